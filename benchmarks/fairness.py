@@ -24,7 +24,7 @@ from bench import describe_machine, options_of, print_head, print_row
 
 from lmtool.generation.generate import TextGenerator
 from lmtool.serving.scheduler import Scheduler
-from lmtool.serving.server import Serving, answering, assemble, listen
+from lmtool.serving.server import ServerConfig, build_server, open_listener, running_server
 
 HEAVY_CLIENTS = 4
 VICTIM = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "stream": True}
@@ -115,18 +115,18 @@ class Steps:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """A context in which steps are measured."""
-        turn = Scheduler._iterate
+        turn = Scheduler._run_iteration
 
         def timed(scheduler: Scheduler, call: Any) -> None:
             began = time.perf_counter()
             turn(scheduler, call)
             self.longest = max(self.longest, time.perf_counter() - began)
 
-        Scheduler._iterate = timed  # type: ignore[method-assign]
+        Scheduler._run_iteration = timed  # type: ignore[method-assign]
         try:
             yield
         finally:
-            Scheduler._iterate = turn  # type: ignore[method-assign]
+            Scheduler._run_iteration = turn  # type: ignore[method-assign]
 
 
 async def victim(client: httpx.AsyncClient) -> tuple[float, float, float]:
@@ -187,10 +187,10 @@ async def compare(address: str, steps: Steps, context: int, rounds: int, only: l
 
 async def served(run: str, rounds: int, only: list[str]) -> None:
     generator, steps = TextGenerator.open(run, device="cpu"), Steps()
-    guard, scheduler = assemble(generator, Serving())
-    listener = listen("127.0.0.1", 0)
+    guard, scheduler = build_server(generator, ServerConfig())
+    listener = open_listener("127.0.0.1", 0)
     with steps.measured():
-        async with answering(guard, scheduler, listener):
+        async with running_server(guard, scheduler, listener):
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             context = generator.loaded.model.context or 4000
             # clients in a loop of their own, which does not wait for that of the server

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmtool.data.table import open_table
-from lmtool.inference.evaluation import not_reported
-from lmtool.inference.reference import run_of
+from lmtool.inference.evaluation import ignore_progress
+from lmtool.inference.reference import resolve_run_name
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.tasks.reading import read_labelled
 from lmtool.tasks.results import Results
@@ -106,9 +106,9 @@ def compare(given: argparse.Namespace) -> None:
     """Time and accuracy of lmtool and of a plain loop."""
     flags = [Setting("data.train", [str(given.train)], "TRAIN"), Setting("data.test", str(given.test), "TEST")]
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
-    plan = plan_finetuning(run_of(str(given.source)), None, settings_of([f"seed={given.seed}"], flags))
+    plan = plan_finetuning(resolve_run_name(str(given.source)), None, settings_of([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
-        events = start(plan, Invocation([], not_reported, lambda: False, Path(folder) / "run"))
+        events = start(plan, Invocation([], ignore_progress, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()
         n_ours = next(event.steps for event in events if isinstance(event, FitStarted))
         reading = time.perf_counter() - began

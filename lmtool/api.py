@@ -27,12 +27,12 @@ from lmtool.data.stdin import text_files
 from lmtool.data.survey import Report, silent
 from lmtool.errors import UsageError
 from lmtool.generation.chat import Conversation
-from lmtool.generation.generate import Drafter, TextGenerator
+from lmtool.generation.generate import TextGenerator, open_draft
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.generation.params import DRAFT_TOKENS, AnyParams
+from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import Scored, score
+from lmtool.inference.scoring import Scored, score_texts
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.base import DeviceName
@@ -41,8 +41,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.search.entries import columns_of_texts, read_entries
-from lmtool.search.index import Index, add
+from lmtool.search.entries import read_entries, text_columns_of_run
+from lmtool.search.index import Index, add_texts
 from lmtool.tasks.predict import TablePredictor, task_of, texts_of_a_row
 from lmtool.tasks.reading import LabelledText
 from lmtool.tasks.schema import Columns
@@ -95,8 +95,8 @@ class TrainedModel(TextGenerator):
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
         window = runner.fit_prompt(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
         with self.computing():
-            hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
-        p_V = runner.logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
+            hidden_1TD, _ = runner.read_tokens([window.tokens], runner.start_state([window]))
+        p_V = runner.compute_logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
         return [(tokenizer.piece(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
@@ -112,7 +112,7 @@ class TrainedModel(TextGenerator):
 
         A bidirectional model predicts each token from all others (Salazar et al. 2020).
         """
-        return score(self.loaded, _listed(texts), None if sources is None else _listed(sources))
+        return score_texts(self.loaded, _listed(texts), None if sources is None else _listed(sources))
 
     def embed(
         self, texts: str | Sequence[str], *, layer: int = -1, pool: PoolName = "own", truncate: bool = False
@@ -130,7 +130,12 @@ class TrainedModel(TextGenerator):
         reading: keys of `data` by which tables are read, such as text_columns and encoding.
         """
         data = Data(**{"column": self.recipe.data.column, **reading})
-        add(Path(path), self.loaded, list(read_entries(files, data, id_column, columns_of_texts(self.recipe))), silent)
+        add_texts(
+            Path(path),
+            self.loaded,
+            list(read_entries(files, data, id_column, text_columns_of_run(self.recipe))),
+            silent,
+        )
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Any) -> list[Prediction]:
@@ -184,7 +189,7 @@ def load(
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
     draft: str | None = None,
-    draft_tokens: int = DRAFT_TOKENS,
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> TrainedModel:
     """The best checkpoint of a run, ready for use.
 
@@ -195,7 +200,7 @@ def load(
     """
     lm = TrainedModel.open(run, device=device, precision=precision)
     if draft is not None:
-        lm.drafter = Drafter.open(draft, draft_tokens, lm.loaded)
+        lm.draft = open_draft(draft, draft_tokens, lm.loaded)
     return lm
 
 

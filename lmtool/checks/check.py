@@ -18,7 +18,7 @@ from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
-from lmtool.inference.load import trained_model
+from lmtool.inference.load import load_trained_model
 from lmtool.inference.reference import Reference, read_tokenizer
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
@@ -194,7 +194,7 @@ def check_run(name: str, report: Report) -> Checked:
         try:
             recipe = reference.recipe
             notices += [Notice("recipe.yaml unusable", 1, doubt) for doubt in reference.warnings]
-            trained_model(reference, CPU)
+            load_trained_model(reference, CPU)
             lines.append(f"step {step}: recipe, tokenizer and weights fit")
         except LmtoolError as error:
             damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None

@@ -15,8 +15,8 @@ from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.kernels import ops
+from lmtool.generation.fast_steps import GRAPH_DEVICES, STEPS_BEFORE_CAPTURE
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.generation.steps import DEVICES, PATIENCE
 from lmtool.model import LanguageModel, build
 from lmtool.model.language_model import DecodeState
 from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_FROM
@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
 }
 WINDOW = {"pattern": {"kind": "window", "size": 100}}
 VOCAB = 512
-N_STEPS = PATIENCE + 8
+N_STEPS = STEPS_BEFORE_CAPTURE + 8
 
 
 def _rotate(x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
         ways |= {f"one text by kernels, {name}": partial(_steps, device, name) for name in ("float32", "int8", "int4")}
         ways |= {f"{name} by a kernel, float32 beside float64": partial(_operator, name) for name in OPERATORS}
         ways["training step by kernels, float32 beside float64"] = partial(_gradients, device)
-    if device.type in DEVICES:
+    if device.type in GRAPH_DEVICES:
         ways["captured steps"] = partial(_steps, device, None)
     ways["compiled model"] = partial(_compiled, device, {})
     if device.type in FLEX_DEVICES:
@@ -145,7 +145,7 @@ def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
         hidden, state = model.advance(torch.tensor([row], device=device), state)
         return hidden[:, -1], state
 
-    return partial(compute, ModelRunner(model).step), partial(compute, step)
+    return partial(compute, ModelRunner(model).decode_step), partial(compute, step)
 
 
 def _operator(name: str) -> FastAndPlain:

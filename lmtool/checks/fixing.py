@@ -11,8 +11,8 @@ from lmtool.data.rowfile import Delimited, JsonLines
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.search.index import text_vectors
-from lmtool.search.nearest import near_duplicates
+from lmtool.search.index import embed_texts
+from lmtool.search.nearest import find_near_duplicates
 from lmtool.tasks.findings import duplicates
 from lmtool.tasks.prepare import open_tables, read_task
 from lmtool.tasks.reading import LabelledTexts, contradictions, rows_in
@@ -75,8 +75,8 @@ def near_removals(parts: RowsByPart, gone: Container[int], loaded: LoadedModel, 
     held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
     named = held + [("train", item) for item in parts["train"].items if item.row not in gone]
     near = {}
-    vectors_ND = text_vectors(loaded, (" ".join(item.texts) for _, item in named))
-    for row, other, similarity in near_duplicates(vectors_ND, least, len(held)):
+    vectors_ND = embed_texts(loaded, (" ".join(item.texts) for _, item in named))
+    for row, other, similarity in find_near_duplicates(vectors_ND, least, len(held)):
         part, like = named[other]
         near[named[row][1].row] = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)
     return near

@@ -30,13 +30,13 @@ from lmtool.cli.commands.report import report
 from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
-from lmtool.cli.help import HELP_NAMES, did_you_mean, flag, group, near_words, register
+from lmtool.cli.help import HELP_NAMES, flag, group, near_words, register
 from lmtool.cli.output import prepare_streams, show_logs
-from lmtool.cli.signals import leave_on_signals
+from lmtool.cli.signals import exit_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
 from lmtool.printable import plain
 
-MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Base class of Typer's errors for a wrong command, option or argument, for which Typer has no public name."""
 
 app = group(
@@ -82,8 +82,8 @@ def _show_version(version: bool) -> None:
         raise typer.Exit
 
 
-SHARED = ("pretrain", "finetune", "resume", "predict", "eval", "embed")
-"""Commands whose work several processes share; they would repeat that of others, and write the same files."""
+MULTI_PROCESS_COMMANDS = ("pretrain", "finetune", "resume", "predict", "eval", "embed")
+"""Commands whose work several processes share. Others would be repeated, and write the same files."""
 
 
 @app.callback()
@@ -97,42 +97,47 @@ def options(
     Raises UsageError where torchrun has started a command that is for one process.
     """
     size, command = os.environ.get("WORLD_SIZE", ""), context.invoked_subcommand
-    if command not in SHARED and "LOCAL_RANK" in os.environ and size.isdecimal() and int(size[:9]) > 1:
+    if command not in MULTI_PROCESS_COMMANDS and "LOCAL_RANK" in os.environ and size.isdecimal() and int(size[:9]) > 1:
         what = f"lmtool {command} is for one process, and the environment names {size:.20}"
-        fix = f"run it without torchrun, or unset WORLD_SIZE; processes share the work of {', '.join(SHARED)}"
+        several = ", ".join(MULTI_PROCESS_COMMANDS)
+        fix = f"run it without torchrun, or unset WORLD_SIZE; processes share the work of {several}"
         raise UsageError(what, where="WORLD_SIZE", fix=fix)
 
 
 def main() -> None:
-    """Run the command line; an error becomes at most three lines and an exit code."""
-    debug = _take_debug(sys.argv)
-    leave_on_signals()
+    """Runs the command line. An error becomes at most three lines and an exit code."""
+    debug = _pop_debug(sys.argv)
+    exit_on_signals()
     prepare_streams()
     show_logs()
     try:
-        _refuse_unencodable(sys.argv[1:])
+        _check_encodable(sys.argv[1:])
         code = app(prog_name="lmtool", standalone_mode=False)
     except Exception as error:
-        if debug and not isinstance(error, MISTYPED):
+        if debug and not isinstance(error, USAGE_ERROR):
             typer.echo(plain(traceback.format_exc(), lines=True), err=True, nl=False)
-        explained = explain(error)
+        explained = to_lmtool_error(error)
         for line in filter(None, explained.lines()):
-            typer.echo(_shortened(plain(line)), err=True)
+            typer.echo(_shorten(plain(line)), err=True)
         code = explained.exit_code
     sys.exit(code)
 
 
-LONGEST_LINE = 600
-"""Characters of a line of an error message. Paths have at most 255 for each folder; what is longer is an attack."""
+MAX_LINE_CHARACTERS = 600
+"""Maximum characters of a line of an error message. Paths have at most 255 per folder; longer lines are attacks."""
 
 
-def _shortened(line: str) -> str:
-    """The line without its middle, if it is very long."""
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+def _shorten(line: str) -> str:
+    """Drops the middle of a very long line."""
+    return (
+        line
+        if len(line) <= MAX_LINE_CHARACTERS
+        else f"{line[: MAX_LINE_CHARACTERS // 2]} ... {line[-MAX_LINE_CHARACTERS // 2 :]}"
+    )
 
 
-def _refuse_unencodable(arguments: list[str]) -> None:
-    """Raise UsageError for half a pair of surrogates, which no shell passes, and no file name and no text holds."""
+def _check_encodable(arguments: list[str]) -> None:
+    """Raises UsageError for a lone surrogate, which no shell passes and no file name or text contains."""
     for argument in arguments:
         try:
             os.fsencode(argument)
@@ -141,8 +146,8 @@ def _refuse_unencodable(arguments: list[str]) -> None:
             raise UsageError(what, where=argument, fix="leave it out") from error
 
 
-def _take_debug(argv: list[str]) -> bool:
-    """Remove --debug from the arguments, anywhere before a lone --."""
+def _pop_debug(argv: list[str]) -> bool:
+    """Removes --debug from the arguments, anywhere before a lone --. Returns whether it was there."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" not in argv[1:end]:
         return False
@@ -150,12 +155,12 @@ def _take_debug(argv: list[str]) -> bool:
     return True
 
 
-def explain(error: Exception) -> LmtoolError:
-    """The error to report: the error itself if it is one of ours, else the nearest of ours."""
+def to_lmtool_error(error: Exception) -> LmtoolError:
+    """Returns the error to report: the error itself if it is an LmtoolError, else the closest LmtoolError."""
     if isinstance(error, LmtoolError):
         return error
-    if isinstance(error, MISTYPED):
-        return _explain_usage(error)
+    if isinstance(error, USAGE_ERROR):
+        return _to_usage_error(error)
     message = str(error)[:200]
     # torch's errors are recognized by name, since importing torch takes seconds
     is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
@@ -170,7 +175,7 @@ def explain(error: Exception) -> LmtoolError:
     return LmtoolError(f"unexpected {type(error).__name__}: {message}", fix="run it again with --debug for a traceback")
 
 
-_PLAIN_WORDS = {
+_REPLACEMENTS = {
     r"Value error, ": "",
     r"Input should be greater than or equal to (\S+)": r"the least is \1",
     r"Input should be less than or equal to (\S+)": r"the most is \1",
@@ -178,7 +183,7 @@ _PLAIN_WORDS = {
     r"Input should be (?=a )": "it is not ",
     r"not a integer": "not a whole number",
 }
-"""What stands in place of pydantic's words, which the library of the command line shows."""
+"""Replacements for parts of pydantic's messages, which Typer shows."""
 
 
 _TASKS = "lm-eval measures tasks: lmtool {} --tasks NAME, a YAML file in its format, or a folder of them"
@@ -194,10 +199,12 @@ _FORMER = {
 """What stands in place of options that commands of earlier versions had."""
 
 
-def _explain_usage(error: Any) -> UsageError:
-    """The error as one of ours; empty when the help was shown instead of a missing command."""
+def _to_usage_error(error: Any) -> UsageError:
+    """Converts a Typer error; the result is empty if the help was shown instead of a missing command."""
     command = error.ctx.command_path if error.ctx else "lmtool"
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        from lmtool.recipe.grammar import did_you_mean
+
         known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
         near = near_words(error.option_name, [name for name in known if name.startswith("--")])
         message = f"No such option: {error.option_name}{did_you_mean(*near)}"
@@ -205,7 +212,7 @@ def _explain_usage(error: Any) -> UsageError:
             return UsageError(f"No such option: {error.option_name}", fix=fix)
     else:
         message = error.format_message()
-        for pattern, words in _PLAIN_WORDS.items():
+        for pattern, words in _REPLACEMENTS.items():
             message = re.sub(pattern, words, message)
     if message.startswith("No such command") and os.path.isfile(sys.argv[1]):
         return UsageError(f"{sys.argv[1]} is a file, not a command", fix=f"train on it: lmtool pretrain {sys.argv[1]}")

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, each a type that is written once."""
+"""Arguments and options that several commands share, as annotated types."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,12 +1,13 @@
-"""How commands, arguments and options are declared, how `--help` shows them, and which numbers options take.
+"""Declares commands, arguments and options, formats `--help`, and checks numbers.
 
-A command declares what it alone takes as the default of a parameter, by `argument`, `option` and `flag`.
+A command declares its own arguments and options as defaults of parameters, by `argument`, `option` and `flag`.
 """
 
 import inspect
 import math
 import os
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -17,62 +18,62 @@ from typer.core import TyperCommand, TyperGroup
 from lmtool.errors import ResourceError, UsageError
 
 
-def examples(*lines: str) -> str:
-    """The epilog of a command: complete command lines that work as they are, given their files and runs."""
+def format_examples(*lines: str) -> str:
+    """Formats the epilog of a command: complete command lines that work as they are, given their files and runs."""
     return "  \n".join(("Examples:", *(f"`{line}`" for line in lines)))
 
 
-def run_names(begun: str) -> list[str]:
-    """The names of runs that begin so, which a shell completes."""
+def complete_runs(begun: str) -> list[str]:
+    """Returns the names of runs that begin with `begun`, for completion in a shell."""
     from lmtool.run.paths import known_runs
 
     return [name for name in ("last", *sorted(path.name for path in known_runs())) if name.startswith(begun)]
 
 
-def recipe_names(begun: str) -> list[str]:
-    """The names of shipped recipes that begin so."""
+def complete_recipes(begun: str) -> list[str]:
+    """Returns the names of shipped recipes that begin with `begun`."""
     from lmtool.recipe.load import shipped
 
     return [name for name in sorted(shipped()) if name.startswith(begun)]
 
 
-def recipe_or_run_names(begun: str) -> list[str]:
-    """The names of shipped recipes and of runs that begin so."""
-    return recipe_names(begun) + run_names(begun)
+def complete_recipes_or_runs(begun: str) -> list[str]:
+    """Returns the names of shipped recipes and of runs that begin with `begun`."""
+    return complete_recipes(begun) + complete_runs(begun)
 
 
-_NAMES = {"RUN": run_names, "RECIPE": recipe_names, "RECIPE|RUN": recipe_or_run_names}
-"""By what stands for a value in the help."""
+_COMPLETIONS = {"RUN": complete_runs, "RECIPE": complete_recipes, "RECIPE|RUN": complete_recipes_or_runs}
+"""Functions that complete values in a shell, by metavar."""
 
 
 def argument(metavar: str, text: str, default: Any = None, shown: str | bool = False, **more: Any) -> Any:
-    """A positional argument. metavar: its name in the help. default: `...` for none. shown: the default in words.
+    """Declares a positional argument.
 
-    more: parser.
+    metavar: its name in the help. default: `...` if it is required. shown: the displayed default. more: parser.
     """
-    more |= {"autocompletion": _NAMES.get(metavar)}
+    more |= {"autocompletion": _COMPLETIONS.get(metavar)}
     return typer.Argument(default, metavar=metavar, help=text, show_default=shown, **more)
 
 
 def option(
     metavar: str, text: str, *names: str, default: Any = None, shown: str | bool = True, panel: str = "", **more: Any
 ) -> Any:
-    """An option, called as its parameter unless there are other names.
+    """Declares an option, named as its parameter unless there are other names.
 
-    metavar: stands for its value; empty where the type lists all values.
-    default: `...` in a type that commands share, where each has a default of its own.
-    shown: the default in words, or whether it is told.
+    metavar: placeholder of its value; empty if the type lists all values.
+    default: `...` in a shared type, for which each command has a default of its own.
+    shown: the displayed default, or whether to display it.
     panel: heading in the help.
     more: min, max and parser.
     """
-    more |= {"rich_help_panel": panel or None, "autocompletion": _NAMES.get(metavar)}
+    more |= {"rich_help_panel": panel or None, "autocompletion": _COMPLETIONS.get(metavar)}
     return typer.Option(default, *names, metavar=metavar or None, help=text, show_default=shown, **more)
 
 
 def file_to_write(value: str | Path) -> Path:
-    """The `parser` of an option that names a file to write, so that a name that cannot be one is refused at once.
+    """Parses the value of an option that names a file to write.
 
-    Raises UsageError for an empty name and for a folder, ResourceError where the file's folder is missing.
+    Raises UsageError for an empty name and for a folder, ResourceError if the folder of the file is missing.
     """
     path = folder_to_write(value)
     if os.path.isdir(path):
@@ -87,7 +88,7 @@ def file_to_write(value: str | Path) -> Path:
 
 
 def folder_to_write(value: str | Path) -> Path:
-    """The `parser` of an option that names a folder to write, or a file. Raises UsageError for an empty name."""
+    """Parses the value of an option that names a folder or file to write. Raises UsageError for an empty name."""
     if value == "":
         fix = "write a name; it may be that of a shell's variable that is not set"
         raise UsageError("the name of an output is empty", where="''", fix=fix)
@@ -95,30 +96,30 @@ def folder_to_write(value: str | Path) -> Path:
 
 
 shared = partial(option, default=...)
-"""An option that several commands share, each with a default of its own."""
+"""Declares an option that several commands share, each with a default of its own."""
 
 
 def flag(text: str, *names: str, default: Any = False, panel: str = "", **more: Any) -> Any:
-    """An option without a value."""
+    """Declares an option without a value."""
     return typer.Option(default, *names, metavar="", help=text, rich_help_panel=panel or None, **more)
 
 
 def register(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    """Give a program a command whose docstring is its help, and ends in lines below "Examples:".
+    """Adds a command to a program. Its docstring is its help, and ends in examples below "Examples:".
 
-    A command whose first argument is a run gets `--run`, which names it as well; see `Command.make_parser`.
+    A command whose first argument is a run also gets `--run`; see `Command.make_parser`.
     """
-    command = _with_run_option(command)
+    command = _add_run_option(command)
     text, _, lines = inspect.cleandoc(command.__doc__ or "").partition("\n\nExamples:\n")
-    app.command(name, cls=Command, help=text, epilog=examples(*map(str.strip, lines.splitlines())))(command)
+    app.command(name, cls=Command, help=text, epilog=format_examples(*map(str.strip, lines.splitlines())))(command)
 
 
 RUN_OPTION = "run_by_option"
-"""The parameter of `--run` where a run is an argument; commands are not given it."""
+"""The parameter of `--run` of a command whose argument is a run; the command itself does not get it."""
 
 
-def _with_run_option(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--run`, if its first argument is a run."""
+def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--run` to a command if its first argument is a run."""
     parameters = [*inspect.signature(command).parameters.values()]
     first = parameters[0] if parameters else None
     if first is None or not _names_run(first):
@@ -146,8 +147,8 @@ def _names_run(parameter: inspect.Parameter) -> bool:
     return any(one.metavar in ("RUN", "RECIPE|RUN") for one in is_argument)
 
 
-class _Tidy:
-    """Help in our style: Typer writes `<bool>` for flags, and defaults in words in parentheses."""
+class _HelpMixin:
+    """Formats help: without `<bool>` for flags, and with defaults in brackets instead of Typer's parentheses."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the other base
@@ -160,11 +161,11 @@ class _Tidy:
         return parameters
 
 
-class Command(_Tidy, TyperCommand):
-    """A command with tidy help, whose numbers are finite and of a size that all code can hold."""
+class Command(_HelpMixin, TyperCommand):
+    """A command with formatted help, which checks that numbers are finite and not too large."""
 
     def make_parser(self, ctx: Any) -> Any:
-        """A parser that puts the runs of `--run` before the arguments, as if they were the first of them."""
+        """Makes a parser that inserts the runs of `--run` before the arguments."""
         parser = super().make_parser(ctx)
         parse = parser.parse_args
 
@@ -189,7 +190,7 @@ class Command(_Tidy, TyperCommand):
         return parser
 
     def invoke(self, ctx: Any) -> Any:
-        """Raises UsageError for a number that is not finite, or larger than one of a recipe can be."""
+        """Raises UsageError for a number that is not finite, or larger than a recipe allows."""
         from lmtool.recipe.spec.base import LARGEST, LARGEST_FLOAT, is_fit
 
         for parameter in self.params:
@@ -203,8 +204,8 @@ class Command(_Tidy, TyperCommand):
         return super().invoke(ctx)
 
 
-class Group(_Tidy, TyperGroup):
-    """A group of commands with tidy help."""
+class Group(_HelpMixin, TyperGroup):
+    """A group of commands with formatted help."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Raises UsageError for an unknown command."""
@@ -212,36 +213,28 @@ class Group(_Tidy, TyperGroup):
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             if os.path.isfile(name):
                 raise UsageError(f"a file is no command: {name}", fix=f"train on it: lmtool pretrain {name}")
+            from lmtool.recipe.grammar import did_you_mean
+
             near = did_you_mean(*near_words(name, self.commands))
             raise UsageError(f"No such command {name!r}{near}", fix=f"see {ctx.command_path} --help")
         return super().resolve_command(ctx, args)
 
 
 class GroupWithDefault(Group):
-    """A group whose last command is meant where none is named."""
-
-    def named(self, args: list[str]) -> list[str]:
-        """The arguments with the name of a command."""
-        return [list(self.commands)[-1], *args] if args and args[0] not in (*self.commands, *HELP_NAMES) else args
+    """A group whose last command is the default."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self.named(args))
+        if args and args[0] not in (*self.commands, *HELP_NAMES):
+            args = [list(self.commands)[-1], *args]
+        return super().parse_args(ctx, args)
 
 
 HELP_NAMES = ["--help", "-h"]
 
 
 def near_words(word: str, known: Iterable[str]) -> list[str]:
-    """The words that may have been meant by one of them that is misspelt.
-
-    Those that it begins, or that begin it; that have all its parts between hyphens; or that differ by one letter or two
-    neighbours exchanged, and words of eight letters by two.
-    """
-    return [other for other in known if _is_near(_bare(word), _bare(other))]
-
-
-def _bare(word: str) -> str:
-    return word.lstrip("-").lower().replace("_", "-")
+    """Returns the words that a misspelt one may mean: a prefix of either, one with all its parts, or a close match."""
+    return [other for other in known if _is_near(*(one.lstrip("-").lower().replace("_", "-") for one in (word, other)))]
 
 
 def _is_near(word: str, other: str) -> bool:
@@ -249,30 +242,12 @@ def _is_near(word: str, other: str) -> bool:
     if len(short) < 3:
         return False
     parts = word.split("-")
-    if long.startswith(short) or (len(parts) > 1 and set(parts) <= set(other.split("-"))):
-        return True
-    return _edits(word, other) <= (2 if len(long) >= 8 else 1)
-
-
-def _edits(word: str, other: str) -> int:
-    """Letters to insert, remove or replace, and neighbours to exchange (Damerau 1964)."""
-    before: list[int] = []
-    last = list(range(len(other) + 1))
-    for i, a in enumerate(word, 1):
-        row = [i]
-        for j, b in enumerate(other, 1):
-            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b)))
-            if i > 1 and j > 1 and a == other[j - 2] and b == word[i - 2]:
-                row[j] = min(row[j], before[j - 2] + 1)
-        before, last = last, row
-    return last[-1]
-
-
-def did_you_mean(*words: str) -> str:
-    """The end of a message that suggests words; nothing where there are none."""
-    return f"; did you mean {' or '.join(words)}?" if words else ""
+    has_parts = len(parts) > 1 and set(parts) <= set(other.split("-"))
+    return (
+        long.startswith(short) or has_parts or (len(word) > 3 and bool(get_close_matches(word, [other], cutoff=0.75)))
+    )
 
 
 def group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:
-    """A program of several commands, and examples of it."""
-    return typer.Typer(cls=cls, help=help, epilog=examples(*lines), no_args_is_help=True, **more)
+    """Makes a program of several commands. lines: examples."""
+    return typer.Typer(cls=cls, help=help, epilog=format_examples(*lines), no_args_is_help=True, **more)

@@ -1,4 +1,4 @@
-"""Output streams that can write any text."""
+"""Writes results to stdout and messages to stderr, and prepares both streams for any text."""
 
 import io
 import json
@@ -18,7 +18,7 @@ import typer
 from lmtool import system
 from lmtool.durable import refuse_existing
 from lmtool.errors import UsageError
-from lmtool.generation.params import MaskPredict
+from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, MaskPredict
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
 
     from lmtool.compute.device import InferenceName
     from lmtool.data.table import Skipped
+    from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import AnyParams
     from lmtool.inference.load import LoadedModel
     from lmtool.recipe.spec.base import DeviceName
 
 
 def prepare_streams() -> None:
-    """Let both output streams take any text: what their encoding lacks is escaped.
+    """Makes both output streams accept any text, and escape what their encoding lacks.
 
-    A closed one discards all, a closed standard input is empty. Messages that standard error cannot take are dropped.
-    Where nobody reads standard output any longer, the program ends with ReaderGone.
+    A closed output stream discards everything, a closed standard input is empty. Messages that standard error cannot
+    write are dropped. If nobody reads standard output any longer, the program ends with ReaderGone.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__ and not sys.stdout.isatty():
-        buffer = io.BufferedWriter(_Results(sys.stdout.fileno(), "w", closefd=False))
+        buffer = io.BufferedWriter(_ResultStream(sys.stdout.fileno(), "w", closefd=False))
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", **system.text_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         raw = system.unbuffered(sys.stderr)
-        sys.stderr = _Messages(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        sys.stderr = _MessageStream(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 class _LogHandler(logging.Handler):
@@ -62,7 +63,7 @@ class _LogHandler(logging.Handler):
 
 
 def show_logs() -> None:
-    """Write what the package logs to stderr, from level INFO on."""
+    """Writes the log of the package to stderr, from level INFO on."""
     logger = logging.getLogger("lmtool")
     logger.setLevel(logging.INFO)
     logger.handlers = [_LogHandler()]
@@ -72,7 +73,7 @@ class ReaderGone(SystemExit):
     """The reader of standard output has closed it, as `head` does: the program ends without an error, code 0."""
 
 
-class _Results(io.FileIO):
+class _ResultStream(io.FileIO):
     """Standard output where it is a file or pipe. Once it cannot be written, all else that is written is discarded."""
 
     def write(self, data: Any) -> int:
@@ -87,7 +88,7 @@ class _Results(io.FileIO):
             raise
 
 
-class _Messages(io.TextIOWrapper):
+class _MessageStream(io.TextIOWrapper):
     """Writes each line once, and drops one that cannot be written: on a full disk, or where a pipe has no reader.
 
     Nothing is buffered beyond a line: a buffer that a signal interrupts after its bytes are written would write them
@@ -106,17 +107,28 @@ class _Messages(io.TextIOWrapper):
 
 
 def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
-    """The model that is named on the command line."""
+    """Loads the model that is named on the command line."""
     from lmtool.compute.device import choose_compute
     from lmtool.inference.load import load_packed
 
     return load_packed(run, choose_compute(device, precision))
 
 
-def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
-    """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded.
+def attach_draft(generator: "TextGenerator", draft: str | None, n_tokens: int | None) -> list[str]:
+    """Opens a draft for a model, and prints its warnings. Returns its description; an empty list without a draft."""
+    from lmtool.generation.generate import open_draft
 
-    facts: told with the model. Processes that only compute report nothing.
+    if draft is None:
+        return []
+    generator.draft = open_draft(draft, n_tokens or DEFAULT_DRAFT_TOKENS, generator.loaded)
+    warn(generator.draft.warnings)
+    return [generator.draft.describe()]
+
+
+def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
+    """Prints warnings about a run to stderr and, unless quiet, the loaded checkpoint.
+
+    facts: printed with the model. Only the main process prints.
     """
     from lmtool.compute.processes import is_main
 
@@ -125,29 +137,29 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
     warn(loaded.reference.warnings)
     if not quiet:
         tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *facts]))
-        if loaded.reference.newer is not None:
-            newer = f"{loaded.run_path}@{loaded.reference.newer}"
+        if loaded.reference.newer_step is not None:
+            newer = f"{loaded.run_path}@{loaded.reference.newer_step}"
             tell(f"step {loaded.step} is the best by validation; newer weights: {newer}")
 
 
 def tell(*lines: str) -> None:
-    """Write lines to stderr."""
+    """Writes lines to stderr."""
     for line in lines:
         typer.echo(plain(line), err=True)
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Write warnings to stderr, a line each."""
+    """Writes warnings to stderr, a line each."""
     tell(*(f"warning: {warning}" for warning in warnings))
 
 
 def warn_of_files(texts: Iterable[str]) -> None:
-    """Warn of texts that are names of files, which are not read."""
+    """Warns of texts that are names of files, which are not read."""
     warn(f"{text} is taken for a text, though there is a file of this name" for text in texts if os.path.isfile(text))
 
 
 def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
-    """Warn of parts of texts, such as characters, that the model's tokenizer does not know. Only one process does."""
+    """Warns of parts of texts, such as characters, that the tokenizer does not know. Only the main process prints."""
     from lmtool.compute.processes import is_main
     from lmtool.data.files import shown_all
 
@@ -157,9 +169,9 @@ def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
 
 
 def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
-    """Warn of rows that stand in what the model was trained on, and return this for JSON; only one process does.
+    """Warns of rows that the model was trained on, and returns them for JSON; only in the main process.
 
-    texts: of the rows, each after its name.
+    texts: (name, text) of the rows.
     """
     from lmtool.checks.leaks import find_leaks
     from lmtool.compute.processes import is_main
@@ -171,7 +183,7 @@ def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> 
 
 
 def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
-    """Warn of texts that were cut before they had the form that was asked for. reasons: why the texts ended."""
+    """Warns of texts that were cut before their form was complete. reasons: counts of finish reasons."""
     n_cut = reasons["length"] + reasons["time"]
     if isinstance(params, MaskPredict) or params.form is None or not n_cut:
         return
@@ -182,8 +194,8 @@ def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
     warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 
-def describe_skipped(skipped: "Skipped | None") -> None:
-    """Warn of rows that were skipped, if any. Processes that only compute report nothing."""
+def warn_of_skipped(skipped: "Skipped | None") -> None:
+    """Warns of skipped rows, if any. Only the main process prints."""
     from lmtool.compute.processes import is_main
 
     if skipped is not None and skipped.count and is_main():
@@ -191,15 +203,15 @@ def describe_skipped(skipped: "Skipped | None") -> None:
 
 
 def put(*lines: object) -> None:
-    """Write lines for people to stdout, with control characters escaped wherever they go."""
+    """Writes lines for people to stdout, with control characters escaped."""
     for line in lines:
         typer.echo(plain(str(line)))
 
 
 def put_data(value: object, end: str = "\n") -> None:
-    """Write text of data or models, or a path, to stdout.
+    """Writes text of data or models, or a path, to stdout.
 
-    A file or pipe receives the bytes that a file named by `-o` has, in UTF-8; a terminal no control characters.
+    A file or pipe gets the same bytes as a file named by `-o`, in UTF-8; a terminal gets no control characters.
     """
     stream, text = sys.stdout, f"{value}{end}"
     if stream.isatty():
@@ -213,12 +225,12 @@ def put_data(value: object, end: str = "\n") -> None:
 
 
 def put_json(value: object, indent: int | None = None) -> None:
-    """Write a value to stdout as JSON, on one line without an indent."""
+    """Writes a value to stdout as JSON, on one line without an indent."""
     put_data(json.dumps(value, indent=indent))
 
 
 def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
-    """Fill a table and print it to a terminal; elsewhere print the rows alone, tabs between the columns."""
+    """Prints a table on a terminal; elsewhere only its rows, with tabs between the columns."""
     from rich.text import Text
 
     for row in rows:
@@ -231,16 +243,16 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
         console.print(table)
 
 
-class _Result(Protocol):
-    """What was measured."""
+class _Reportable(Protocol):
+    """A result that can be printed as JSON or as lines."""
 
     def record(self) -> Mapping[str, object]: ...
 
     def lines(self) -> Iterable[str]: ...
 
 
-def put_result(result: _Result, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Write what was measured to stdout; in JSON, with more, NaN and infinities are null. Only one process does."""
+def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Writes a result to stdout, in JSON with more fields and null for NaN. Only the main process prints."""
     from lmtool.compute.processes import is_main
     from lmtool.records import finite
 
@@ -251,7 +263,7 @@ def put_result(result: _Result, as_json: bool, more: Mapping[str, Any] = Mapping
 
 
 def check_new(path: Path | None, *endings: str) -> None:
-    """Raise UsageError early for a file that exists already, or whose name has none of these endings."""
+    """Raises UsageError for an output file that exists already, or whose name has none of these endings."""
     if path is not None and endings and path.suffix not in endings:
         what = f"the output is {'neither' if len(endings) > 1 else 'not'} {' nor '.join(endings)}"
         raise UsageError(what, where=str(path), fix=f"end its name with {' or '.join(endings)}")
@@ -259,14 +271,14 @@ def check_new(path: Path | None, *endings: str) -> None:
         refuse_existing(path)
 
 
-class _Lines(Protocol):
-    """What makes the lines of a picture, for a width and for terminals without other characters or colours."""
+class _DrawLines(Protocol):
+    """Draws the lines of a picture, for a width, and in ASCII for terminals without other characters or colours."""
 
     def __call__(self, width: int, *, ascii_only: bool) -> "Iterable[str | Text]": ...
 
 
-def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, value: object = None) -> None:
-    """Show a picture as a page in a new file, if one is named, and as JSON, the path of the page, or lines."""
+def show_picture(made: _DrawLines, page: Callable[[], str], output: Path | None, value: object = None) -> None:
+    """Writes a picture as a page if a file is named, and prints it as JSON, as the path of the page, or as lines."""
     from lmtool.report.page import write_page
 
     if output is not None:
@@ -276,11 +288,11 @@ def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, val
     elif output is not None:
         put_data(output)
     else:
-        show_lines(made)
+        print_picture(made)
 
 
-def show_lines(made: _Lines) -> None:
-    """Print the lines of a picture to stdout, in colours on a terminal; plain strings are text of any origin."""
+def print_picture(made: _DrawLines) -> None:
+    """Prints the lines of a picture to stdout, in colours on a terminal; plain strings may be text of any origin."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)

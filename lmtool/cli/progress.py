@@ -28,11 +28,11 @@ NUMBERS_WIDTH = 66
 
 
 class Display:
-    """Shows the progress of a command. `show` takes the events of a run, `report` the progress before it.
+    """Shows the progress of a command: `show` the events of a run, `report` other work.
 
-    shown: False in processes that only compute.
-    quiet: warnings only.
-    run: its directory, once it exists.
+    shown: False in processes other than the main one.
+    quiet: shows only warnings.
+    run: directory of the run, once it exists.
     """
 
     def __init__(self, shown: bool, quiet: bool) -> None:
@@ -62,14 +62,14 @@ class Display:
         self._close_bar()
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Show the progress of work other than training: its stage, and how much is done."""
+        """Shows the progress of work other than training: its stage, and how much is done."""
         now = time.monotonic()
         if stage != self._stage or done < self._stage_done:
             self._stage, self._stage_began = stage, now
         self._stage_done = done
         if self._console is not None:
             if self._bar is None:
-                self._open_bar(_working_columns())
+                self._open_bar(_make_work_columns())
             self._update(description=stage, completed=done, total=total or None)
             return
         if now - self._last_line > LINE_SECONDS:
@@ -86,17 +86,17 @@ class Display:
             case events.Started():
                 self._close_bar()
                 self._part = "valid" if event.recipe.data.holds_out else "training"
-                tokenizer = f"tokenizer: {entries(event.tokenizer, event.recipe.tokenizer)}"
+                tokenizer = f"tokenizer: {describe_tokenizer(event.tokenizer, event.recipe.tokenizer)}"
                 self._say(f"run {event.path}", *event.data, tokenizer)
                 self._say(*(f"changed: {change}" for change in event.changes))
             case events.AlreadyFinished():
-                self._warn(*_already_finished(event))
+                self._warn(*_describe_finished(event))
             case events.Info():
                 self._say(event.text)
             case events.Timed():
-                self._say(*_timed(event))
+                self._say(*_describe_timing(event))
             case events.FitStarted():
-                self._say(*_plan(event))
+                self._say(*_describe_plan(event))
                 if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
                     rises = f"the learning rate only rises in these {counted(event.steps, 'step')}"
                     self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
@@ -116,7 +116,7 @@ class Display:
                 self._say(f"length: {counted(event.steps, 'step')}, {event.why}")
             case events.Ended():
                 self._close_bar()
-                self._say(_ended(event, time.monotonic() - self._began, self._part))
+                self._say(_describe_end(event, time.monotonic() - self._began, self._part))
             case TextResults():
                 self._say(*event.lines())
                 self._warn(*(f"warning: {warning}" for warning in event.warnings()))
@@ -159,15 +159,15 @@ class Display:
         self._counted = plan.counted
         self._began = time.monotonic()
         if self._console is not None:
-            self._open_bar(_training_columns(self._console.width), plan.steps, plan.first_step)
+            self._open_bar(_make_training_columns(self._console.width), plan.steps, plan.first_step)
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
-        # The mean of the last steps, since they vary. The very first, which includes warm-up, is dropped.
+        # The mean of the last steps, since they vary, without the first, which includes warm-up.
         last = step.seconds, step.computed
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
         seconds, tokens = map(sum, zip(*self._recent, strict=True))
         speed = f"{tokens / seconds:,.0f} {self._counted}s/s"
-        # validations and checkpoints will take as long as they did so far
+        # assumes that validations and checkpoints take as long as so far
         self._stepping, self._n_done = self._stepping + step.seconds, self._n_done + 1
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
         left = ""
@@ -177,11 +177,11 @@ class Display:
         valid = ""
         if validation is not None:
             told = validation if self._part == "valid" else replace(validation, metrics={})
-            valid = f"  {self._part} {_measured(told)}" + (" (best)" if is_best else "")
+            valid = f"  {self._part} {_describe_validation(told)}" + (" (best)" if is_best else "")
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             rate = "" if step.lr is None else f"  lr {step.lr:.2e}"
-            # what is fitted at once has no other steps, and no time is left
+            # a model that is fitted at once has a single step, and no time is left
             place = f"step {step.step}  "
             if self._steps is not None:
                 place = f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  " * (self._steps > 1)
@@ -190,25 +190,25 @@ class Display:
             self._last_line = now
 
 
-def _training_columns(width: int) -> "list[ProgressColumn]":
+def _make_training_columns(width: int) -> "list[ProgressColumn]":
     """width: of the terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 
     columns: list[ProgressColumn] = [TextColumn("step"), MofNCompleteColumn()]
-    # Narrower than the line, which the ^C that the terminal prints would break.
+    # Narrower than the line, which the terminal's ^C would break.
     width = min(40, width - NUMBERS_WIDTH)
     if width > 5:
         columns.append(BarColumn(bar_width=width))
     return columns + [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
 
 
-def _working_columns() -> "list[ProgressColumn]":
+def _make_work_columns() -> "list[ProgressColumn]":
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
 
 
-def _already_finished(event: "AlreadyFinished") -> list[str]:
+def _describe_finished(event: "AlreadyFinished") -> list[str]:
     done = f"all {event.step} steps" if event.step > 1 else "its only step"
     how = f"stopped early, at step {event.step}" if event.early else f"has completed {done}"
     if not event.can_go_on:
@@ -218,8 +218,8 @@ def _already_finished(event: "AlreadyFinished") -> list[str]:
     return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]
 
 
-def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
-    """A short description of a tokenizer, which notes when it is smaller than requested."""
+def describe_tokenizer(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
+    """Describes a tokenizer, and notes if it is smaller than requested."""
     from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
     described = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
@@ -229,19 +229,19 @@ def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") 
     return described
 
 
-def scaled(number: float, unit: str) -> str:
-    """A number with a prefix: three digits."""
+def format_quantity(number: float, unit: str) -> str:
+    """Formats a number with an SI prefix and three digits."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {prefix}{unit}" + " " * (not unit)
     return f"{number:.3g} {unit}"
 
 
-def _plan(plan: "FitStarted") -> list[str]:
+def _describe_plan(plan: "FitStarted") -> list[str]:
     learnt = ""
     if plan.learning != plan.parameters:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
-    memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
+    memory = f"memory: weights, gradients and moments {format_quantity(plan.held, 'B')}; lmtool plan tells more"
     what = "table" if plan.unit == "row" else "text"
     if plan.steps is None or plan.epochs is None:
         extent, passes = f"steps of {counted(plan.batch_units, plan.unit)}", f"{plan.minutes:g} minutes"
@@ -257,7 +257,7 @@ def _plan(plan: "FitStarted") -> list[str]:
     ]
 
 
-def _timed(timed: "Timed") -> list[str]:
+def _describe_timing(timed: "Timed") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
     lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
@@ -267,7 +267,7 @@ def _timed(timed: "Timed") -> list[str]:
     return lines
 
 
-def _ended(event: "Ended", seconds: float, part: str) -> str:
+def _describe_end(event: "Ended", seconds: float, part: str) -> str:
     from lmtool.recipe.grammar import either
 
     best = ""
@@ -288,7 +288,7 @@ def _ended(event: "Ended", seconds: float, part: str) -> str:
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
-def _measured(validation: "Validation") -> str:
+def _describe_validation(validation: "Validation") -> str:
     metrics = "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
     return f"loss {validation.loss:.4f}{metrics}"
 

@@ -14,16 +14,16 @@ STOPPING = "stopping after this step and its validation; Ctrl-C again exits at o
 OVER_THE_BAR, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 
-def leave_on_signals() -> None:
-    """Exit with code 128 + signal, after cleaning up files that are being written."""
+def exit_on_signals() -> None:
+    """Makes signals exit with code 128 + signal, after files that are being written are cleaned up."""
     for number in SIGNALS:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 class StopAtStep:
-    """While it is open, the first signal requests a stop after the step, and the second exits at once.
+    """Handles signals from `open` on: the first requests a stop after the step, the second exits at once.
 
-    notify: acknowledge the first signal on stderr. received: the signal, if any.
+    notify: whether to acknowledge the first signal on stderr. received: the signal, if any.
     """
 
     def __init__(self, notify: bool) -> None:
@@ -31,7 +31,7 @@ class StopAtStep:
         self._notify = notify
 
     def open(self) -> None:
-        """Handle signals from now on: there is something to save."""
+        """Handles signals from now on, because there is something to save."""
         for number in SIGNALS:
             signal.signal(number, self._receive)
 
@@ -40,7 +40,7 @@ class StopAtStep:
 
     @property
     def exit_code(self) -> int:
-        """128 + signal; that of SIGTERM when another process of the run got the signal."""
+        """128 + signal; SIGTERM if another process of the run got the signal."""
         return 128 + (self.received or signal.SIGTERM)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -56,7 +56,7 @@ class StopAtStep:
 
 @contextmanager
 def on_ctrl_c(handler: "Callable[[int, FrameType | None], object] | signal.Handlers") -> Iterator[None]:
-    """Handle Ctrl-C inside."""
+    """Handles Ctrl-C inside the context."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -65,12 +65,12 @@ def on_ctrl_c(handler: "Callable[[int, FrameType | None], object] | signal.Handl
 
 
 def interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, and ignore Ctrl-C from then on."""
+    """Raises KeyboardInterrupt, and ignores Ctrl-C from then on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _write(text: str) -> None:
-    """Write to stderr past Python's stream, which may be in the middle of a write."""
+    """Writes to stderr past Python's stream, which may be in the middle of a write."""
     with suppress(OSError):
         os.write(2, text.encode())

@@ -1,4 +1,4 @@
-"""What `pretrain`, `finetune` and `resume` share: signals, progress, dashboards, the report, and the exit code."""
+"""Runs training for `pretrain`, `finetune` and `resume`: signals, progress, dashboards, report and exit code."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lmtool.training.job import Invocation
 
 
-def follow(
+def run_training(
     run: "Callable[[Invocation], Iterator[Event]]",
     quiet: bool,
     *,
@@ -29,10 +29,10 @@ def follow(
     until: float = 1.0,
     is_baseline_least: bool = False,
 ) -> Path | None:
-    """Run a training session and show its progress; results and the run directory go to stdout at the end.
+    """Runs a training session and shows its progress; prints results and the run directory to stdout at the end.
 
-    output, retry, is_baseline_least: see `Invocation`. brief: show the first line of each result only.
-    until: stop after this share of the steps.
+    output, retry, is_baseline_least: see `Invocation`. brief: shows only the first line of each result.
+    until: stops after this share of the steps.
     Returns the run directory, if this process has one.
     """
     from lmtool.compute.processes import is_main
@@ -76,8 +76,10 @@ def follow(
     return display.run
 
 
-def continued(output: Path | None, quiet: bool, until: float) -> bool:
-    """Continue the run in a directory, for `--start-or-resume`; whether there is one to continue. until: see `follow`.
+def resume_if_begun(output: Path | None, quiet: bool, until: float) -> bool:
+    """Continues the run in a directory, for `--start-or-resume`, if there is one. Returns whether there is.
+
+    until: see `run_training`.
 
     Raises UsageError without a directory.
     """
@@ -89,12 +91,12 @@ def continued(output: Path | None, quiet: bool, until: float) -> bool:
         return False
     from lmtool.training.resuming import go_on
 
-    follow(partial(go_on, output), quiet, until=until)
+    run_training(partial(go_on, output), quiet, until=until)
     return True
 
 
 def _write_report(run: Path, quiet: bool) -> None:
-    """Write the page about a run into its directory and say where it is. A failure is a warning."""
+    """Writes the page about a run into its directory and prints its path. A failure is a warning."""
     from lmtool.report.training import write_report
     from lmtool.run.directory import Run
 

@@ -17,8 +17,8 @@ from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
 from lmtool.export.card import PLACEHOLDER, adapter_card
 from lmtool.export.exporting import Exportable, TypeName, as_type, express, to_json
-from lmtool.inference.load import trained_model
-from lmtool.inference.reference import Reference, base_of, resolve_reference
+from lmtool.inference.load import load_trained_model
+from lmtool.inference.reference import Reference, find_base, resolve_reference
 from lmtool.interop.families.layouts import TRANSPOSED
 from lmtool.interop.names import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
@@ -51,7 +51,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
     if spec is None:
         fix = "export all of its weights, without --adapters, or name a run that was trained with tuning.lora"
         raise UsageError("this run has no adapters", where=str(adapted.run.path), fix=fix)
-    base = base_of(adapted.run)
+    base = find_base(adapted.run)
     exportable = _expressed_alike(adapted, base)
     adapters, head = _adapters(exportable), dict(_head(exportable))
     weights = {f"{WRAPPED}{name}": tensor for name, tensor in head.items()}
@@ -100,7 +100,7 @@ def _adapters(exportable: Exportable) -> dict[str, Adapter]:
     Where theirs is one matrix of several of ours, its adapter has all their ranks: the product of block matrices.
     """
     base = exportable.base
-    model = trained_model(base, CPU)
+    model = load_trained_model(base, CPU)
     linears = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, AdaptedLinear)}
     adapters = {}
     for weight in exportable.weights():

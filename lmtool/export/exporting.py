@@ -18,7 +18,7 @@ from lmtool.errors import UsageError
 from lmtool.export.card import model_card
 from lmtool.export.forms import Form, form_of
 from lmtool.export.ollama import OllamaPrompt, beside_gguf, modelfile
-from lmtool.inference.load import weights_of
+from lmtool.inference.load import read_merged_weights
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.interop.families import EVERY, GGUF_FAMILIES
 from lmtool.interop.families.config import Config
@@ -59,7 +59,7 @@ class Exportable(Form):
 
     @cached_property
     def _weights(self) -> Mapping[str, Tensor]:
-        return self.divided(weights_of(self.base))
+        return self.divided(read_merged_weights(self.base))
 
     def divided(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The weights with the scores of a head divided by its temperature, which no configuration can hold."""

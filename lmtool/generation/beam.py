@@ -1,4 +1,4 @@
-"""Beam search and diverse beam search; each hypothesis of a request is a row.
+"""Beam search and diverse beam search. Each hypothesis of a request is a row.
 
 Shapes: B rows, V vocabulary, L live hypotheses of one group.
 """
@@ -10,25 +10,16 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from lmtool.generation.detokenizer import contains_stop_string
 from lmtool.generation.request import BeamNode, FinishReason, Token
-from lmtool.generation.strategy import (
-    Hypothesis,
-    RequestState,
-    RequestStep,
-    Strategy,
-    Written,
-    make_tokens,
-    nothing_left,
-    with_constrained,
-)
-from lmtool.generation.text import reaches_stop
+from lmtool.generation.strategy import Hypothesis, NewTokens, RequestState, Strategy, StrategyStep, no_token_error
 
 
 @dataclass(frozen=True)
 class BeamHypothesis(Hypothesis):
-    """A hypothesis with the sum of its log-probabilities, after filters; finish, score: of a finished one.
+    """A hypothesis of beam search.
 
-    node: its index in the tree.
+    total: sum of its log-probabilities, after filters. node: its index in the tree. finish, score: of a finished one.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -40,15 +31,15 @@ class BeamHypothesis(Hypothesis):
 
 @dataclass
 class BeamGroup:
-    """n_live: number of the request's live hypotheses in this group. finished: the best finished ones."""
+    """A group of diverse beam search. n_live: number of its live hypotheses. finished: its best finished ones."""
 
     n_live: int = 1
     finished: list[BeamHypothesis] = field(default_factory=list)
 
 
 @dataclass
-class BeamTree:
-    """The search of a request. nodes: all hypotheses, if details are requested."""
+class BeamState:
+    """The state of a beam search. nodes: the tree of all hypotheses, if details are requested."""
 
     groups: list[BeamGroup]
     nodes: list[BeamNode] = field(default_factory=list)
@@ -62,57 +53,58 @@ class BeamSearch(Strategy):
     """
 
     @torch.inference_mode()
-    def step(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[RequestStep]:
+    def step(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[StrategyStep]:
         logprobs_BV = logits_BV.log_softmax(-1)
-        steered_BV = self._steer(logprobs_BV, [one for state in states for one in state.hypotheses])
+        scores_BV = self._process_logits(logprobs_BV, [one for state in states for one in state.hypotheses])
         steps, first = [], 0
         for state in states:
             rows = slice(first, first + len(state.hypotheses))
-            steps.append(self._step_all_groups(state, logprobs_BV[rows], steered_BV[rows]))
+            steps.append(self._step_request(state, logprobs_BV[rows], scores_BV[rows]))
             first = rows.stop
         return steps
 
     @property
-    def _width(self) -> int:
+    def _group_width(self) -> int:
         return self.params.num_beams // self.params.groups
 
-    def _step_all_groups(self, state: RequestState, logprobs_LV: Tensor, steered_LV: Tensor) -> RequestStep:
-        limit = state.limit_reached(state.n_steps + 1)
-        state.search = search = state.search or BeamTree([BeamGroup() for _ in range(self.params.groups)])
+    def _step_request(self, state: RequestState, logprobs_LV: Tensor, scores_LV: Tensor) -> StrategyStep:
+        """Takes a step of all groups of a request. scores_LV: processed log-probabilities."""
+        limit = state.reached_limit(state.n_steps + 1)
+        state.search = search = state.search or BeamState([BeamGroup() for _ in range(self.params.groups)])
         beams = [one if isinstance(one, BeamHypothesis) else BeamHypothesis(**vars(one)) for one in state.hypotheses]
         extended: list[tuple[int, BeamHypothesis]] = []
-        chosen_V = steered_LV.new_zeros(steered_LV.shape[-1], dtype=torch.float64)
+        chosen_V = scores_LV.new_zeros(scores_LV.shape[-1], dtype=torch.float64)
         first = 0
         for group in search.groups:
             rows = slice(first, first + group.n_live)
             live = beams[rows]
             if not live:
                 continue
-            totals = torch.tensor([one.total for one in live], dtype=torch.float64, device=steered_LV.device)
-            totals_LV = steered_LV[rows] + totals[:, None]
-            best = self._best(totals_LV - self.params.diversity * chosen_V)
+            totals = torch.tensor([one.total for one in live], dtype=torch.float64, device=scores_LV.device)
+            totals_LV = scores_LV[rows] + totals[:, None]
+            best = self._best_candidates(totals_LV - self.params.diversity * chosen_V)
             if not best and not group.finished:
-                raise nothing_left(live)
-            candidates = self._expand(state, live, best, logprobs_LV[rows], totals_LV)
-            kept = self._keep(state, search, group, candidates, limit)
+                raise no_token_error(live)
+            candidates = self._extend_hypotheses(state, live, best, logprobs_LV[rows], totals_LV)
+            kept = self._select_live(state, search, group, candidates, limit)
             for row, hypothesis in kept:
                 chosen_V[hypothesis.text[-1]] += 1
                 extended.append((first + row, hypothesis))
             group.n_live = len(kept)
             first = rows.stop
-        written = [] if extended else self._results(search)
-        return RequestStep([hypothesis for _, hypothesis in extended], [row for row, _ in extended], written)
+        updates = [] if extended else self._rank_results(search)
+        return StrategyStep([hypothesis for _, hypothesis in extended], [row for row, _ in extended], updates)
 
-    def _best(self, totals_LV: Tensor) -> list[tuple[int, int]]:
-        """(row, token) of the best candidates, enough to fill a group; ties in order."""
-        n = min((1 + max(1, len(self.end_ids))) * self._width, totals_LV.numel())
+    def _best_candidates(self, totals_LV: Tensor) -> list[tuple[int, int]]:
+        """Returns (row, token) of the best candidates, enough to fill a group; ties in order."""
+        n = min((1 + max(1, len(self.end_ids))) * self._group_width, totals_LV.numel())
         flat = totals_LV.flatten()
         least = flat.topk(n).values[-1]
         candidates = ((flat >= least) & (flat > -torch.inf)).nonzero()[:, 0]
         order = flat[candidates].sort(descending=True, stable=True).indices[:n]
         return [divmod(index, totals_LV.shape[-1]) for index in candidates[order].tolist()]
 
-    def _expand(
+    def _extend_hypotheses(
         self,
         state: RequestState,
         live: Sequence[BeamHypothesis],
@@ -120,55 +112,56 @@ class BeamSearch(Strategy):
         logprobs_LV: Tensor,
         totals_LV: Tensor,
     ) -> list[tuple[int, BeamHypothesis]]:
-        """Live hypotheses extended by the best (row, token), and the row of each. Their node is still the parent's."""
+        """Extends live hypotheses by the best (row, token), and returns each with its row. Its node is its parent's."""
         if not best:
             return []
         rows, ids = torch.tensor(best, device=logprobs_LV.device).T
         # excluded tokens have a total of -inf
-        tokens = make_tokens(logprobs_LV[rows], totals_LV[rows], ids, self.n_alternatives)
-        tokens = with_constrained(tokens, logprobs_LV[rows], [live[row].form for row, _ in best], self.end_ids)
+        tokens = self.make_tokens(logprobs_LV[rows], totals_LV[rows], ids, [live[row].form for row, _ in best])
         candidates = []
         for (row, _), token, total in zip(best, tokens, totals_LV[rows, ids].tolist(), strict=True):
-            one = replace(live[row].plus(token.id), tokens=(*live[row].tokens, token), total=total)
+            one = replace(live[row].with_token(token.id), tokens=(*live[row].tokens, token), total=total)
             finish: FinishReason | None = "end" if token.id in self.end_ids else None
-            if finish is None and (one.is_complete or reaches_stop(state.request, one.text[-one.n_generated :])):
+            if finish is None and (
+                one.is_complete or contains_stop_string(state.request, one.text[-one.n_generated :])
+            ):
                 finish = "stop"
             candidates.append((row, replace(one, finish=finish)))
         return candidates
 
-    def _keep(
+    def _select_live(
         self,
         state: RequestState,
-        search: BeamTree,
+        search: BeamState,
         group: BeamGroup,
         candidates: Sequence[tuple[int, BeamHypothesis]],
         limit: FinishReason | None,
     ) -> list[tuple[int, BeamHypothesis]]:
-        """The candidates that stay live, none when the group is done; those that end are finished."""
+        """Returns the candidates that stay live, none if the group is done; finishes those that end."""
         live: list[tuple[int, BeamHypothesis]] = []
         for rank, (row, one) in enumerate(candidates):
             finish = one.finish or limit
-            if finish is None and len(live) < self._width:
+            if finish is None and len(live) < self._group_width:
                 live.append((row, self._append_node(search, one)))
-            elif finish is not None and rank < self._width:
+            elif finish is not None and rank < self._group_width:
                 score = one.total / one.n_generated**self.params.length_penalty
                 group.finished.append(self._append_node(search, replace(one, finish=finish, score=score)))
-        group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._width]
-        return [] if self._is_done(group, [one for _, one in live], state.request.params.max_new_tokens) else live
+        group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._group_width]
+        return [] if self._is_group_done(group, [one for _, one in live], state.request.params.max_new_tokens) else live
 
-    def _append_node(self, search: BeamTree, one: BeamHypothesis) -> BeamHypothesis:
-        """The hypothesis, whose node is still its parent's, with a node of the tree; without details there is none."""
+    def _append_node(self, search: BeamState, one: BeamHypothesis) -> BeamHypothesis:
+        """Adds a hypothesis, whose node is still its parent's, to the tree if details are requested."""
         if not self.n_alternatives:
             return one
         score = None if one.finish is None else one.score
         search.nodes.append(BeamNode(one.node, one.text[-1], one.total, one.finish, score))
         return replace(one, node=len(search.nodes) - 1)
 
-    def _is_done(self, group: BeamGroup, live: list[BeamHypothesis], max_new_tokens: int) -> bool:
-        """Whether the search is done; see `early_stopping`."""
+    def _is_group_done(self, group: BeamGroup, live: list[BeamHypothesis], max_new_tokens: int) -> bool:
+        """Whether the search of a group is done; see `early_stopping`."""
         if not live:
             return True
-        if len(group.finished) < self._width:
+        if len(group.finished) < self._group_width:
             return False
         penalty = self.params.length_penalty
         match self.params.early_stopping:
@@ -181,11 +174,11 @@ class BeamSearch(Strategy):
         possible: float = max(one.total for one in live) / length**penalty
         return possible <= group.finished[-1].score
 
-    def _results(self, search: BeamTree) -> list[Written]:
-        """The best hypotheses of all groups, the first with the tree, which has their ranks."""
+    def _rank_results(self, search: BeamState) -> list[NewTokens]:
+        """Returns the best hypotheses of all groups; the first has the tree with their ranks."""
         finished = [one for group in search.groups for one in group.finished]
         returned = sorted(finished, key=attrgetter("score"), reverse=True)[: self.params.num_return]
         ranks = {one.node: rank for rank, one in enumerate(returned)}
         tree = tuple(replace(node, rank=ranks.get(i)) for i, node in enumerate(search.nodes)) or None
-        found = [Written(one.tokens, one.finish, rank, one.score) for rank, one in enumerate(returned)]
+        found = [NewTokens(one.tokens, one.finish, rank, one.score) for rank, one in enumerate(returned)]
         return [found[0]._replace(tree=tree), *found[1:]]

@@ -1,4 +1,4 @@
-"""Conversations with a decoder: messages in, answers out, the history within the context."""
+"""Conversations with a decoder, whose history is kept within the context."""
 
 import json
 import os
@@ -7,33 +7,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmtool.durable import refusing, write_new
 from lmtool.errors import UsageError
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams, SamplingParams
-from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
-from lmtool.generation.strategy import RequestState
 from lmtool.inference.load import LoadedModel
-from lmtool.model.language_model import evaluating
 from lmtool.printable import plain
 from lmtool.tokenization.chat import ROLES, ChatFormat, Message, with_calls
 from lmtool.tokenization.prompt_format import checked_text
 from lmtool.tokenization.tools import CallParser, ToolCall
 
-LONGEST_ANSWER = 1024
+MAX_ANSWER_TOKENS = 1024
 """Maximum tokens of an answer by default."""
 
-KEPT_BYTES = 1 << 30
-"""Of keys and values of what a conversation has read, at most, so that it is not read again."""
+CHAT_CACHE_BYTES = 1 << 30
+"""Maximum bytes of the prefix cache of a conversation."""
 
 
 @dataclass
 class Turn:
-    """A message of a conversation. cut: it is an answer that was stopped before its end."""
+    """A message of a conversation. cut: whether it is an answer that was stopped before its end."""
 
     role: str
     content: str
@@ -49,7 +47,7 @@ class Turn:
 class Reply(Iterator[str]):
     """An answer in pieces of text, as they are generated, without white space at its beginning.
 
-    What was generated when the iteration ends early, by an exception too, stays in the conversation as a cut answer. An
+    If the iteration ends early, even by an exception, the text so far stays in the conversation as a cut answer. An
     answer without text does not stay, nor do the messages that it answers.
 
     n_left: how many more messages left the context for it. completion: None until the answer is complete.
@@ -58,21 +56,21 @@ class Reply(Iterator[str]):
     def __init__(
         self, tokens: Iterator[Token], questions: Sequence[Turn], conversation: "Conversation", n_left: int
     ) -> None:
-        """conversation: to which the messages that are answered and the answer are added."""
+        """questions: the answered messages, which are added to the conversation with the answer."""
         self.n_left = n_left
         self.completion: Completion | None = None
         self._tokens, self._questions, self._turns = tokens, questions, conversation.turns
-        self._parser = conversation.parser()
+        self._parser = conversation.call_parser()
         self._answer = Turn("assistant", "", cut=True)
 
     @property
     def text(self) -> str:
-        """The text so far, without calls of tools."""
+        """The text so far, without tool calls."""
         return self._answer.content
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls of tools so far."""
+        """The tool calls so far."""
         return self._answer.tool_calls
 
     def __next__(self) -> str:
@@ -95,27 +93,26 @@ class Reply(Iterator[str]):
 class Conversation:
     """A conversation with a model, by its own chat template or a plain format.
 
-    params: of all answers.
-    turns: all messages but the system message, and the answers.
-    n_left: how many of them, the first ones, have left the context.
-    is_plain: the model has no chat template, and was not trained on conversations here.
+    params: decoding parameters of all answers.
+    turns: all messages and answers except the system message.
+    n_left: how many of the first turns have left the context.
+    is_plain: whether the model has no chat template and was not trained on conversations.
     """
 
     def __init__(self, generator: TextGenerator, params: AnyParams | None = None, *, stop: Sequence[str] = ()) -> None:
-        """params: of all answers; by default sampling, with at most LONGEST_ANSWER tokens. stop: as in `Request`.
+        """params: by default sampling with at most MAX_ANSWER_TOKENS tokens. stop: as in `Request`.
 
-        Raises UsageError when the model is no decoder, when it was trained on pairs of texts in another format than a
-        conversation has, and when the strategy is neither greedy nor sampling; CheckpointError when its chat template
-        cannot be read.
+        Raises UsageError for a model that is no decoder or was trained on pairs of texts in another format, and for a
+        strategy other than greedy and sampling; CheckpointError if the chat template cannot be read.
         """
-        params = SamplingParams(max_new_tokens=LONGEST_ANSWER) if params is None else params
+        params = SamplingParams(max_new_tokens=MAX_ANSWER_TOKENS) if params is None else params
         if not isinstance(params, SamplingParams) or params.strategy == "beam":
             raise UsageError(f"{params.strategy} is not for conversations", fix="choose greedy or sample")
         self.params, self._stop = params, tuple(stop)
         self._generator = generator
-        self._chat = format_of(generator.loaded)
+        self._chat = find_chat_format(generator.loaded)
         self._prompt_format = replace(generator.loaded.prompt_format, chat=self._chat)
-        self._engine = Engine(generator.loaded.model, prefixes=PrefixCache(KEPT_BYTES))
+        self._engine = Engine(generator.loaded.model, prefixes=PrefixCache(CHAT_CACHE_BYTES))
         self._n_answers: Counter[tuple[int, ...]] = Counter()  # by prompt
         self._system = ""
         self.is_plain = self._chat.name == "plain" and not generator.loaded.prompt_format.answers
@@ -126,19 +123,21 @@ class Conversation:
     def system(self) -> str:
         """The system message, which never leaves the context; empty for none.
 
-        Setting it raises RefusedMessages when the chat template takes none, and UsageError when it is not UTF-8.
+        Setting it raises RefusedMessages if the chat template accepts none, and UsageError for invalid UTF-8.
         """
         return self._system
 
     @system.setter
     def system(self, text: str) -> None:
         if text:
-            self._chat.check(checked([Message(role="system", content=text), Message(role="user", content="?")]))
+            self._chat.check(
+                validate_messages([Message(role="system", content=text), Message(role="user", content="?")])
+            )
         self._system = text
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...] | None:
-        """The functions that the model may call, as `read_tools` gives them. Setting them raises NoTools."""
+        """The functions that the model may call, in the format of `read_tools`. Setting them raises NoTools."""
         return self._chat.tools
 
     @tools.setter
@@ -146,33 +145,32 @@ class Conversation:
         self._chat = self._chat.with_tools(tools)
         self._prompt_format = replace(self._prompt_format, chat=self._chat)
 
-    def parser(self) -> CallParser | None:
-        """Of the calls in the next answer; None without tools."""
+    def call_parser(self) -> CallParser | None:
+        """Makes a parser of the tool calls in the next answer; None without tools."""
         return self._chat.parser(str(len(self.turns)))
 
     def reset(self) -> None:
-        """Forget all messages but the system message."""
+        """Removes all messages except the system message."""
         self.turns, self.n_left = [], 0
 
     def answer(self, messages: Sequence[Message]) -> Reply:
-        """Answer more messages, usually one of the user; a system message in front replaces that of the conversation.
+        """Answers more messages, usually one of the user; a first system message replaces that of the conversation.
 
         The oldest turns leave the context until the answer has room for `max_new_tokens` or half of the context,
-        whichever is less. The answer is that of `generate` for the same ids: the same messages have the same answer,
-        and when asked again, the next sample. What the model has read already it does not read again, which may change
-        sums in their last bits.
+        whichever is less. The answer is that of `generate` for the same ids: the same messages get the same answer, and
+        the next sample when they are repeated. Prefixes are cached, which may change sums in their last bits.
 
-        Raises UsageError when the messages are none, have no text, or are longer than the context; and RefusedMessages
+        Raises UsageError for no messages, messages without text, and messages longer than the context; RefusedMessages
         and CheckpointError as `ChatFormat.prompt` does.
         """
-        messages = checked(messages)
+        messages = validate_messages(messages)
         if messages[0]["role"] == "system":
             self.system = messages[0]["content"]
             messages = messages[1:]
         if not messages or messages[-1]["role"] == "assistant":
             raise UsageError("there is no message to answer", fix="end with a message of the user")
         questions = [Turn(**message) for message in messages]
-        ids, first, limit = self._fitted([*self.turns, *questions])
+        ids, first, limit = self._fit_context([*self.turns, *questions])
         key = tuple(ids)
         least = min(self.params.min_new_tokens, limit)
         request = Request(
@@ -185,36 +183,24 @@ class Conversation:
         state = self._engine.prepare(request)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._generated(state), questions, self, n_left)
-
-    def _generated(self, state: RequestState) -> Iterator[Token]:
-        """The tokens of an answer, which is cancelled where nobody reads on."""
-        self._engine.add(state)
-        try:
-            with evaluating(self._generator.loaded.model):
-                while not self._engine.idle:
-                    with self._generator.computing():
-                        tokens = self._engine.step()
-                    yield from tokens
-        finally:
-            self._engine.cancel(state.id)
+        return Reply(self._engine.run(iter([state]), self._generator.computing), questions, self, n_left)
 
     @property
-    def unanswered(self) -> tuple[ToolCall, ...]:
-        """The calls of the last answer that have no result yet."""
+    def pending_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the last answer that have no result yet."""
         n_results = next((n for n, turn in enumerate(reversed(self.turns)) if turn.role != "tool"), 0)
         return self.turns[-1 - n_results].tool_calls[n_results:] if self.turns else ()
 
     def add(self, message: Message) -> None:
-        """Take a message that is not to be answered yet, such as one of several results. Raises UsageError."""
-        self.turns += [Turn(**one) for one in checked([message])]
+        """Adds a message without answering it, such as one of several tool results. Raises UsageError."""
+        self.turns += [Turn(**one) for one in validate_messages([message])]
 
-    def _fitted(self, turns: Sequence[Turn]) -> tuple[list[int], int, int]:
-        """The prompt of some turns, the index of the first one in it, and the maximum tokens of the answer."""
-        first, context, wanted = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
+    def _fit_context(self, turns: Sequence[Turn]) -> "_FittedPrompt":
+        """Makes the prompt of the last turns that fit the context."""
+        first, context, max_tokens = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
         while True:
-            ids = self._chat.prompt([*self._opening(), *(turn.message for turn in turns[first:])])
-            if context is None or len(ids) + min(wanted, context // 2) <= context:
+            ids = self._chat.prompt([*self._system_messages(), *(turn.message for turn in turns[first:])])
+            if context is None or len(ids) + min(max_tokens, context // 2) <= context:
                 break
             following = next((i for i in range(first + 1, len(turns)) if turns[i].role == "user"), None)
             if following is None:
@@ -223,17 +209,17 @@ class Conversation:
                 what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
                 raise UsageError(what, fix="shorten the message, or the system message")
             first = following
-        return ids, first, wanted if context is None else min(wanted, context - len(ids))
+        return _FittedPrompt(ids, first, max_tokens if context is None else min(max_tokens, context - len(ids)))
 
     def save(self, path: Path) -> None:
-        """Write all messages to a new file, as one line of JSON that `lmtool finetune` reads.
+        """Writes all messages to a new file, as one line of JSON that `lmtool finetune` reads.
 
-        Answers that were cut have `"cut": true`. Raises UsageError when there are none, or the file exists, and
-        ResourceError when it cannot be written.
+        Cut answers have `"cut": true`. Raises UsageError if there are no messages or the file exists, and ResourceError
+        if it cannot be written.
         """
         if not self.turns:
             raise UsageError("there is nothing to save yet", fix="save after an answer")
-        messages: list[dict[str, Any]] = [dict(message) for message in self._opening()]
+        messages: list[dict[str, Any]] = [dict(message) for message in self._system_messages()]
         for turn in self.turns:
             calls = {"tool_calls": [call.record() for call in turn.tool_calls]} if turn.tool_calls else {}
             messages.append({**turn.message, **calls, **({"cut": True} if turn.cut else {})})
@@ -248,12 +234,20 @@ class Conversation:
         except ValueError:
             raise UsageError("this is not a file name", where=where, fix="leave out the NUL character") from None
 
-    def _opening(self) -> list[Message]:
+    def _system_messages(self) -> list[Message]:
         return [Message(role="system", content=self._system)] if self._system else []
 
 
-def format_of(loaded: LoadedModel) -> ChatFormat:
-    """How a decoder reads conversations. Raises UsageError and CheckpointError as `Conversation` does."""
+class _FittedPrompt(NamedTuple):
+    """A prompt that fits the context. first: index of its first turn. limit: maximum tokens of the answer."""
+
+    ids: list[int]
+    first: int
+    limit: int
+
+
+def find_chat_format(loaded: LoadedModel) -> ChatFormat:
+    """Returns the format of a model's conversations. Raises UsageError and CheckpointError as `Conversation` does."""
     prompt_format, where = loaded.prompt_format, plain(str(loaded.run_path))
     if prompt_format.reads != "past":
         answers = prompt_format.reads == "source"
@@ -270,8 +264,8 @@ def format_of(loaded: LoadedModel) -> ChatFormat:
     return ChatFormat.of(loaded.tokenizer, lambda: today)
 
 
-def checked(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Message]:
-    """The messages, as role and content alone, and calls of tools. Raises UsageError."""
+def validate_messages(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Message]:
+    """Returns messages with only role, content and tool calls. Raises UsageError for invalid ones."""
     plain_messages = []
     for number, message in enumerate(messages, 1):
         role, content = message.get("role"), message.get("content")

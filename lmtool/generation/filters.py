@@ -1,8 +1,7 @@
-"""Filters of every left-to-right strategy, pure functions from logits to logits with -inf at excluded tokens; and
-sampling.
+"""Logits processors of every left-to-right strategy, and sampling from logits. Excluded tokens get a logit of -inf.
 
 They are applied in the order of Hugging Face Transformers: bias, repetition penalty, frequency and presence penalty,
-no-repeat n-grams, minimum length. Those of sampling come after them; see `lmtool.generation.params`.
+no-repeat n-grams, minimum length. Sampling filters come after them; see `lmtool.generation.params`.
 
 Shapes: B rows, V vocabulary.
 """
@@ -18,39 +17,36 @@ from lmtool.generation.constrained import FormState
 from lmtool.generation.params import LogitBias, SamplingParams
 
 
-def steer(
+def process_logits(
     logits_BV: Tensor,
     params: SamplingParams,
     texts: Sequence[Sequence[int]],
     n_generated: Sequence[int],
     end_ids: Collection[int],
 ) -> Tensor:
-    """The filters of all strategies, in the documented order.
+    """Applies the processors of all strategies in the documented order.
 
     texts: the ids of each row so far, prompt included. n_generated: number of new ones.
     """
     if params.logit_bias:
-        logits_BV = logit_bias(logits_BV, params.logit_bias, texts)
+        logits_BV = add_logit_bias(logits_BV, params.logit_bias, texts)
     if params.repetition_penalty != 1:
-        logits_BV = repetition_penalty(logits_BV, params.repetition_penalty, texts)
+        logits_BV = apply_repetition_penalty(logits_BV, params.repetition_penalty, texts)
     if params.frequency_penalty or params.presence_penalty:
         new = [text[len(text) - n :] for text, n in zip(texts, n_generated, strict=True)]
-        logits_BV = count_penalties(logits_BV, params.frequency_penalty, params.presence_penalty, new)
+        logits_BV = apply_count_penalties(logits_BV, params.frequency_penalty, params.presence_penalty, new)
     if params.no_repeat_ngram:
-        logits_BV = no_repeat_ngram(logits_BV, params.no_repeat_ngram, texts)
+        logits_BV = exclude_repeated_ngrams(logits_BV, params.no_repeat_ngram, texts)
     if end_ids and min(n_generated) < params.min_new_tokens:
         early = [i for i, n in enumerate(n_generated) if n < params.min_new_tokens]
-        logits_BV = _without(logits_BV, [(i, token) for i in early for token in end_ids])
+        logits_BV = _exclude_tokens(logits_BV, [(i, token) for i in early for token in end_ids])
     return logits_BV
 
 
-def restrict_to_forms(
+def exclude_by_forms(
     logits_BV: Tensor, forms: Sequence[FormState | None], end_ids: Collection[int], unfiltered_BV: Tensor
 ) -> Tensor:
-    """Excludes tokens that the form of a row does not allow there.
-
-    One that follows for certain has its unfiltered logit, whatever other filters exclude.
-    """
+    """Excludes tokens that the form of a row does not allow. A forced token keeps its unfiltered logit."""
     if not any(forms):
         return logits_BV
     excluded_BV = np.zeros(logits_BV.shape, dtype=np.bool_)
@@ -61,20 +57,20 @@ def restrict_to_forms(
             excluded_V[len(allowed_V) :] = True
             excluded_V[list(end_ids)] = not form.may_end
     logits_BV = logits_BV.masked_fill(torch.from_numpy(excluded_BV).to(logits_BV.device), -torch.inf)
-    certain = [(i, form.forced[0]) for i, form in enumerate(forms) if form is not None and form.forced]
-    if not certain:
+    forced = [(i, form.forced[0]) for i, form in enumerate(forms) if form is not None and form.forced]
+    if not forced:
         return logits_BV
-    rows_N, tokens_N = torch.tensor(certain, device=logits_BV.device).T
+    rows_N, tokens_N = torch.tensor(forced, device=logits_BV.device).T
     return logits_BV.index_put((rows_N, tokens_N), unfiltered_BV[rows_N, tokens_N])
 
 
-def logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[int]] | None = None) -> Tensor:
-    """Each bias added to the logit of the last id of its sequence, in rows that end with the preceding ids.
+def add_logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """Adds each bias to the logit of the last id of its sequence, in rows that end with the preceding ids.
 
     texts: the ids of each row so far; not used for sequences of one id.
     """
     added_BV = torch.zeros_like(logits_BV)
-    for n, biased in _biased_after(biases).items():
+    for n, biased in _group_biases(biases).items():
         if not n:
             ids_N, bias_N = biased[()]
             added_BV[:, ids_N.to(added_BV.device)] += bias_N.to(added_BV)
@@ -86,8 +82,8 @@ def logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[in
 
 
 @lru_cache(maxsize=64)
-def _biased_after(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
-    """Ids and their biases after each sequence of preceding ids, by the length of these; of equal ones the sum."""
+def _group_biases(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
+    """Groups biased ids by their preceding ids, and these by their length; biases of the same id are summed."""
     totals: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
     for (*before, last), bias in biases:
         after = totals.setdefault(len(before), {}).setdefault(tuple(before), {})
@@ -98,8 +94,8 @@ def _biased_after(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Te
     }
 
 
-def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Logits of tokens in the text so far, divided by the penalty where positive, else multiplied (Keskar et al. 2019).
+def apply_repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Divides positive logits of tokens in the text by the penalty, multiplies negative ones (Keskar et al. 2019).
 
     The paper divides all; multiplying negative ones, as Transformers does, keeps a penalty from becoming a reward.
     """
@@ -110,10 +106,10 @@ def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequen
     return torch.where(seen_BV, penalised_BV, logits_BV)
 
 
-def count_penalties(logits_BV: Tensor, frequency: float, presence: float, new: Sequence[Sequence[int]]) -> Tensor:
-    """logit - count * frequency - (count > 0) * presence, where count is how often the token is in the new text.
+def apply_count_penalties(logits_BV: Tensor, frequency: float, presence: float, new: Sequence[Sequence[int]]) -> Tensor:
+    """Returns logit - count * frequency - (count > 0) * presence, with the count of the token in the new text.
 
-    As the API of OpenAI defines its `frequency_penalty` and `presence_penalty`. new: the generated ids of each row.
+    The API of OpenAI defines its `frequency_penalty` and `presence_penalty` so. new: the generated ids of each row.
     """
     counts_BV = torch.zeros_like(logits_BV)
     for i, ids in enumerate(new):
@@ -121,18 +117,18 @@ def count_penalties(logits_BV: Tensor, frequency: float, presence: float, new: S
     return logits_BV - counts_BV * frequency - (counts_BV > 0) * presence
 
 
-def no_repeat_ngram(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -> Tensor:
+def exclude_repeated_ngrams(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -> Tensor:
     """Excludes tokens that would repeat an n-gram of the text (Paulus et al. 2018)."""
     repeated = []
     for i, text in enumerate(texts):
         last = list(text[len(text) - n + 1 :])
         starts = range(len(text) - n + 1)
         repeated += [(i, text[j + n - 1]) for j in starts if list(text[j : j + n - 1]) == last]
-    return _without(logits_BV, repeated)
+    return _exclude_tokens(logits_BV, repeated)
 
 
-def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Ids (B,) sampled from softmax(logits) by inverse CDF at float64 `uniform_B` in [0, 1).
+def sample_ids(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Samples ids (B,) from softmax(logits) by inverse CDF at float64 `uniform_B` in [0, 1).
 
     Each row uses one number and depends on its own logits only. Tokens of probability 0 are never sampled.
     """
@@ -141,8 +137,8 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
     return ((total_BV > uniform_B[:, None] * total_BV[:, -1:]) & (mass_BV > 0)).int().argmax(-1)
 
 
-def _without(logits_BV: Tensor, excluded: Sequence[tuple[int, int]]) -> Tensor:
-    """Sets these (row, token) to -inf."""
+def _exclude_tokens(logits_BV: Tensor, excluded: Sequence[tuple[int, int]]) -> Tensor:
+    """Sets the logits of these (row, token) pairs to -inf."""
     if not excluded:
         return logits_BV
     rows_N, tokens_N = torch.tensor(excluded, device=logits_BV.device).T

@@ -1,8 +1,8 @@
-"""How tokens are chosen: the parameters of a request, their command-line options, and the filters of sampling.
+"""Parameters of decoding strategies, their command-line options, and the filters of sampling.
 
-A parameter is one field, annotated with its `Option` and `Range`: the options of `lmtool generate`, their validation,
-and which strategy takes which of them are derived from the fields. A filter of sampling is a field and the function of
-its name in FILTERS.
+A parameter is one field, annotated with its `Option` and `Range`. The options of `lmtool generate`, their
+validation and the parameters of each strategy are derived from the fields. A sampling filter is a field and the
+function of the same name in FILTERS.
 
 Shapes: B rows, V vocabulary.
 """
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 StrategyName = Literal["greedy", "sample", "beam", "mask-predict"]
 EarlyStopping = Literal["yes", "no", "never"]
-Order = Literal["confidence", "gibbs"]
+MaskOrder = Literal["confidence", "gibbs"]
 Overflow = Literal["refuse", "cut", "slide"]
-"""What to do with a prompt longer than the context: raise an error, truncate it, or slide the window as for text that
+"""How to treat a prompt longer than the context: raise an error, truncate it, or slide the window as for text that
 exceeds the context during generation. See `ModelRunner.fit_prompt`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
-"""Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
+"""Sequences of ids, each with the bias that is added to the logit of its last id after the others."""
 
 MAX_BEAMS = 4096
-"""Each takes about a millisecond a token."""
+"""Maximum beam width. A beam takes about a millisecond per token."""
 
-DRAFT_TOKENS = 4
-"""How many tokens a draft proposes at once, by default."""
+DEFAULT_DRAFT_TOKENS = 4
+"""Tokens that a draft proposes at once by default."""
 
 COMMON, SAMPLING, BEAMS, MASKS = "All strategies", "Sampling", "Beam search", "Mask-predict"
-"""Headings of the options in command help."""
+"""Headings of the options in the help."""
 
 PANELS: dict[str, tuple[str, ...]] = {"greedy": (COMMON,), "sample": (COMMON, SAMPLING), "beam": (COMMON, BEAMS)}
-"""Whose parameters each strategy of `SamplingParams` takes."""
+"""The panels whose parameters each strategy of `SamplingParams` takes."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Option:
     """The command-line option of a parameter.
 
     text: one sentence.
-    metavar: placeholder of the value; None where the type lists all values.
-    flag: the option, if not the field's name.
-    default: the default to display; None for the field's own unless that is 0 or None, "" for none.
-    panel: the heading in command help.
+    metavar: placeholder of the value; None if the type lists all values.
+    flag: the option, if it differs from the field's name.
+    default: the displayed default; None for the field's own unless that is 0 or None, "" for none.
+    panel: the heading in the help.
     """
 
     text: str
@@ -61,9 +61,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Range:
-    """Valid values of a parameter, besides None for optional ones.
+    """Valid values of a parameter. None is always valid for optional ones.
 
-    is_valid: whether a value is valid. fix: valid values, for error messages; {name} is the field's name.
+    is_valid: tests a value. fix: describes the valid values in error messages; {name} is the field's name.
     """
 
     is_valid: Callable[[Any], bool]
@@ -71,7 +71,7 @@ class Range:
 
 
 _UP_TO_1 = Range(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
-_PENALTY = Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
+_PENALTY_RANGE = Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
 
 Seed = Annotated[
     int,
@@ -89,10 +89,7 @@ Temperature = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFilters:
-    """The filters of sampling, each the function of its name in FILTERS, which are applied in that order.
-
-    None for no filter.
-    """
+    """The sampling filters: each applies the function of its name in FILTERS, in that order; None disables it."""
 
     temperature: Temperature = 0.8
     top_k: Annotated[
@@ -113,7 +110,7 @@ class SamplingFilters:
 
 @dataclass(frozen=True)
 class SamplingParams(SamplingFilters):
-    """How the tokens of a text are chosen, from left to right. Greedy decoding, sampling and beam search are values.
+    """Parameters of left-to-right generation: greedy decoding, sampling and beam search.
 
     strategy: "greedy" takes the most probable token at each step, the lowest id among ties. "sample" draws from the
         model's distribution, after all filters. "beam" is beam search (Lowerre 1976), optionally with diverse groups
@@ -128,7 +125,8 @@ class SamplingParams(SamplingFilters):
     frequency_penalty: subtracted from the logit of a token once for each of its occurrences in the new text.
     presence_penalty: subtracted once if there is any. Both as the API of OpenAI defines them; 0 has no effect.
     no_repeat_ngram: Paulus et al. 2018; 0 for no filter.
-    form: what each text must be; None for anything. What follows for certain is taken whatever the filters exclude.
+    form: constrains each text; None for no constraint. Tokens that the form forces are taken even if filters exclude
+        them.
     length_penalty: above 1 favours long texts.
     early_stopping: "yes" ends the search with num_beams finished hypotheses; "no" when the current score of the best
         live one is not above the worst of these; "never" when no continuation could exceed it.
@@ -156,10 +154,10 @@ class SamplingParams(SamplingFilters):
         Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
     ] = 1.0
     frequency_penalty: Annotated[
-        float, Option("Lowers the logit of a token by X each time that it was generated.", "X"), _PENALTY
+        float, Option("Lowers the logit of a token by X each time that it was generated.", "X"), _PENALTY_RANGE
     ] = 0.0
     presence_penalty: Annotated[
-        float, Option("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY
+        float, Option("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY_RANGE
     ] = 0.0
     no_repeat_ngram: Annotated[
         int,
@@ -203,9 +201,10 @@ class SamplingParams(SamplingFilters):
         if self.strategy not in PANELS:
             raise UsageError(f"there is no strategy {self.strategy}", fix=f"take {', '.join(PANELS)}")
         _check_ranges(self)
-        taken = options_of(self.strategy)
-        if wrong := [name for name in _OPTIONS if name not in taken and getattr(self, name) != _default(name)]:
-            raise UsageError(f"{self.strategy} contradicts {_listed(wrong)}", fix="leave out one or the other")
+        taken = strategy_options(self.strategy)
+        defaults = {name: getattr(type(self), name) for name in _SAMPLING_OPTIONS if name not in taken}
+        if wrong := [name for name, default in defaults.items() if getattr(self, name) != default]:
+            raise UsageError(f"{self.strategy} contradicts {_join_names(wrong)}", fix="leave out one or the other")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             what = f"min_new_tokens is {self.min_new_tokens}"
             raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
@@ -239,17 +238,17 @@ class SamplingParams(SamplingFilters):
 
     @property
     def is_random(self) -> bool:
-        """Whether what is generated depends on random numbers."""
+        """Whether the generated text depends on random numbers."""
         return self.strategy == "sample" and self.temperature > 0 and self.top_k != 1
 
     @property
     def max_rows(self) -> int:
-        """How many hypotheses of one text are computed at once, at most."""
+        """Maximum rows of a batch that one request takes."""
         return self.num_beams if self.strategy == "beam" else 1
 
     @property
     def n_texts(self) -> int:
-        """How many texts one request gives, at most."""
+        """Maximum texts that one request returns."""
         return self.num_return if self.strategy == "beam" else 1
 
 
@@ -270,7 +269,7 @@ class MaskPredict(SamplingFilters):
     seed: Seed = 1
     logit_bias: LogitBias = ()
     temperature: Temperature = 1.0
-    by: Annotated[Order, Option("Keep the most confident tokens first, or sample one at a time.", panel=MASKS)] = (
+    by: Annotated[MaskOrder, Option("Keep the most confident tokens first, or sample one at a time.", panel=MASKS)] = (
         "confidence"
     )
     rounds: Annotated[
@@ -286,36 +285,32 @@ class MaskPredict(SamplingFilters):
 
     @property
     def is_random(self) -> bool:
-        """Whether what is filled in depends on random numbers."""
+        """Whether the filled tokens depend on random numbers."""
         return self.by == "gibbs" and self.temperature > 0 and self.top_k != 1
 
 
 AnyParams = SamplingParams | MaskPredict
 
 
-def _options_in(kind: type) -> dict[str, tuple[Any, Option]]:
-    parts = {field.name: get_args(field.type) for field in fields(kind) if get_origin(field.type) is Annotated}
-    return {name: (type_, option) for name, (type_, option, *_) in parts.items()}
+def _read_options(kind: type) -> dict[str, tuple[Any, Option]]:
+    annotations = {field.name: get_args(field.type) for field in fields(kind) if get_origin(field.type) is Annotated}
+    return {name: (type_, option) for name, (type_, option, *_) in annotations.items()}
 
 
-_OPTIONS, _MASK_OPTIONS = _options_in(SamplingParams), _options_in(MaskPredict)
+_SAMPLING_OPTIONS, _MASK_OPTIONS = _read_options(SamplingParams), _read_options(MaskPredict)
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 
-def options_of(strategy: StrategyName) -> dict[str, tuple[Any, Option]]:
-    """Type and `Option` of each parameter that a strategy takes and that is a command-line option, by name."""
+def strategy_options(strategy: StrategyName) -> dict[str, tuple[Any, Option]]:
+    """Returns the type and `Option` of each parameter that a strategy takes and the command line has."""
     if strategy == "mask-predict":
         return _MASK_OPTIONS
-    return {name: option for name, option in _OPTIONS.items() if option[1].panel in PANELS[strategy]}
+    return {name: option for name, option in _SAMPLING_OPTIONS.items() if option[1].panel in PANELS[strategy]}
 
 
-def default_of(strategy: StrategyName, name: str) -> Any:
-    """The default of a parameter of a strategy."""
+def default_value(strategy: StrategyName, name: str) -> Any:
+    """Returns the default of a parameter of a strategy."""
     return getattr(MaskPredict if strategy == "mask-predict" else SamplingParams, name)
-
-
-def _default(name: str) -> Any:
-    return getattr(SamplingParams, name)
 
 
 def _check_ranges(params: AnyParams) -> None:
@@ -330,16 +325,15 @@ def choose_params(
     strategy: StrategyName | None = None,
     *,
     masked: bool = False,
-    reads_both: bool = False,
+    is_bidirectional: bool = False,
     n: int = 1,
     seed: int | None = None,
     **options: Any,
 ) -> AnyParams:
-    """The parameters given on a command line, for the strategy that is named or implied, else "sample".
+    """Builds parameters from command-line options, for the named or implied strategy, else for "sample".
 
-    strategy: its name.
     masked: masks are requested, which implies mask-predict.
-    reads_both: the model is bidirectional, with mask-predict by default.
+    is_bidirectional: the model is bidirectional, so mask-predict is the default.
     n: samples of each prompt. options: parameters; None if not given. Without a seed a random one is drawn and
         recorded, so that the result is reproducible.
 
@@ -350,17 +344,19 @@ def choose_params(
     seed = secrets.randbelow(2**32) if seed is None else seed
     name: StrategyName | None = strategy or ("mask-predict" if masked else _implied_strategy(given))
     if name is None:
-        name = "mask-predict" if reads_both else "sample"
+        name = "mask-predict" if is_bidirectional else "sample"
     if name == "greedy" and given.get("temperature") == 0:
         del given["temperature"]
-    wrong, contradicted = given.keys() - options_of(name) - _WITHOUT_OPTION[name], str(name)
+    wrong, contradicted = given.keys() - strategy_options(name) - _PARAMS_WITHOUT_OPTION[name], str(name)
     filters = given.keys() & FILTERS
     if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
         wrong, contradicted = wrong | filters, name if wrong else "confidence"
     if wrong:
-        raise UsageError(f"{contradicted} contradicts {_listed(wrong)}", fix="leave out one or the other")
+        raise UsageError(f"{contradicted} contradicts {_join_names(wrong)}", fix="leave out one or the other")
     if name == "beam" and given.get("diversity") and "groups" not in given:
-        given["groups"] = given.get("num_beams", _default("num_beams"))  # one beam each, the most diverse in the paper
+        given["groups"] = given.get(
+            "num_beams", SamplingParams.num_beams
+        )  # one beam each, the most diverse in the paper
     if name == "mask-predict":
         params: AnyParams = MaskPredict(seed=seed, **given)
     else:
@@ -371,40 +367,40 @@ def choose_params(
     return params
 
 
-_WITHOUT_OPTION: dict[str, set[str]] = {
+_PARAMS_WITHOUT_OPTION: dict[str, set[str]] = {
     name: {"logit_bias"} if name == "mask-predict" else {"form", "logit_bias"} for name in STRATEGIES
 }
 
 
 def _implied_strategy(given: Mapping[str, Any]) -> StrategyName | None:
-    """The strategy implied by a parameter that only it has."""
-    takers = {option: [name for name in STRATEGIES if option in options_of(name)] for option in given}
-    alone = {option: names[0] for option, names in takers.items() if len(names) == 1}
-    if len(set(alone.values())) > 1:
-        raise UsageError(f"{_listed(alone)} belong to different strategies", fix="keep those of one")
-    return next(iter(alone.values()), None)
+    """Returns the strategy that alone takes one of the given parameters; None if there is none."""
+    takers = {option: [name for name in STRATEGIES if option in strategy_options(name)] for option in given}
+    implied = {option: names[0] for option, names in takers.items() if len(names) == 1}
+    if len(set(implied.values())) > 1:
+        raise UsageError(f"{_join_names(implied)} belong to different strategies", fix="keep those of one")
+    return next(iter(implied.values()), None)
 
 
-def _listed(names: Collection[str]) -> str:
-    order = [*dict.fromkeys([*_OPTIONS, *_MASK_OPTIONS]), "form"]
+def _join_names(names: Collection[str]) -> str:
+    order = [*dict.fromkeys([*_SAMPLING_OPTIONS, *_MASK_OPTIONS]), "form"]
     return ", ".join(name.replace("_", "-") for name in sorted(names, key=order.index))
 
 
-def check_takes_draft(params: AnyParams) -> None:
-    """Raise UsageError for a strategy whose tokens no draft can propose."""
+def check_strategy_takes_draft(params: AnyParams) -> None:
+    """Raises UsageError for a strategy that does not support speculative decoding."""
     if params.strategy not in ("greedy", "sample"):
         raise UsageError(f"{params.strategy} contradicts draft", fix="leave out one or the other")
 
 
-def to_record(params: AnyParams) -> dict[str, Any]:
-    """The parameters that the strategy takes as plain data, with its name."""
-    taken = options_of(params.strategy).keys() | _WITHOUT_OPTION[params.strategy]
+def params_to_record(params: AnyParams) -> dict[str, Any]:
+    """Returns the name of the strategy and the parameters that it takes, as JSON values."""
+    taken = strategy_options(params.strategy).keys() | _PARAMS_WITHOUT_OPTION[params.strategy]
     values = {name: value for name, value in asdict(params).items() if name in taken}
     return {"strategy": params.strategy, **values}
 
 
-def filter_logits(logits_BV: "Tensor", params: AnyParams) -> "Tensor":
-    """The logits with -inf at the tokens that the filters of sampling exclude, in the order of FILTERS."""
+def apply_sampling_filters(logits_BV: "Tensor", params: AnyParams) -> "Tensor":
+    """Sets the logits of tokens that sampling filters exclude to -inf, in the order of FILTERS."""
     for name, apply in FILTERS.items():
         value = getattr(params, name)
         if value is not None:
@@ -413,7 +409,7 @@ def filter_logits(logits_BV: "Tensor", params: AnyParams) -> "Tensor":
 
 
 def temperature(logits_BV: "Tensor", t: float) -> "Tensor":
-    """Logits divided by `t`; shifted so that the highest is 0.
+    """Divides logits by `t` and shifts them so that the highest is 0.
 
     As t goes to 0 sampling becomes greedy; at 0 only the most probable token is kept, the lowest id among ties.
     """
@@ -427,18 +423,18 @@ def temperature(logits_BV: "Tensor", t: float) -> "Tensor":
 
 
 def top_k(logits_BV: "Tensor", k: int) -> "Tensor":
-    """The k highest logits of each row, exactly k of them (Fan et al. 2018).
+    """Keeps exactly k of the highest logits of each row (Fan et al. 2018).
 
     Transformers keeps all ties with the k-th token; here only the lowest ids among them, so that k = 1 is greedy.
     """
     if k >= logits_BV.shape[-1]:
         return logits_BV
-    keep_BV = _highest(logits_BV, logits_BV.topk(k).values[:, -1:], k)
+    keep_BV = _mask_highest(logits_BV, logits_BV.topk(k).values[:, -1:], k)
     return logits_BV.masked_fill(~keep_BV, -math.inf)
 
 
 def top_p(logits_BV: "Tensor", p: float) -> "Tensor":
-    """Nucleus: the fewest most probable tokens with total probability p (Holtzman et al. 2020); never empty."""
+    """Keeps the nucleus: the fewest most probable tokens with total probability p (Holtzman et al. 2020)."""
     if p == 1:  # rounding would drop tokens from the tail
         return logits_BV
     mass_BV = logits_BV.double().softmax(-1)
@@ -449,18 +445,18 @@ def top_p(logits_BV: "Tensor", p: float) -> "Tensor":
         if (total_BK[:, -1] >= p).all():
             break
     n_kept_B1 = (total_BK - sorted_BK < p).sum(-1, keepdim=True)
-    keep_BV = _highest(mass_BV, sorted_BK.gather(-1, n_kept_B1 - 1), n_kept_B1)
+    keep_BV = _mask_highest(mass_BV, sorted_BK.gather(-1, n_kept_B1 - 1), n_kept_B1)
     return logits_BV.masked_fill(~keep_BV, -math.inf)
 
 
 def min_p(logits_BV: "Tensor", p: float) -> "Tensor":
-    """Tokens at least p times as probable as the most probable one (Nguyen et al. 2025)."""
+    """Keeps tokens at least p times as probable as the most probable one (Nguyen et al. 2025)."""
     mass_BV = logits_BV.double().softmax(-1)
     return logits_BV.masked_fill(mass_BV < p * mass_BV.amax(-1, keepdim=True), -math.inf)
 
 
 def typical_p(logits_BV: "Tensor", p: float) -> "Tensor":
-    """The smallest set of tokens with -log p nearest to the entropy and total probability p; never empty.
+    """Keeps the smallest set of tokens with -log p nearest to the entropy and total probability p; never empty.
 
     Locally typical sampling (Meister et al. 2023). Ties are broken in favour of the lowest ids.
     """
@@ -479,13 +475,12 @@ def typical_p(logits_BV: "Tensor", p: float) -> "Tensor":
 FILTERS: dict[str, "Callable[[Tensor, Any], Tensor]"] = {
     one.__name__: one for one in (temperature, top_k, top_p, min_p, typical_p)
 }
-"""The filter of each parameter of sampling, by its name, in the order of Hugging Face Transformers: so top-p uses
-probabilities at the given temperature, among the tokens that top-k kept. Ties are broken in favour of the lowest ids.
-"""
+"""The sampling filters by name, in the order of Hugging Face Transformers: top-p uses probabilities at the given
+temperature, among the tokens that top-k kept. Ties are broken in favour of the lowest ids."""
 
 
-def _highest(scores_BV: "Tensor", lowest_B1: "Tensor", n: "Tensor | int") -> "Tensor":
-    """Mask of the n highest scores of each row, of which `lowest_B1` is the lowest; lower ids first among ties."""
+def _mask_highest(scores_BV: "Tensor", lowest_B1: "Tensor", n: "Tensor | int") -> "Tensor":
+    """Masks the n highest scores of each row, whose lowest is `lowest_B1`; lower ids first among ties."""
     above_BV = scores_BV > lowest_B1
     tied_BV = scores_BV == lowest_B1
     room_B1 = n - above_BV.sum(-1, keepdim=True)

@@ -9,10 +9,10 @@ from lmtool.errors import DataError, UsageError
 
 
 def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
-    """The prompts of the command line, of a file, or else of what is piped in; a single empty one if there are none.
+    """Returns the prompts from the command line, from a file, or from piped input; else a single empty one.
 
-    Of a file, and of standard input, which "-" names, each line is one, also an empty one. Raises UsageError when there
-    are both, and what `read_lines` raises.
+    Each line of a file or of standard input ("-") is a prompt, even if empty.
+    Raises UsageError for prompts both on the command line and in a file, and as `read_lines` does.
     """
     if prompts and path is not None:
         raise UsageError("prompts are given both on the command line and in a file", fix="leave out one of them")
@@ -23,13 +23,13 @@ def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
     return [line for prompt in prompts for line in (read_lines(prompt) if prompt == STDIN else [prompt])]
 
 
-def text_or_stdin(text: str) -> str:
-    """A text that is typed, or what is in standard input, which "-" names. Raises what `read_lines` raises."""
+def resolve_stdin_text(text: str) -> str:
+    """Returns the text itself, or the content of standard input for "-". Raises as `read_lines` does."""
     return "\n".join(read_lines(STDIN)) if text == STDIN else text
 
 
 def read_lines(path: str, name: str = "file", fix: str = "write something into it") -> list[str]:
-    """The lines of a UTF-8 file, or of standard input when `path` is "-".
+    """Reads the lines of a UTF-8 file, or of standard input if `path` is "-".
 
     Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it is not readable.
     """

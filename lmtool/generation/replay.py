@@ -1,4 +1,4 @@
-"""Records of generated texts, and reproducing texts from them."""
+"""Records of generated texts, and reproduction of texts from them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from lmtool.batch import n_shared
 from lmtool.compute.device import InferenceName
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.generation.forms import TextForm
-from lmtool.generation.generate import MAX_ROWS, NGRAM, Drafter, TextGenerator
-from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, to_record
+from lmtool.generation.generate import MAX_ROWS, NGRAM_DRAFT, TextGenerator, open_draft
+from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, params_to_record
 from lmtool.generation.request import Completion
 from lmtool.inference.load import LoadedModel
 from lmtool.records import FileModel, check
@@ -23,7 +23,7 @@ from lmtool.run.directory import CHECKPOINTS
 
 
 class _RecordedOptions(FileModel, extra="ignore", strict=False):
-    """The options of `generate` in a record: those that determine the draw and details are beside it."""
+    """The options of `generate` in a record, except the draw and details."""
 
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     prefix: str = ""
@@ -34,7 +34,7 @@ class _RecordedOptions(FileModel, extra="ignore", strict=False):
 
 
 class _RecordedDraft(FileModel, extra="ignore"):
-    """run: None for n-gram look-up."""
+    """The draft of a record. run: None for n-gram look-up."""
 
     run: str | None
     step: NonNegativeInt = 0
@@ -42,8 +42,8 @@ class _RecordedDraft(FileModel, extra="ignore"):
     tokens: PositiveInt
 
 
-class _Recorded(FileModel, extra="ignore"):
-    """The values of a record that a replay reads."""
+class _GenerationRecord(FileModel, extra="ignore"):
+    """The fields of a record that a replay reads."""
 
     prompt: str
     sample: NonNegativeInt
@@ -62,17 +62,17 @@ class _Recorded(FileModel, extra="ignore"):
     draft: _RecordedDraft | None = None
 
 
-def record(
+def completion_record(
     generator: TextGenerator, completion: Completion, params: AnyParams, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All that is needed to reproduce a completion, as JSON values. options: those of `TextGenerator.generate`."""
+    """Returns all that reproduces a completion, as JSON values. options: those of `TextGenerator.generate`."""
     loaded = generator.loaded
     constrained = {} if completion.constrained is None else {"constrained_logprobs": list(completion.constrained)}
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.get("details") else {}
     drafted: dict[str, Any] = {}
-    if generator.drafter is not None:
+    if generator.draft is not None:
         counts = {"proposed": completion.proposed, "accepted": completion.accepted}
-        drafted = {"draft": generator.drafter.record(), **counts}
+        drafted = {"draft": generator.draft.record(), **counts}
     return {
         "prompt": completion.prompt,
         "sample": completion.sample,
@@ -86,7 +86,7 @@ def record(
         "finish_reason": completion.finish_reason,
         "draw": completion.draw,
         "steps": completion.steps,
-        "settings": to_record(params),
+        "settings": params_to_record(params),
         "options": _RecordedOptions(**options).model_dump(),
         **loaded.record(),
         "device": loaded.device.type,
@@ -99,10 +99,10 @@ def record(
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """A record, and the result of replaying it.
+class ReplayResult:
+    """A record and its replay.
 
-    differs_at: the first token that differs; None when all are the same. changed: differences of the setup.
+    differs_at: index of the first different token; None if all are the same. changed: changes of library versions.
     """
 
     record: Mapping[str, Any]
@@ -112,12 +112,12 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """True when tokens and text equal those of the record."""
+        """Whether tokens and text equal those of the record."""
         return self.differs_at is None and self.text == self.record["text"]
 
 
 def read_records(path: str) -> list[dict[str, Any]]:
-    """The records of a file, one per line. Raises DataError when it cannot be read, or has something else."""
+    """Reads the records of a file, one per line. Raises DataError for a file that is unreadable or has other lines."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -128,8 +128,8 @@ def read_records(path: str) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            check(_Recorded, record)
-            _asked(record)
+            check(_GenerationRecord, record)
+            _parse_request(record)
         except (ValueError, RecursionError, UsageError) as error:
             what = f"not a record of generate --json: {' '.join(str(error).split())[:120]}"
             raise DataError(what, where=f"{path}:{number}", fix="write one with --json") from error
@@ -139,47 +139,47 @@ def read_records(path: str) -> list[dict[str, Any]]:
     return records
 
 
-def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
-    """Replay each record, alone, with the same weights, settings, device, precision and number of threads.
+def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[ReplayResult]:
+    """Replays each record alone, with the same weights, settings, device, precision and number of threads.
 
     A text that max_time ended is generated up to the same number of steps.
 
-    Raises CheckpointError when the weights are missing or have changed.
+    Raises CheckpointError if the weights are missing or have changed.
     """
-    peers: dict[tuple[str, ...], TextGenerator] = {}
+    generators: dict[tuple[str, ...], TextGenerator] = {}
     for record in records:
         names = ("run", "step", "checkpoint", "device", "precision", "draft")
         key = tuple(str(record.get(name)) for name in names)
-        if key not in peers:
-            peers[key] = _load_recorded(record)
-        yield _repeat(peers[key], record)
+        if key not in generators:
+            generators[key] = _load_generator(record)
+        yield _replay_record(generators[key], record)
 
 
-def _load_recorded(record: Mapping[str, Any]) -> TextGenerator:
-    generator = TextGenerator.open(_checkpoint(record), device=record["device"], precision=record["precision"])
-    _check_same(generator.loaded, record)
+def _load_generator(record: Mapping[str, Any]) -> TextGenerator:
+    generator = TextGenerator.open(_checkpoint_path(record), device=record["device"], precision=record["precision"])
+    _check_digest(generator.loaded, record)
     draft = record.get("draft")
     if draft is not None:
-        reference = NGRAM if draft["run"] is None else _checkpoint(draft)
-        generator.drafter = Drafter.open(reference, draft["tokens"], generator.loaded)
-        if generator.drafter.loaded is not None:
-            _check_same(generator.drafter.loaded, draft)
+        reference = NGRAM_DRAFT if draft["run"] is None else _checkpoint_path(draft)
+        generator.draft = open_draft(reference, draft["tokens"], generator.loaded)
+        if generator.draft.loaded is not None:
+            _check_digest(generator.draft.loaded, draft)
     return generator
 
 
-def _checkpoint(record: Mapping[str, Any]) -> str:
+def _checkpoint_path(record: Mapping[str, Any]) -> str:
     return str(Path(record["run"]) / CHECKPOINTS / f"step-{record.get('step', 0):06d}")
 
 
-def _check_same(loaded: LoadedModel, record: Mapping[str, Any]) -> None:
+def _check_digest(loaded: LoadedModel, record: Mapping[str, Any]) -> None:
     if loaded.checkpoint_hash != record.get("checkpoint"):
         what = "the checkpoint is not the one of the record"
-        raise CheckpointError(what, where=_checkpoint(record), fix="restore that one")
+        raise CheckpointError(what, where=_checkpoint_path(record), fix="restore that one")
 
 
-def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
+def _replay_record(generator: TextGenerator, record: Mapping[str, Any]) -> ReplayResult:
     generator.threads = record["threads"]
-    params, options = _asked(record)
+    params, options = _parse_request(record)
     completions = {c.sample: c for c in generator.completions([record["prompt"]], params, **options)}
     # A beam search returns several texts of one sample; other strategies return one, whatever its number.
     completion = completions[record["sample"] if params.strategy == "beam" else 0]
@@ -187,22 +187,22 @@ def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
     changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
     before, tokens = record["tokens"], list(completion.tokens)
     differs_at = None if before == tokens else n_shared(before, tokens)
-    return Replayed(record, completion.text, differs_at, changed)
+    return ReplayResult(record, completion.text, differs_at, changed)
 
 
-def _asked(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:
-    """What a replay asks for. Raises UsageError where the record is not one."""
+def _parse_request(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:
+    """Returns the parameters and options of a replay. Raises UsageError for an invalid record."""
     options = _RecordedOptions(**record["options"]).model_dump() | {"first": record["draw"], "max_rows": 1}
-    params = from_record(record["settings"])
+    params = params_from_record(record["settings"])
     if isinstance(params, MaskPredict) or params.max_time is None:
         return params, options
-    steps = record["steps"]  # a text that a time limit ended has as many again
+    steps = record["steps"]  # stands in for the time limit
     least = min(params.min_new_tokens, steps)
     return replace(params, max_time=None, max_new_tokens=steps, min_new_tokens=least), options
 
 
-def from_record(record: Mapping[str, Any]) -> AnyParams:
-    """The parameters from `to_record`, also after JSON. Raises UsageError when it is invalid."""
+def params_from_record(record: Mapping[str, Any]) -> AnyParams:
+    """Makes parameters of the result of `params_to_record`, even after JSON. Raises UsageError for an invalid one."""
     values = dict(record)
     try:
         kind: type[AnyParams] = SamplingParams

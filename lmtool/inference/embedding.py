@@ -1,4 +1,4 @@
-"""`embed`: embeddings of texts at any layer of any model, one per word in its context or one per text.
+"""Embeddings of texts at any layer of any model, one per word in its context or one per text.
 
 Shapes: B rows, T positions, D model width, N words.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtool import durable
 from lmtool.batch import Batch, padded
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.evaluation import Items, evaluate
+from lmtool.inference.evaluation import EvaluationItems, evaluate_items
 from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Pool, text_vectors
 from lmtool.recipe.spec.objective import Embedding
@@ -29,22 +29,22 @@ from lmtool.tokenization.tokenizer import find_words
 
 PoolName = Literal["none", "mean", "max", "first", "last", "own"]
 
-TEXTS = 256
-"""Texts processed at once, batched by length."""
+GROUP_SIZE = 256
+"""Texts that are encoded at once and batched by length."""
 
-BATCH_TOKENS = 4096
-"""Positions computed at once."""
+EMBEDDING_BATCH_TOKENS = 4096
+"""Maximum positions of a batch."""
 
 Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """Vectors of one text.
+class TextEmbedding:
+    """The vectors of one text.
 
-    text: its number, from 0.
-    words: as written in the text.
-    vectors: (N, D), one per word; when pooled (1, D), and words None.
+    text: index of the text.
+    words: words as written; None if pooled.
+    vectors: (N, D), one per word; (1, D) if pooled.
     """
 
     text: int
@@ -53,10 +53,11 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class TextRow:
-    """A text as model input. first, last: the span of its own tokens between the special ones.
+class EncodedText:
+    """A text as model input.
 
-    words: the string of each word, if they are wanted. pieces: for each word, the indices of its tokens in the row.
+    number: index of the text. first, last: span of its own tokens between the special ones.
+    words: the words, if requested. pieces: for each word, the indices of its tokens in the row.
     """
 
     number: int
@@ -68,30 +69,33 @@ class TextRow:
 
 
 class HiddenStates(NamedTuple):
-    """tokens: T pieces, special ones included. layers: (T, D) of the embeddings and of each layer."""
+    """The hidden states of a text.
+
+    tokens: T pieces, special ones included. layers: (T, D) of the embeddings and of each layer.
+    """
 
     tokens: tuple[str, ...]
     layers: tuple[Vectors, ...]
 
 
-def save(path: Path, embedded: Iterable[Embedded]) -> None:
-    """Write vectors to a new file, atomically. Raises ResourceError.
+def save_embeddings(path: Path, embedded: Iterable[TextEmbedding]) -> None:
+    """Writes vectors to a new file, atomically. Raises ResourceError.
 
-    .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, and words (N) unless pooled.
+    .jsonl: `to_json_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, words (N) unless pooled.
     """
-    lines = (f"{line}\n".encode() for line in as_lines(embedded))
-    durable.write_output(path, _arrays(embedded) if path.suffix == ".npz" else lines)
+    lines = (f"{line}\n".encode() for line in to_json_lines(embedded))
+    durable.write_output(path, _to_npz(embedded) if path.suffix == ".npz" else lines)
 
 
-def as_lines(embedded: Iterable[Embedded]) -> Iterator[str]:
-    """A JSON object for each text."""
+def to_json_lines(embedded: Iterable[TextEmbedding]) -> Iterator[str]:
+    """Yields a JSON object for each text."""
     for one in embedded:
         vectors = one.vectors.tolist()
         values = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
         yield json.dumps({"text": one.text, **values})
 
 
-def _arrays(embedded: Iterable[Embedded]) -> list[memoryview]:
+def _to_npz(embedded: Iterable[TextEmbedding]) -> list[memoryview]:
     every = list(embedded)
     arrays = {
         "vectors": np.concatenate([one.vectors for one in every]),
@@ -106,8 +110,8 @@ def _arrays(embedded: Iterable[Embedded]) -> list[memoryview]:
 
 def embed(
     loaded: LoadedModel, texts: Iterable[str], layer: int, pool: PoolName, *, truncate: bool = False
-) -> Iterator[Embedded]:
-    """The vectors of each text, in order.
+) -> Iterator[TextEmbedding]:
+    """Computes the vectors of each text. Yields them in order.
 
     layer: 0 for the embeddings, 1 for the output of the first layer, -1 for the last. pool: "none" gives each word and
     punctuation mark the mean of its tokens' vectors; "mean" and "max" pool the tokens of the text; "first" and "last"
@@ -118,37 +122,41 @@ def embed(
     Raises UsageError for a layer that does not exist, a text longer than the model's context, or one without tokens;
     DataError when there is no text.
     """
-    waiting = (text_row(loaded, i, text, truncate=truncate, words=pool == "none") for i, text in enumerate(texts))
+    waiting = (encode_text(loaded, i, text, truncate=truncate, words=pool == "none") for i, text in enumerate(texts))
     read = False
     with loaded.joined() as loaded:
-        while group := list(islice(waiting, TEXTS)):
+        while group := list(islice(waiting, GROUP_SIZE)):
             read = True
-            yield from vectors_of(loaded, group, layer, pool)
+            yield from embed_encoded(loaded, group, layer, pool)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
 
 
 @torch.inference_mode()
 def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
-    """The states of every layer for one text. Raises UsageError as `embed` does."""
-    row = text_row(loaded, 0, text)
+    """Computes the states of every layer for one text. Raises UsageError as `embed` does."""
+    row = encode_text(loaded, 0, text)
     with loaded.compute.autocast():
         layers = loaded.model.layers(Batch(torch.tensor([row.tokens])).to(loaded.device))
     states = tuple(hidden_1TD[0].float().cpu().numpy() for hidden_1TD in layers)
     return HiddenStates(tuple(map(loaded.tokenizer.piece, row.tokens)), states)
 
 
-def vectors_of(loaded: LoadedModel, rows: Sequence[TextRow], layer: int, pool: PoolName) -> Iterator[Embedded]:
-    """The vectors of texts that are tokenized; see `embed`."""
+def embed_encoded(
+    loaded: LoadedModel, rows: Sequence[EncodedText], layer: int, pool: PoolName
+) -> Iterator[TextEmbedding]:
+    """Computes the vectors of encoded texts; see `embed`."""
     lengths = [(len(row.tokens),) for row in rows]
-    read = partial(_read, loaded, rows, layer, pool)
-    items = Items(lengths, read, tokens=BATCH_TOKENS, dtype=np.float32)
-    for row, vectors in zip(rows, evaluate(loaded.model, items, loaded.compute).arrays, strict=True):
-        yield Embedded(row.number, row.words if pool == "none" else None, vectors)
+    read = partial(_embed_batch, loaded, rows, layer, pool)
+    items = EvaluationItems(lengths, read, tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32)
+    for row, vectors in zip(rows, evaluate_items(loaded.model, items, loaded.compute).arrays, strict=True):
+        yield TextEmbedding(row.number, row.words if pool == "none" else None, vectors)
 
 
-def text_row(loaded: LoadedModel, number: int, text: str, *, truncate: bool = False, words: bool = False) -> TextRow:
-    """A text with the special tokens of the model's training. Raises UsageError as `embed` does."""
+def encode_text(
+    loaded: LoadedModel, number: int, text: str, *, truncate: bool = False, words: bool = False
+) -> EncodedText:
+    """Encodes a text with the special tokens of the model's training. Raises UsageError as `embed` does."""
     tokenizer = loaded.tokenizer
     ids, offsets = tokenizer.encode_with_places(text) if words else (tokenizer.encode(text), [])
     before, after = loaded.prompt_format.before, loaded.prompt_format.after
@@ -168,13 +176,13 @@ def text_row(loaded: LoadedModel, number: int, text: str, *, truncate: bool = Fa
         if touched := range(bisect_right(stops, begin), bisect_left(starts, end)):
             pieces[begin, end] = [first + token for token in touched]
     row = [*before, *ids, *after]
-    return TextRow(number, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
+    return EncodedText(number, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
 
 
-def _read(
-    loaded: LoadedModel, texts: Sequence[TextRow], layer: int, pool: PoolName, chosen: list[int]
+def _embed_batch(
+    loaded: LoadedModel, texts: Sequence[EncodedText], layer: int, pool: PoolName, chosen: list[int]
 ) -> tuple[None, list[Vectors]]:
-    """The vectors of a batch of texts."""
+    """Computes the vectors of the texts at the indices `chosen`."""
     rows = [texts[i] for i in chosen]
     tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
     layers = loaded.model.layers(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
@@ -185,10 +193,10 @@ def _read(
     spec = loaded.recipe.objective
     if pool == "own" and isinstance(spec, Embedding):
         return None, [vector_D[None].numpy() for vector_D in text_vectors(spec, hidden_BTD, keep_BT)]
-    return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
+    return None, [_pool(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 
-def _pooled(hidden_TD: Tensor, row: TextRow, pool: PoolName) -> Tensor:
+def _pool(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
     if pool == "none":
         means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
         return torch.stack(means) if means else hidden_TD[:0]

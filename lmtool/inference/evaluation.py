@@ -1,7 +1,4 @@
-"""The evaluation loop: items batched by length under a budget of tokens, distributed over all processes.
-
-Validation, `eval`, `predict` and `embed` use it, each with a `read` of its own.
-"""
+"""The evaluation loop: batches items by length under a budget of tokens, and distributes them over all processes."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,31 +17,30 @@ from lmtool.model.language_model import evaluating
 from lmtool.objective import Loss
 
 BATCH_TOKENS = 16_384
-"""Positions computed at once."""
+"""Maximum positions of a batch."""
 
 RowLengths = tuple[int, ...]
-"""Tokens of an item; several numbers where parts of it are padded separately."""
+"""Tokens of an item; several numbers if parts of it are padded separately."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Loss and metrics of a model. loss: nats per target or row. metrics: by name, higher is better."""
+    """Validation results of a model. loss: nats per target or row. metrics: by name; higher is better."""
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, metric: str) -> float:
-        """The loss, or one of the metrics."""
+        """Returns the loss, or one of the metrics."""
         return self.loss if metric == "loss" else self.metrics[metric]
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """Sums over all items and all processes, and the array of each item, in the order of the items.
+class EvaluationSums:
+    """Results over all items and all processes.
 
-    total: of the losses of all targets.
-    count: of targets.
-    metrics: means, by name.
+    total: sum of the losses of all targets. count: number of targets.
+    metrics: means, by name. arrays: the array of each item, in order.
     """
 
     total: float
@@ -58,10 +54,10 @@ class Evaluated:
         return self.total / self.count if self.count else math.nan
 
 
-def by_length(lengths: Sequence[RowLengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
-    """Indices of items grouped by length, to reduce padding.
+def group_by_length(lengths: Sequence[RowLengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
+    """Groups items by length, to reduce padding. Yields the indices of each group.
 
-    tokens: most positions of a group, padding included; an item above it is alone. rows: most items of a group.
+    tokens: maximum positions of a group, padding included; an item above it is alone. rows: maximum items of a group.
     """
     group: list[int] = []
     widest: RowLengths = ()
@@ -76,20 +72,20 @@ def by_length(lengths: Sequence[RowLengths], tokens: int, rows: int | None = Non
         yield group
 
 
-def not_reported(stage: str, done: int, total: int) -> None:
-    """A report that does nothing."""
+def ignore_progress(stage: str, done: int, total: int) -> None:
+    """Does nothing; a default for `report` callbacks."""
 
 
 @dataclass(frozen=True)
-class Items:
-    """What a model is evaluated on.
+class EvaluationItems:
+    """Items on which a model is evaluated.
 
-    lengths: of each item.
-    read: from the indices of some items, their summed loss and an array of `dtype` for each; either may be omitted, the
-        same for all.
-    metrics: names of those in the losses.
-    tokens: positions computed at once.
-    one_pass: False where an item is read once for each of its tokens.
+    lengths: length of each item.
+    read: computes the summed loss of some items, by their indices, and an array of `dtype` for each; either may be
+        omitted, for all items alike.
+    metrics: names of the metrics in the losses.
+    tokens: maximum positions of a batch.
+    one_pass: False if an item is read once for each of its tokens.
     """
 
     lengths: Sequence[RowLengths]
@@ -99,36 +95,38 @@ class Items:
     dtype: DTypeLike = np.float64
     one_pass: bool = True
 
-    def groups(self, world: World) -> tuple[list[list[int]], int]:
-        """The items of each batch of this process; and how many more it computes for others that it is in step with."""
+    def batches(self, world: World) -> tuple[list[list[int]], int]:
+        """Returns the batches of this process, and how many more it must compute to stay in step with others."""
 
         def of(rank: int) -> list[list[int]]:
             share = replace(world, rank=rank).share(len(self.lengths))
-            return [[share[i] for i in group] for group in by_length([self.lengths[i] for i in share], self.tokens)]
+            return [
+                [share[i] for i in group] for group in group_by_length([self.lengths[i] for i in share], self.tokens)
+            ]
 
         groups = of(world.rank)
         most = max(len(of(rank)) for rank in range(world.size)) if world.in_step else len(groups)
         return groups, most - len(groups)
 
-    def size(self, group: Sequence[int]) -> int:
-        """Tokens that are read of some items."""
+    def count_tokens(self, group: Sequence[int]) -> int:
+        """Returns how many tokens are read for some items."""
         return sum(sum(self.lengths[i]) ** (1 if self.one_pass else 2) for i in group)
 
 
-def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Report = not_reported) -> Evaluated:
-    """Evaluate a model; each process computes its share, and all get the same sums.
+def evaluate_items(
+    model: LanguageModel, items: EvaluationItems, compute: Compute, report: Report = ignore_progress
+) -> EvaluationSums:
+    """Evaluates a model in evaluation mode; each process computes its share, and all get the same sums.
 
     report: called with the tokens of this process done and in total, from 0 on.
-
-    The model is in evaluation mode, and computes in the precision of `compute`.
     """
-    groups, n_idle = items.groups(compute.world)
+    groups, n_idle = items.batches(compute.world)
     total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
     parts = torch.zeros(len(items.metrics), 2, dtype=compute.sum_dtype, device=compute.device)
     arrays: dict[int, NDArray[Any]] = {}
-    done, whole = 0, sum(map(items.size, groups))
-    # weights that processes share are gathered in here, and tensors of inference mode would stay useless for training
+    done, whole = 0, sum(map(items.count_tokens, groups))
+    # sharded weights are gathered here, and inference tensors could not be trained afterwards
     mode = torch.no_grad if compute.world.in_step else torch.inference_mode
     with evaluating(model):
         report("measuring", done, whole)
@@ -142,7 +140,7 @@ def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Repor
                     part += torch.stack([torch.as_tensor(number).to(part) for number in loss.metrics[name]])
             if new:
                 arrays.update(zip(group, new, strict=True))
-            done += items.size(group)
+            done += items.count_tokens(group)
             report("measuring", done, whole)
         for _ in range(n_idle):
             with mode(), compute.autocast():
@@ -152,4 +150,4 @@ def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Repor
     pairs = zip(items.metrics, others[::2], others[1::2], strict=True)
     means = {name: part / max(1, number) for name, part, number in pairs}
     gathered = compute.world.gather(arrays, len(items.lengths), items.dtype) if n_with_arrays else []
-    return Evaluated(nats, int(n_targets), means, gathered)
+    return EvaluationSums(nats, int(n_targets), means, gathered)

@@ -1,4 +1,4 @@
-"""From a recipe, or from a run, to a model that is ready to use."""
+"""Builds models from recipes, and loads them from runs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from lmtool.compute.fsdp import Sharding
 from lmtool.compute.processes import local_size
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import CheckpointError, NumericalError
-from lmtool.inference.reference import Reference, base_of, resolve_reference
+from lmtool.inference.reference import Reference, find_base, resolve_reference
 from lmtool.model import LanguageModel, lora
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import find_features
@@ -50,9 +50,9 @@ from lmtool.tokenization.tokenizer import Tokenizer
 class LoadedModel:
     """A trained model with its recipe, tokenizer and device.
 
-    reference: the run and the checkpoint that it is of.
-    recipe: that of the run, maybe with other values of evaluation.
-    sharding: where processes share it.
+    reference: its run and checkpoint.
+    recipe: the recipe of the run; evaluation keys may differ.
+    sharding: how processes share its weights; None if each has all.
     """
 
     model: LanguageModel
@@ -78,18 +78,18 @@ class LoadedModel:
         return self.reference.checkpoint.digest
 
     def record(self) -> dict[str, Any]:
-        """Its run, step and checkpoint, as JSON values."""
+        """Returns its run, step and checkpoint, as JSON values."""
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
     @contextmanager
     def joined(self) -> "Iterator[LoadedModel]":
-        """The same model in the processes of torchrun, which compute each its share."""
+        """Yields the same model joined with the processes of torchrun, each of which computes its share."""
         with self.compute.joined() as compute:
             yield replace(self, compute=compute)
 
     @contextmanager
     def computing(self) -> Iterator[Compute]:
-        """A context in which processes compute with the model, each its share, in step where they share it."""
+        """Yields the compute context of the model; processes that share its weights compute in step."""
         if self.sharding is None:
             yield self.compute
         else:
@@ -101,13 +101,13 @@ class LoadedModel:
         return self.compute.device
 
     def check_likelihood(self) -> None:
-        """Raise UsageError for a model without likelihood, which has no probabilities of the tokens of a text."""
+        """Raises UsageError for a model that has no probabilities of the tokens of a text."""
         lm = self.model.body if isinstance(self.model, Classifier) else self.model
         if isinstance(lm, WithoutLikelihood):
             raise lm.refusal()
 
     def with_beams(self, num_beams: int | None) -> "LoadedModel":
-        """The same model with another beam width for tables; that of its recipe for None."""
+        """Returns the model with another beam width for tables; None keeps that of its recipe."""
         if num_beams is None:
             return self
         return replace(self, recipe=self.recipe.with_values({"evaluation.num_beams": num_beams}))
@@ -119,7 +119,7 @@ class LoadedModel:
 
     @cached_property
     def prompt_format(self) -> PromptFormat:
-        """How texts become inputs of the model, as in training."""
+        """The format of the model's inputs, as in training."""
         return PromptFormat.of(self.recipe, self.tokenizer)
 
 
@@ -130,10 +130,9 @@ def build_model(
     features: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> LanguageModel:
-    """A new model for this tokenizer, on its device, initialized from the recipe's seed.
+    """Builds a new model for a tokenizer, on its device, initialized from the recipe's seed.
 
-    features: whose states it reads, if the recipe has features. shards: where it holds only the
-    rows of this process.
+    features: the model whose states it reads, if the recipe has features. shards: builds only the rows of this process.
     Raises CheckpointError as `Tokenizer.embedding_rows` does.
     """
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
@@ -152,15 +151,15 @@ def build_model(
 
 @dataclass(frozen=True)
 class MatchedVectors:
-    """Vectors, N words of D numbers, of the tokens `ids`, and one line that says how much of the text they cover."""
+    """Pretrained vectors (N, D) of the tokens `ids`. line: says how much of the text they cover."""
 
     ids: list[int]
     vectors_ND: Tensor
     line: str
 
     @torch.no_grad()
-    def copy_to(self, lm: LanguageModel) -> None:
-        """Set these embeddings of a new model; all others, which are random, are scaled to the same deviation."""
+    def initialize_embeddings_(self, lm: LanguageModel) -> None:
+        """Sets these embeddings of a new model, and scales all others, which are random, to the same deviation."""
         table_VD = lm.token_vectors()
         deviation, before = float(self.vectors_ND.std(correction=0)), float(table_VD.std(correction=0))
         if deviation and before:
@@ -179,45 +178,45 @@ def build_for_training(
     features: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> tuple[LanguageModel, str | None]:
-    """A new model to train with a recipe, with the trainable weights that the recipe sets.
+    """Builds a model to train, with the trainable weights that the recipe sets.
 
     set_statistics: initializes it with statistics of the data.
-    base: the run whose weights it begins with. vectors: that its embeddings begin with.
+    base: a run to initialize its weights. vectors: initialize its embeddings.
     features, shards: see `build_model`.
     Returns the model, and a notice about the head of the base, if any.
     """
     lm = build_model(recipe, tokenizer, compute, features, shards)
     set_statistics(lm)
-    notice = None if base is None else _load_body(lm, base, recipe.objective)
-    _tune(lm, recipe, trains=True)
+    notice = None if base is None else _load_base_weights(lm, base, recipe.objective)
+    _apply_tuning(lm, recipe, trains=True)
     if vectors is not None:
-        vectors.copy_to(lm)
+        vectors.initialize_embeddings_(lm)
     return lm, notice
 
 
 def load_run(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
-    """The best checkpoint of a run, or a given checkpoint, ready for inference.
+    """Loads the best checkpoint of a run, or a given checkpoint, for inference.
 
     reference: as for `resolve_reference`.
-    compute: the best device, in float32, by default; its processes share the model where it does not fit into the
-        memory of one; they then measure it in step, see `LoadedModel.computing`.
-    Raises CheckpointError when there is none, or when its parts are inconsistent.
+    compute: the best device, in float32, by default. Its processes share a model that does not fit the memory of one,
+        and then compute in step; see `LoadedModel.computing`.
+    Raises CheckpointError if there is none, or if its parts are inconsistent.
     """
     source = resolve_reference(reference) if isinstance(reference, str) else reference
     checkpoint, recipe, tokenizer = source.checkpoint, source.recipe, source.tokenizer
     compute = compute or choose_compute("auto", "float32")
     sharding = None
-    if _shares(recipe, checkpoint, compute):
+    if _needs_sharding(recipe, checkpoint, compute):
         lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(compute.world.rank, compute.world.size))
         load_weights(lm, checkpoint)
         sharding = Sharding(lm, lm, compute)
     else:
-        lm = trained_model(source, compute)
+        lm = load_trained_model(source, compute)
     return LoadedModel(lm.eval(), source, recipe, compute, sharding)
 
 
-def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
-    """Whether processes share a model, since the weights do not fit into the memory of one of them."""
+def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
+    """Whether processes must share a model because its weights do not fit the memory of one of them."""
     is_one_pass = not isinstance(recipe.objective, Masked)
     is_whole = isinstance(recipe.model, Transformer) and recipe.tuning.lora is None
     if compute.world.size == 1 or not is_one_pass or not is_whole:
@@ -225,15 +224,14 @@ def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
     memory = device_memory(compute.device)
     room = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
     is_short = room is not None and sum(checkpoint.files[name].bytes for name in checkpoint.model_files) > room
-    # machines may differ, and all must do the same
+    # machines may differ, but all must do the same
     return bool(compute.world.sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
 def load_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
-    """The same with its matrices packed for the device, and adapters merged into them: for inference only, its weights
-    are no longer accessible.
+    """Loads as `load_run`, merges adapters, and packs matrices for the device, so weights are no longer accessible.
 
-    Those that processes share are not packed.
+    A model that processes share is not packed.
     """
     loaded = load_run(reference, compute)
     if loaded.sharding is None:
@@ -242,93 +240,93 @@ def load_packed(reference: str | Reference, compute: Compute | None = None) -> L
     return loaded
 
 
-def trained_model(base: Reference, compute: Compute) -> LanguageModel:
-    """The model of a run at a checkpoint; a checkpoint of adapters only is applied to the run's base.
+def load_trained_model(base: Reference, compute: Compute) -> LanguageModel:
+    """Loads the model of a checkpoint; a checkpoint of adapters only is applied to the run's base.
 
-    Raises CheckpointError when its parts are inconsistent.
+    Raises CheckpointError if its parts are inconsistent.
     """
     recipe = base.recipe
-    lm = build_model(recipe, base.tokenizer, compute, features_of(base.run, recipe, compute))
+    lm = build_model(recipe, base.tokenizer, compute, load_feature_model(base.run, recipe, compute))
     if recipe.tuning.lora is not None:
-        _load_body(lm, base_of(base.run), recipe.objective)
-    _tune(lm, recipe, trains=False)
+        _load_base_weights(lm, find_base(base.run), recipe.objective)
+    _apply_tuning(lm, recipe, trains=False)
     load_weights(lm, base.checkpoint)
     return lm
 
 
-def features_of(run: Run, recipe: Recipe, compute: Compute) -> LoadedModel | None:
-    """The model whose states the model of a run reads, from its copy in the run; None where it reads no features.
+def load_feature_model(run: Run, recipe: Recipe, compute: Compute) -> LoadedModel | None:
+    """Loads the model whose states a run reads, from its copy in the run; None if it reads no features.
 
-    Raises CheckpointError where the copy is missing or damaged.
+    Raises CheckpointError if the copy is missing or damaged.
     """
     if not isinstance(recipe.model, FeaturesSpec) or recipe.model.features is None:
         return None
     copy = resolve_reference(str(run.path / FEATURES))
-    return LoadedModel(trained_model(copy, compute), copy, copy.recipe, compute)
+    return LoadedModel(load_trained_model(copy, compute), copy, copy.recipe, compute)
 
 
-def weights_of(base: Reference) -> Mapping[str, Tensor]:
-    """All weights of a checkpoint by name, with adapters merged into them.
+def read_merged_weights(base: Reference) -> Mapping[str, Tensor]:
+    """Reads all weights of a checkpoint by name, with adapters merged into them.
 
     Raises CheckpointError, and NumericalError for weights that are not finite.
     """
-    tensors = _merged(base)
+    tensors = _read_merged(base)
     for name, tensor in tensors.items():
-        _refuse_not_finite(name, tensor, base.checkpoint)
+        _check_finite(name, tensor, base.checkpoint)
     return tensors
 
 
-def _merged(base: Reference) -> Mapping[str, Tensor]:
-    """The same, also where they are not finite."""
+def _read_merged(base: Reference) -> Mapping[str, Tensor]:
+    """Reads merged weights without a check that they are finite."""
     if base.recipe.tuning.lora is None:
         return base.checkpoint.model()
-    lm = trained_model(base, CPU)
+    lm = load_trained_model(base, CPU)
     lora.merge(lm)
     return lm.state_dict()
 
 
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into a model.
+    """Copies a checkpoint's weights into a model.
 
-    Raises CheckpointError that names the first that does not fit, NumericalError the first that is not finite.
+    Raises CheckpointError for weights that do not fit, and NumericalError for weights that are not finite.
     """
-    _copy(lm, checkpoint.model(), checkpoint)
+    _copy_weights(lm, checkpoint.model(), checkpoint)
 
 
-def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
-    """Copy tensors into a model, one after the other; of one that is sharded the rows of this process only."""
+def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Copies tensors into a model; of a sharded parameter only the rows of this process. Raises as `load_weights`."""
     kept, saved = lora.kept(lm), outlines(tensors)
     for name in sorted(kept.keys() | saved.keys()):
         old, new = saved.get(name), kept.get(name)
         free = int(name in lm.any_length)
         if old is None or new is None or old.ndim != new.ndim or old.shape[free:] != new.shape[free:]:
-            what = f"the checkpoint does not fit the recipe: {name} is {_shape(old)}, not {_shape(new)}"
+            what = f"the checkpoint does not fit the recipe: {name} is {_format_shape(old)}, not {_format_shape(new)}"
             raise CheckpointError(what, where=str(checkpoint.path), fix="restore the run from a copy, or train anew")
     parameters = dict(lm.named_parameters())
     for name, parameter in kept.items():
         if name not in lm.any_length:
-            _refuse_not_finite(name, _set(parameters.get(name, parameter), tensors, name), checkpoint)
+            _check_finite(name, _copy_tensor(parameters.get(name, parameter), tensors, name), checkpoint)
     if lm.any_length:
         lm.load_state_dict({name: tensors[name] for name in lm.any_length}, strict=False)
 
 
 @torch.no_grad()
-def _set(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Copy a tensor into one of a model; of one that is sharded the rows of this process. Returns what was copied."""
+def _copy_tensor(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Copies a tensor into a parameter; of a sharded one, the rows of this process. Returns the copied part."""
     tensor = rows_of(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
     own_rows(parameter).copy_(tensor)
     return tensor
 
 
-def _refuse_not_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
+def _check_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         what = f"the weights are not finite: {name} holds NaN or infinity"
         fix = "name an earlier checkpoint, RUN@STEP, or train anew"
         raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
-def _tune(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
-    """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
+def _apply_tuning(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
+    """Freezes the weights that the recipe does not train, and adds adapters if the recipe has any, in place."""
     body = lm.body if isinstance(lm, HeadedModel) else lm
     if isinstance(recipe.model, VectorsSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
@@ -342,32 +340,32 @@ def _tune(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
             parameter.requires_grad_(False)
 
 
-def _load_body(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
-    """Copy the weights of another run into a model, and its head where both have one for the same labels.
+def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
+    """Copies the weights of another run into a model, and its head if both have one for the same labels.
 
-    objective: of the model. Returns a notice about the head, if any. Raises CheckpointError as `load_weights` does.
+    objective: objective of the model. Returns a notice about the head, if any. Raises as `load_weights` does.
     """
-    tensors, checkpoint = _merged(base), base.checkpoint
+    tensors, checkpoint = _read_merged(base), base.checkpoint
     body, head = tensors, {}
     if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
-        # from the recipe, since a body that only counts words has no weights
+        # the recipe decides, because a body that only counts words has no weights
         body = below(tensors, "body.")
         head = {name: t.shape for name, t in outlines(tensors).items() if not name.startswith("body.")}
     if isinstance(lm, ReplacedTokenDetector):
         if isinstance(base.recipe.objective, ReplacedTokens):
-            _copy(lm, tensors, checkpoint)
+            _copy_weights(lm, tensors, checkpoint)
             return None
-        _copy(lm.body, body, checkpoint)
+        _copy_weights(lm.body, body, checkpoint)
         return "the generator and the detector are new"
     if not isinstance(lm, HeadedModel):
-        _copy(lm, body, checkpoint)
+        _copy_weights(lm, body, checkpoint)
         if isinstance(lm, CountingModel):
-            lm.n_read.zero_()  # of this text; what was counted of the other one stays
+            lm.n_read.zero_()  # counts tokens of the new text; the counts of the other text stay
         return None
-    _copy(lm.body, body, checkpoint)
+    _copy_weights(lm.body, body, checkpoint)
     pooler = lm.body.pooler if isinstance(lm.body, TransformerEncoder) else None
     if pooler is not None and isinstance(lm, Classifier) and lm.activation == "tanh":
-        # the pooler of next-sentence prediction goes on as the dense layer of the head (Devlin et al. 2019)
+        # the pooler of next-sentence prediction becomes the dense layer of the head (Devlin et al. 2019)
         assert lm.dense is not None
         with torch.no_grad():
             for new, old in zip(lm.dense.parameters(), pooler.parameters(), strict=True):
@@ -375,16 +373,16 @@ def _load_body(lm: LanguageModel, base: Reference, objective: AnyObjective) -> s
     new_head = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None
-    same_labels = predicted(base.recipe.objective) == predicted(objective)
+    same_labels = prediction_target(base.recipe.objective) == prediction_target(objective)
     if same_labels and head == {name: t.shape for name, t in new_head.items()}:
         for name, parameter in new_head.items():
-            _refuse_not_finite(name, _set(parameter, tensors, name), checkpoint)
+            _check_finite(name, _copy_tensor(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
 
 
-def predicted(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
-    """What a head predicts, and its classes; None where there is none."""
+def prediction_target(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
+    """Returns what a head predicts, and its classes; None without a head."""
     match objective:
         case Classification():
             return objective.task, objective.labels
@@ -395,5 +393,5 @@ def predicted(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def _shape(tensor: Tensor | None) -> str:
+def _format_shape(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else "x".join(map(str, tensor.shape))

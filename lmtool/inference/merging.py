@@ -7,7 +7,7 @@ from typing import Any
 from lmtool import durable
 from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
-from lmtool.inference.load import weights_of
+from lmtool.inference.load import read_merged_weights
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
@@ -19,16 +19,15 @@ from lmtool.run.paths import remember
 from lmtool.run.saving import Snapshot
 
 
-def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """Make a run that predicts as another one does, but has no adapters and needs no base run.
+def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """Makes a run that predicts as another one does, but has no adapters and needs no base run.
 
-    It has the best checkpoint, or the given one, and what else is known of it; see `_keep`. An error, or a kill at any
-    moment, leaves no run.
+    It has the best checkpoint, or the given one, with its logs and results. An error or a kill leaves no run.
 
-    output: its directory; a new one under the runs directory when None. command: as typed, for run.json.
+    output: its directory; a new one under the runs directory by default. command: the command line, for run.json.
     Returns the new run, and warnings about the other one.
-    Raises UsageError for a run without adapters and for a folder in use, CheckpointError when their base is missing or
-    the run is damaged.
+    Raises UsageError for a run without adapters and for a folder in use, CheckpointError if the base is missing or the
+    run is damaged.
     """
     adapted = resolve_reference(reference)
     old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
@@ -39,15 +38,26 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     folder = output or unused_folder(name)
     refuse_used(folder)
     plain = recipe.with_values({"tuning.lora": None})
-    weights, state = weights_of(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
-    state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
+    weights, state = read_merged_weights(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
+    state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best_validation(old, step)}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
     info = RunInfo.new(recipe=name, **kept, base=adapted.record())
     files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.files()}
     with filling(folder) as path, create_run(path, info, files) as run:
-        _keep(old, run, step)
+        # report.html and validated.json are about other checkpoints too
+        for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
+            if log.path.exists():
+                durable.write_new(copy.path, log.until(step))
+        for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
+            if content is not None:
+                durable.write_new(run.path / file, encode(content.model_dump(exclude_unset=True)))
         run.start(step=step, command=command, environment=describe_environment("cpu"))
-        _keep_figures(old, run, step)
+        results = old.all_results
+        if results and all(figures.get("step") == step for figures in results.values()):
+            run.write_results(results.get("", {"tasks": results}))
+        if evaluations := [one for one in evaluations_of(old) if one.step == step]:
+            saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
+            durable.write_new(run.path / EVALUATIONS, encode(saved))
         run.save(Snapshot(step, weights, {}, state, step), keep_last=1)
         run.end("finished")
         run.drop_optimizers()
@@ -55,31 +65,8 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     return folder, adapted.warnings
 
 
-def _keep(old: Run, new: Run, step: int) -> None:
-    """Copy what a run knows of its data, and its logs up to a step.
-
-    Not report.html and validated.json, which are about its other checkpoints too.
-    """
-    for log, copy in ((old.metrics, new.metrics), (old.samples, new.samples)):
-        if log.path.exists():
-            durable.write_new(copy.path, log.until(step))
-    for name, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
-        if content is not None:
-            durable.write_new(new.path / name, encode(content.model_dump(exclude_unset=True)))
-
-
-def _keep_figures(old: Run, new: Run, step: int) -> None:
-    """Copy what was measured of the checkpoint of a step."""
-    results = old.all_results
-    if results and all(figures.get("step") == step for figures in results.values()):
-        new.write_results(results.get("", {"tasks": results}))
-    if evaluations := [one for one in evaluations_of(old) if one.step == step]:
-        content = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
-        durable.write_new(new.path / EVALUATIONS, encode(content))
-
-
-def _best(run: Run, step: int) -> dict[str, Any]:
-    """What of the best validation a state at a step has; none yet where another step is the best."""
+def _best_validation(run: Run, step: int) -> dict[str, Any]:
+    """Returns the best validation for the state at a step; None values if another step is the best."""
     noted = run.validated
     if noted is not None and noted.best_step == step:
         return noted.model_dump(include={"best_step", "best_value", "best_loss"})

@@ -1,12 +1,9 @@
-"""Perplexity of a model on a text: sliding windows over each document, summed over all of them.
-
-`measure` implements `eval`: from a run and files to a perplexity.
-"""
+"""Perplexity of a model on a text: sliding windows over each document, summed over all of them."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +17,7 @@ from lmtool.data.prepare import encode_files, scored
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.evaluation import Items, Validation, evaluate, not_reported
+from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items, ignore_progress
 from lmtool.inference.load import LoadedModel, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
@@ -31,21 +28,20 @@ from lmtool.records import finite
 from lmtool.run.order import hash_key, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
-Spans = Sequence[tuple[NDArray[np.int64], int]]
+RowsToScore = Sequence[tuple[NDArray[np.int64], int]]
 """Tokens of a row, and the index of the first scored one; those before it are context."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """A window of the store, and its first scored token."""
+class TokenWindow(NamedTuple):
+    """Tokens `start` to `stop` of a store, of which those from `first_scored` on are scored."""
 
     start: int
     stop: int
-    first: int
+    first_scored: int
 
     @property
     def n_scored(self) -> int:
-        return self.stop - self.first
+        return self.stop - self.first_scored
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,8 @@ class Perplexity:
     """Perplexity of a model on a text.
 
     nats: sum over the scored tokens of -log p(token | tokens before it).
-    n_bytes, n_words: of their text.
-    unit: "pair" where pairs of words are scored, so that only the loss is meaningful.
+    tokens: number of scored tokens, or pairs. n_bytes, n_words: of their text.
+    unit: "pair" if pairs of words are scored, so that only the loss is meaningful.
     """
 
     nats: float
@@ -72,31 +68,31 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        return _exp(self.loss)
+        return _exp_or_inf(self.loss)
 
     @property
     def word_perplexity(self) -> float:
-        """Per whitespace-separated word, to compare tokenizers."""
-        return _exp(self.nats / self.n_words) if self.n_words else math.nan
+        """Perplexity per whitespace-separated word, to compare tokenizers."""
+        return _exp_or_inf(self.nats / self.n_words) if self.n_words else math.nan
 
     @property
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.n_bytes if self.n_bytes else math.nan
 
     def record(self) -> dict[str, float | int | None]:
-        """The JSON record; None for values that are not finite."""
+        """Returns the JSON record; None for values that are not finite."""
         if self.unit == "pair":
             return {"loss": finite(self.loss), "pairs": self.tokens, "context": self.context}
         names = ("loss", "perplexity", "word_perplexity", "bits_per_byte", "tokens", "context", "stride")
         return {name: finite(getattr(self, name)) for name in names}
 
 
-def _exp(nats: float) -> float:
+def _exp_or_inf(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
-    """Windows that score every token of every document once, except its first, which has no context.
+def sliding_windows(store: TokenStore, context: int, stride: int) -> list[TokenWindow]:
+    """Returns windows that score every token of every document once, except its first, which has no context.
 
     The first window of a document scores all its tokens. Each later one starts `stride` tokens further and scores the
     new ones: with a stride below the context, every token but the first ones has at least context - stride before it.
@@ -104,116 +100,104 @@ def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
     windows = []
     for number in range(store.n_documents):
         begin, end = store.document(number)
-        start, first = begin, begin + 1
-        while first < end:
+        start, first_scored = begin, begin + 1
+        while first_scored < end:
             stop = min(end, start + context + 1)
-            windows.append(Span(start, stop, first))
-            start, first = start + stride, stop
+            windows.append(TokenWindow(start, stop, first_scored))
+            start, first_scored = start + stride, stop
     return windows
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Windows of a text on which a model is evaluated; for validation a fixed sample of them."""
+class EvaluationWindows:
+    """Windows of a text on which a model is evaluated."""
 
     store: TokenStore
-    spans: Sequence[Span]
+    windows: Sequence[TokenWindow]
 
     @classmethod
-    def of(cls, store: TokenStore, context: int, tokens: int | None, seed: int) -> Self:
-        """The sample of a seed, with about so many scored tokens; all for None. context: of the model, in tokens."""
-        every = spans(store, context, context)
-        if tokens is None:
+    def sample(cls, store: TokenStore, context: int, n_tokens: int | None, seed: int) -> Self:
+        """Samples windows that do not overlap, with about `n_tokens` scored tokens; None for all windows."""
+        every = sliding_windows(store, context, context)
+        if n_tokens is None:
             return cls(store, every)
-        chosen, scored = [], 0
+        chosen, n_scored = [], 0
         for index in permute(np.arange(len(every)), len(every), hash_key(seed, "validation")):
-            if scored >= tokens:
+            if n_scored >= n_tokens:
                 break
             chosen.append(every[index])
-            scored += every[index].n_scored
-        return cls(store, sorted(chosen, key=lambda span: span.start))
+            n_scored += every[index].n_scored
+        return cls(store, sorted(chosen))
 
     def validate(self, model: LanguageModel, objective: Objective, compute: Compute) -> Validation:
-        """Nats per target, without label smoothing, and the objective's metrics, by all processes together."""
+        """Returns nats per target, without label smoothing, and the objective's metrics, over all processes."""
         items = self.items(model, objective.collate_validation, objective.score, compute, objective.metrics)
-        evaluated = evaluate(model, items, compute)
-        return Validation(evaluated.loss, evaluated.metrics)
+        sums = evaluate_items(model, items, compute)
+        return Validation(sums.loss, sums.metrics)
 
     def items(
         self,
         model: LanguageModel,
-        collate: Callable[[Spans], Batch],
+        collate: Callable[[RowsToScore], Batch],
         score: Callable[[LanguageModel, Batch], Loss],
         compute: Compute,
         metrics: Sequence[str] = (),
-    ) -> Items:
-        """The windows, batched by `collate` and scored by `score`, with these metrics."""
+    ) -> EvaluationItems:
+        """Makes evaluation items of the windows, batched by `collate` and scored by `score`, with these metrics."""
 
         def read(indices: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
-            group = [self.spans[i] for i in indices]
-            rows = [(self.store.read(span.start, span.stop), span.first - span.start) for span in group]
+            group = [self.windows[i] for i in indices]
+            rows = [(self.store.read(one.start, one.stop), one.first_scored - one.start) for one in group]
             return score(model, collate(rows).to(compute.device)), ()
 
-        return Items([(span.stop - span.start,) for span in self.spans], read, metrics)
+        return EvaluationItems([(window.stop - window.start,) for window in self.windows], read, metrics)
+
+
+def compute_perplexity(
+    model: LanguageModel,
+    objective: Objective,
+    store: TokenStore,
+    tokenizer: Tokenizer,
+    compute: Compute,
+    report: Report = ignore_progress,
+    *,
+    context: int,
+    stride: int,
+) -> Perplexity:
+    """Computes the perplexity of a whole text, by all processes together.
+
+    Bytes and words exclude the first token of a document, unless that is [BOS].
+    report: called with the tokens done and in total. Raises DataError if there is no token to predict.
+    """
+    longest, size = objective.window(context), counted(len(store), "token")
+    windows = EvaluationWindows(store, sliding_windows(store, longest, min(stride, longest)))
+    n_bytes, n_words = scored(store, tokenizer)[0], int(np.sum(store.n_words))
+    if not windows.windows:
+        raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
+    items = windows.items(model, objective.collate_spans, objective.measure, compute)
+    sums = evaluate_items(model, replace(items, one_pass=objective.measures_in_one_pass), compute, report)
+    if not sums.count:
+        raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
+    return Perplexity(sums.total, sums.count, n_bytes, n_words, context, stride, objective.unit)
 
 
 @dataclass(frozen=True)
-class TokenizedText:
-    """A text, in windows of `context` tokens that begin `stride` tokens apart."""
-
-    store: TokenStore
-    tokenizer: Tokenizer
-    context: int
-    stride: int
-
-    def perplexity(
-        self, model: LanguageModel, objective: Objective, compute: Compute, report: Report = not_reported
-    ) -> Perplexity:
-        """The perplexity of the whole text, computed by all processes together.
-
-        Bytes and words exclude the first token of a document, unless that is [BOS].
-        report: called with the tokens done and in total. Raises DataError when there is no token to predict.
-        """
-        longest, n_tokens = objective.window(self.context), len(self.store)
-        windows = HeldOut(self.store, spans(self.store, longest, min(self.stride, longest)))
-        n_bytes, n_words = scored(self.store, self.tokenizer)[0], int(np.sum(self.store.n_words))
-        if not windows.spans:
-            raise DataError(
-                f"the text has {counted(n_tokens, 'token')}, so there is none to predict", fix="give more text"
-            )
-        items = windows.items(model, objective.collate_spans, objective.measure, compute)
-        items = replace(items, one_pass=objective.measures_in_one_pass)
-        evaluated = evaluate(model, items, compute, report)
-        count, unit = evaluated.count, objective.unit
-        if not count:
-            size = counted(n_tokens, "token")
-            raise DataError(f"the text has {size}, but no {unit} to predict", fix="give more text")
-        return Perplexity(evaluated.total, count, n_bytes, n_words, self.context, self.stride, unit)
-
-    def unseen(self, model: NGramModel, objective: Objective, compute: Compute, report: Report) -> int:
-        """How many of the scored n-grams a model of counts never counted."""
-        windows = HeldOut(self.store, spans(self.store, self.context, self.stride))
-        items = windows.items(model, objective.collate_spans, _unseen, compute)
-        return round(evaluate(model, items, compute, report).total)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The perplexity of a text, and the evaluated model.
+class PerplexityResult:
+    """The perplexity of a text under a model.
 
     limit: bits per byte of the best possible model, for a bundled text of known entropy.
-    unseen: of a model of counts, how many of the scored n-grams were never counted.
-    baseline: the same of another run, if one is given.
+    unseen: for a model of counts, how many of the scored n-grams were never counted.
+    baseline: the result of another run, if requested.
     """
 
     perplexity: Perplexity
     loaded: LoadedModel
     limit: float | None
     unseen: int | None = None
-    baseline: "Measured | None" = None
+    baseline: "PerplexityResult | None" = None
 
     def record(self) -> dict[str, object]:
-        """The JSON record."""
+        """Returns the JSON record."""
         record: dict[str, object] = dict(self.perplexity.record())
         if self.perplexity.unit == "token":
             record["limit_bits_per_byte"] = self.limit
@@ -224,7 +208,7 @@ class Measured:
         return record
 
     def lines(self) -> list[str]:
-        """All results as text lines."""
+        """Returns all results as text lines."""
         text = self.perplexity
         if text.unit == "pair":
             return [f"loss             {text.loss:.4f} nats per pair", f"pairs            {text.tokens:,}"]
@@ -249,71 +233,68 @@ class Measured:
         ]
 
 
-@dataclass(frozen=True)
-class EvaluationText:
-    """A text that a model is evaluated on, and its windows.
-
-    sources: files, or data sets.
-    column: of the text in tables; that of the training text by default.
-    context, stride: tokens; by default the model's context, and the same stride, so that windows do not overlap. A
-        context may be as long as the model's positions, which are unbounded unless they are learned.
-    """
-
-    sources: Sequence[str]
-    column: str | None = None
-    context: int | None = None
-    stride: int | None = None
-
-
-def measure(
+def measure_perplexity(
     reference: str,
-    text: EvaluationText,
+    sources: Sequence[str],
     *,
+    column: str | None = None,
+    context: int | None = None,
+    stride: int | None = None,
     baseline: str | None = None,
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
-    report: Report = not_reported,
-) -> Measured:
-    """Perplexity of a text under a run, computed by all processes together.
+    report: Report = ignore_progress,
+) -> PerplexityResult:
+    """Measures the perplexity of a text under a run, by all processes together.
 
-    baseline: another run to compare with, in windows of its own context.
-    report: called with the progress.
-    Raises UsageError when the stride is longer than the context, when the context is longer than the model's positions,
-    and when a run that predicts pairs of words is to be compared.
+    Args:
+        sources: files, or data sets.
+        column: column of the text in tables; that of the training text by default.
+        context, stride: tokens; by default the model's context, and the same stride, so that windows do not overlap. A
+            context may be as long as the model's positions, which are unbounded unless they are learned.
+        baseline: another run to compare with, in windows of its own context.
+        report: called with the progress.
+
+    Raises UsageError for a stride longer than the context, for a context longer than the model's positions, and for a
+    baseline if either run predicts pairs of words.
     """
+
+    def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityResult:
+        loaded.check_likelihood()
+        lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
+        context = context or lm.context or loaded.recipe.model.context
+        stride = stride or context
+        if lm.longest is not None and context > lm.longest:
+            what = f"a context of {context} is longer than the model's, which has {lm.longest} learned positions"
+            raise UsageError(what, fix=f"use {lm.longest} or less")
+        if stride > context:
+            raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
+        if column is not None:
+            data = data.with_values({"column": column})
+        store = loaded.compute.world.main_first(lambda: encode_files(sources, data, loaded.tokenizer, report))
+        lengths = {"context": context, "stride": stride}
+        with loaded.computing() as compute:
+            perplexity = compute_perplexity(lm, objective, store, loaded.tokenizer, compute, report, **lengths)
+        n_unseen = None
+        if isinstance(lm, NGramModel):
+            windows = EvaluationWindows(store, sliding_windows(store, context, stride))
+            items = windows.items(lm, objective.collate_spans, _count_unseen, loaded.compute)
+            n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
+        return PerplexityResult(perplexity, loaded, entropy_limit(sources, data), n_unseen)
+
     with choose_compute(device, precision).joined() as compute:
         loaded = load_packed(reference, compute)
-        measured = _measure(loaded, text, report)
+        result = measure(loaded, context, stride)
         if baseline is None:
-            return measured
+            return result
         other = load_packed(baseline, compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
-        return replace(measured, baseline=_measure(other, replace(text, context=None, stride=None), report))
+        return replace(result, baseline=measure(other, None, None))
 
 
-def _measure(loaded: LoadedModel, text: EvaluationText, report: Report) -> Measured:
-    loaded.check_likelihood()
-    lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
-    context = text.context or lm.context or loaded.recipe.model.context
-    stride = text.stride or context
-    if lm.longest is not None and context > lm.longest:
-        what = f"a context of {context} is longer than the model's, which has {lm.longest} learned positions"
-        raise UsageError(what, fix=f"use {lm.longest} or less")
-    if stride > context:
-        raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
-    if text.column is not None:
-        data = data.with_values({"column": text.column})
-    store = loaded.compute.world.main_first(lambda: encode_files(text.sources, data, loaded.tokenizer, report))
-    tokenized = TokenizedText(store, loaded.tokenizer, context, stride)
-    with loaded.computing() as compute:
-        result = tokenized.perplexity(lm, objective, compute, report)
-    unseen = tokenized.unseen(lm, objective, loaded.compute, report) if isinstance(lm, NGramModel) else None
-    return Measured(result, loaded, limit(text.sources, data), unseen)
-
-
-def _unseen(model: LanguageModel, batch: Batch) -> Loss:
-    """The number of targets that a model of counts never counted after their contexts."""
+def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
+    """Returns how many targets a model of counts never counted after their contexts."""
     assert isinstance(model, NGramModel)
     targets_BT = batch.known_targets_BT
     is_scored_BT = targets_BT != IGNORE
@@ -321,8 +302,8 @@ def _unseen(model: LanguageModel, batch: Batch) -> Loss:
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 
-def limit(sources: Sequence[str], data: Data) -> float | None:
-    """The limit of bundled texts in bits per byte, for models of documents, which also predict their ends."""
+def entropy_limit(sources: Sequence[str], data: Data) -> float | None:
+    """Returns the entropy of bundled texts in bits per byte, for models that predict the ends of documents."""
     if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
         return None
     return bundled.limit([file for source in sources for file in find_files(source)])

@@ -16,7 +16,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference.load import LoadedModel, MatchedVectors, load_run, trained_model
+from lmtool.inference.load import LoadedModel, MatchedVectors, load_run, load_trained_model
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.printable import counted, plain
 from lmtool.recipe.spec.model import VectorsSpec
@@ -30,7 +30,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class RunVectors:
-    """The embeddings of a run, by the names of its tokens. kind: of its tokenizer."""
+    """The embeddings of a run, by the names of its tokens. kind: kind of its tokenizer."""
 
     kind: str
     names: list[str]
@@ -38,12 +38,12 @@ class RunVectors:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Width of the vectors."""
         return int(self.table_VD.shape[1])
 
     @classmethod
     def open(cls, reference: Reference) -> "RunVectors":
-        """Raises CheckpointError for a damaged run, UsageError without embeddings."""
+        """Reads the embeddings of a run. Raises CheckpointError for a damaged run, UsageError without embeddings."""
         loaded = load_run(reference, CPU)
         tokenizer = loaded.tokenizer
         names = ["" if i in tokenizer.special_ids else tokenizer.name(i) for i in range(tokenizer.vocab_size)]
@@ -51,30 +51,30 @@ class RunVectors:
         return cls(tokenizer.kind, names, table_VD)
 
     def read(self, wanted: Container[str]) -> WordVectors:
-        """The vectors of those of the words `wanted` that the run has."""
+        """Returns the vectors of the words in `wanted` that the run has."""
         ids = [i for i, name in enumerate(self.names) if name and name in wanted]
         return WordVectors([self.names[i] for i in ids], self.table_VD[ids], 0)
 
 
 @dataclass(frozen=True)
 class VectorSource:
-    """What `model.embeddings` of a recipe names, opened."""
+    """The opened vectors that `model.embeddings` of a recipe names."""
 
     name: str
     vectors: VectorFile | RunVectors
 
-    def match(self, tokenizer: Tokenizer, counts_V: NDArray[np.int64]) -> MatchedVectors:
-        """The vectors of a tokenizer's entries. counts_V: of the training text, for the share of it that they cover.
+    def match_vocabulary(self, tokenizer: Tokenizer, counts_V: NDArray[np.int64]) -> MatchedVectors:
+        """Finds the vectors of a tokenizer's entries. counts_V: counts of the training text, to report its coverage.
 
-        A word without a vector takes that of its lower-cased form. Raises UsageError for a tokenizer of subwords,
-        unless the vectors are of a run with such a one, and DataError when no word has a vector.
+        A word without a vector takes that of its lower-cased form. Raises UsageError for a tokenizer of another kind
+        than the vectors, and DataError if no word has a vector.
         """
-        self.check_kind(tokenizer.kind)
+        self.check_tokenizer_kind(tokenizer.kind)
         names = {tokenizer.name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
         lower = str.lower if tokenizer.kind == "word" else str
         vectors = self.vectors.read(names.keys() | set(map(lower, names)))
         rows = {word: i for i, word in enumerate(vectors.words)}
-        # the last form that has a vector counts
+        # the last form that has a vector is used
         row_of = {i: rows[form] for name, i in names.items() for form in (lower(name), name) if form in rows}
         if not row_of:
             what = f"none of the {len(names):,} words of the vocabulary has a vector"
@@ -93,8 +93,8 @@ class VectorSource:
             )
         return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
 
-    def check_kind(self, kind: str) -> None:
-        """Raise UsageError for a kind of tokenizer whose entries the vectors are not of."""
+    def check_tokenizer_kind(self, kind: str) -> None:
+        """Raises UsageError unless the vectors are for tokens of this kind of tokenizer."""
         expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
         if kind != expected:
             what = f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one"
@@ -102,32 +102,32 @@ class VectorSource:
 
 
 def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
-    """What the embeddings of a new model begin with; None where the recipe names nothing.
+    """Opens the vectors that initialize the embeddings of a new model; None if the recipe names none.
 
-    base: the run that the model is initialised from, whose embeddings hold what its own recipe names.
-    Raises UsageError where they do not fit the recipe, and the errors of files and runs.
+    base: the run that initializes the model; its embeddings already have the vectors that its own recipe names.
+    Raises UsageError if they do not fit the recipe, and the errors of files and runs.
     """
-    name = named_vectors(recipe)
-    if name is None or (base is not None and named_vectors(base.recipe) == name):
+    name = embeddings_name(recipe)
+    if name is None or (base is not None and embeddings_name(base.recipe) == name):
         return None
     assert isinstance(recipe.model, VectorsSpec)
-    source = VectorSource(name, _open(name))
+    source = VectorSource(name, _open_vector_source(name))
     key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
     width = getattr(recipe.model, key)
     if source.vectors.width != width:
         what = f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}"
         raise UsageError(what, where=plain(name), fix=f"set model.{key}={source.vectors.width}")
     if base is not None or not isinstance(recipe.tokenizer, TokenizerFile):
-        source.check_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
+        source.check_tokenizer_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
     return source
 
 
-def named_vectors(recipe: Recipe) -> str | None:
-    """The file or run of word vectors that a recipe names."""
+def embeddings_name(recipe: Recipe) -> str | None:
+    """Returns the file or run of word vectors that a recipe names."""
     return recipe.model.embeddings if isinstance(recipe.model, VectorsSpec) else None
 
 
-def _open(name: str) -> VectorFile | RunVectors:
+def _open_vector_source(name: str) -> VectorFile | RunVectors:
     if os.path.isfile(name):
         return VectorFile.open(Path(name))
     try:
@@ -141,12 +141,13 @@ def _open(name: str) -> VectorFile | RunVectors:
 
 
 def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, LoadedModel | None]:
-    """The recipe with the sizes of the states that its model reads, and the tokenizer of the run that has these; and
-    that run. The same recipe, and None, where it has no features.
+    """Loads the model whose states a recipe's model reads, if any.
 
-    base: the run that the model is initialised from, which keeps a copy of what its own model reads.
+    base: the run that initializes the model; it has a copy of the model that its own model reads.
+    Returns the recipe with the sizes of these states and the tokenizer of their run, and that model; without features,
+    the same recipe and None.
     Raises UsageError for a model without states, for one that reads features itself, for adapters without their base,
-    and for features that `base` does not have; CheckpointError where there is no such run.
+    and for features that `base` does not have; CheckpointError if there is no such run.
     """
     model = recipe.model
     if not isinstance(model, FeaturesSpec) or (features := model.features) is None:
@@ -164,7 +165,7 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
     if isinstance(theirs, FeaturesSpec) and theirs.features is not None:
         what = f"{source.run.name} reads features of another run itself"
         raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
-    lm = trained_model(source, CPU)
+    lm = load_trained_model(source, CPU)
     with torch.no_grad():
         layers = lm.eval().layers(Batch(torch.zeros(1, 2, dtype=torch.int64)))
     sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.longest}
@@ -173,7 +174,7 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
 
 
 def describe_features(model: Model, source: LoadedModel) -> str:
-    """A line on the states that a model reads. source: which has them."""
+    """Describes the states that a model reads, in a line. source: the model that computes them."""
     assert isinstance(model, FeaturesSpec)
     assert model.features is not None
     place = "beside" if model.features.beside else "in place of"

@@ -1,4 +1,4 @@
-"""From the names of models, in arguments and in recipes, to runs and their checkpoints.
+"""Resolves names of models, in arguments and in recipes, to runs and their checkpoints.
 
 A name is that of a run, `last`, RUN@STEP, the directory of a run or a checkpoint, or a published model, which is
 imported first: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file.
@@ -33,76 +33,77 @@ from lmtool.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reference:
-    """A run and a checkpoint of it, the best one unless another is named.
+    """A run and one of its checkpoints, the best one unless another is named.
 
-    What is in its files is read, and verified, when it is first asked for. All of it raises CheckpointError where the
-    run is damaged.
-    named: the directory of the checkpoint that is named.
+    Its files are read and verified when they are first needed; that raises CheckpointError if the run is damaged.
+    named: directory of the named checkpoint; None for the best.
     """
 
     run: Run
     named: Path | None = None
 
-    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
-        """The named checkpoint, or the newest complete one; see `checkpoint.newest_valid`."""
+    def newest_checkpoint(
+        self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    ) -> tuple[Checkpoint, list[str]]:
+        """Returns the named checkpoint, or the newest complete one; see `checkpoint.newest_valid`."""
         if self.named is None:
             return self.run.newest(optimizer=optimizer, peers=peers)
         wanted = optimizer and checkpoints.has_optimizer(self.named)
         return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
 
     @cached_property
-    def _best(self) -> tuple[Checkpoint, list[str]]:
-        return self.newest(optimizer=False) if self.named else self.run.best(optimizer=False)
+    def _checkpoint_and_warnings(self) -> tuple[Checkpoint, list[str]]:
+        return self.newest_checkpoint(optimizer=False) if self.named else self.run.best(optimizer=False)
 
     @cached_property
-    def _read(self) -> tuple[Recipe, list[str]]:
+    def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
         return read_recipe(self.run, self.checkpoint)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return self._best[0]
+        return self._checkpoint_and_warnings[0]
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run, which is compared with that of the checkpoint; see `read_recipe`."""
-        return self._read[0]
+        """The recipe of the run; see `read_recipe`."""
+        return self._recipe_and_warnings[0]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the run was found damaged or missing, a line each; people are to be told."""
-        return (*self._best[1], *self._read[1])
+        """Warnings about damaged or missing parts of the run."""
+        return (*self._checkpoint_and_warnings[1], *self._recipe_and_warnings[1])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self.run)
 
     @property
-    def newer(self) -> int | None:
-        """The step of the newest checkpoint after the best one; None where there is none, or another is named."""
+    def newer_step(self) -> int | None:
+        """Step of the newest checkpoint after the best one; None if there is none, or a checkpoint is named."""
         return None if self.named else self.run.newer_than(self.checkpoint.step)
 
     def written_recipe(self) -> tuple[Recipe, list[str]]:
-        """The recipe in recipe.yaml; the one of the newest checkpoint, and a warning, where that is damaged.
+        """Reads recipe.yaml without comparing it with a checkpoint.
 
-        It is not compared with a checkpoint.
+        If it is damaged, returns the recipe of the newest checkpoint, and a warning.
         """
         try:
             return load_of_run(self.run.recipe_path), []
         except (RecipeError, UsageError):
-            return read_recipe(self.run, self.newest(optimizer=False)[0])
+            return read_recipe(self.run, self.newest_checkpoint(optimizer=False)[0])
 
     @property
     def is_published(self) -> bool:
-        """Whether the weights are those of a published model, or were trained further from these."""
+        """Whether the weights are those of a published model, or were trained further from them."""
         return self.run.info.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
 
     @property
     def parent(self) -> Parent:
-        """What the recipe of a run that begins with it depends on."""
+        """The facts about it that the recipe of a run trained further from it needs."""
         return Parent(self.recipe, self.run.name, self.is_published)
 
     def record(self) -> dict[str, object]:
-        """Its path and the SHA-256 of its weights, by which `base_of` finds it."""
+        """Returns its path and the SHA-256 of its weights, by which `find_base` finds it."""
         return {
             "is_published": self.is_published,
             "run": self.run.name,
@@ -113,15 +114,15 @@ class Reference:
 
 
 def resolve_reference(name: str) -> Reference:
-    """The run, or the checkpoint, that a name of a model stands for; a published model is imported first.
+    """Resolves the name of a model to its run and checkpoint; a published model is imported first.
 
     Raises CheckpointError as `run.find.find_run` does, and for a model that cannot be imported.
     """
-    return Reference(*find_run(run_of(name)))
+    return Reference(*find_run(resolve_run_name(name)))
 
 
-def run_of(name: str) -> str:
-    """A name of a model; for a published one the directory of the run that it is imported as.
+def resolve_run_name(name: str) -> str:
+    """Imports a model if it is published, and returns the directory of its run; returns other names as they are.
 
     Raises CheckpointError for a model that cannot be imported.
     """
@@ -134,8 +135,8 @@ def run_of(name: str) -> str:
     return str(imported(name))
 
 
-def run_named_by_file(name: str) -> str:
-    """The run that a file names, as `run_of`. No connection is opened for it: only what somebody types may open one.
+def resolve_recorded_run(name: str) -> str:
+    """Resolves a name from a file as `resolve_run_name`, but downloads nothing: only names that are typed may do that.
 
     Raises CheckpointError for a name of the Hub that was not imported before.
     """
@@ -143,29 +144,31 @@ def run_named_by_file(name: str) -> str:
         what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
         fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {plain(name)[:120]}"
         raise CheckpointError(what, where=plain(name)[:120], fix=fix, code="run_not_found")
-    return run_of(name)
+    return resolve_run_name(name)
 
 
-def base_of(run: Run) -> Reference:
-    """The checkpoint that a run was initialized from, at its old path or in a run of its name.
+def find_base(run: Run) -> Reference:
+    """Finds the checkpoint that a run was initialized from, at its old path or in a run of its name.
 
-    Raises CheckpointError when it is missing, or when its weights have changed.
+    Raises CheckpointError if it is missing, or if its weights have changed.
     """
     need, note = f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base"
-    return _reopen(run, run.info.base, "the base of its adapters", need, note)
+    return _find_recorded(run, run.info.base, "the base of its adapters", need, note)
 
 
-def teacher_of(run: Run) -> Reference:
-    """The checkpoint that a run is distilled from, found as `base_of` does. Raises CheckpointError likewise."""
-    return _reopen(run, run.info.teacher, "its teacher", f"{run.name} learns from", "only with it training goes on")
+def find_teacher(run: Run) -> Reference:
+    """Finds the checkpoint that a run is distilled from, and raises, as `find_base` does."""
+    return _find_recorded(
+        run, run.info.teacher, "its teacher", f"{run.name} learns from", "only with it training goes on"
+    )
 
 
-def _reopen(of_run: Run, record: OtherRun | None, name: str, need: str, note: str) -> Reference:
-    """The checkpoint of a record of a run. name, need, note: what it is, why it is needed, and what to know."""
+def _find_recorded(of_run: Run, record: OtherRun | None, name: str, need: str, note: str) -> Reference:
+    """Finds the checkpoint that a run recorded. name, need, note: its role, why it is needed and advice, for errors."""
     if record is None:
         raise CheckpointError(f"the run does not name {name}", where=str(of_run.path), fix="train anew")
     wanted = f"{need} {record.checkpoint} of {record.run}"
-    known = run_named_by_file(record.path if Path(record.path).exists() else record.run)
+    known = resolve_recorded_run(record.path if Path(record.path).exists() else record.run)
     try:
         run = resolve_reference(known).run
         reference = Reference(run, run.path / CHECKPOINTS / record.checkpoint)
@@ -179,7 +182,7 @@ def _reopen(of_run: Run, record: OtherRun | None, name: str, need: str, note: st
 
 
 def read_tokenizer(run: Run) -> Tokenizer:
-    """The tokenizer of a run. Raises CheckpointError when it is not the one that the run was trained with."""
+    """Reads the tokenizer of a run. Raises CheckpointError if the run was trained with another one."""
     tokenizer = Tokenizer.load(run.tokenizer_path)
     if tokenizer.fingerprint != run.info.fingerprints.tokenizer:
         what = "the tokenizer does not fit the model: it is not the one that the model was trained with"
@@ -188,12 +191,12 @@ def read_tokenizer(run: Run) -> Tokenizer:
 
 
 def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
-    """The recipe of a run at a checkpoint, and a warning where recipe.yaml is damaged or missing.
+    """Reads recipe.yaml of a run. If it is damaged or missing, returns the checkpoint's recipe, and a warning.
 
-    What the model is comes from the checkpoint; recipe.yaml may differ in what a resumed run may change. Raises
-    CheckpointError, which names the keys, where it differs in more.
+    It may differ from the checkpoint's recipe in keys that a resumed run may change. Raises CheckpointError, which
+    names the keys, if it differs in others.
     """
-    trained = recipe_of(checkpoint)
+    trained = read_trained_recipe(checkpoint)
     try:
         written = load_of_run(run.recipe_path)
     except (RecipeError, UsageError):
@@ -209,8 +212,8 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     return written, []
 
 
-def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint was trained by. Raises CheckpointError."""
+def read_trained_recipe(checkpoint: Checkpoint) -> Recipe:
+    """Reads the recipe that a checkpoint was trained with. Raises CheckpointError."""
     try:
         return Recipe.model_validate(saved_state(checkpoint).recipe)
     except ValidationError as error:
@@ -219,8 +222,8 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
         raise explained(checkpoint.path.parents[1], unread) from error
 
 
-def tokenizer_path(reference: str) -> str:
-    """A tokenizer.json, or a folder with one, as named, or of the model that is named. Raises CheckpointError."""
+def find_tokenizer(reference: str) -> str:
+    """Returns the path of a tokenizer.json, of a folder with one, or of a model's tokenizer. Raises CheckpointError."""
     is_file = os.path.isfile(reference) and not is_published(reference)
     if is_file or os.path.isfile(os.path.join(reference, TOKENIZER)):
         return reference
@@ -234,40 +237,43 @@ def tokenizer_path(reference: str) -> str:
 def resolve_for_text(
     recipe: str | None, settings: Sequence[Setting], report: Report | None = None
 ) -> tuple[Resolved, DividedText | None]:
-    """`resolve`, with the shape of the text where the recipe is the default one and names one; and that text.
+    """Resolves a recipe for a text; the default recipe depends on the size of the text, which is then read.
 
-    report: None where the text is not read, and the recipe is as for any text. Raises as `divide` and `with_runs`.
+    report: None to not read the text, and resolve the recipe as for any text.
+    Returns the resolved recipe, and the text if it was read. Raises as `divide` and `resolve_model_names`.
     """
     resolved, divided = resolve(recipe, settings), None
     if report is not None and is_default(recipe) and resolved.recipe.data.sources:
         divided = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
         resolved = resolve(recipe, settings, divided.text.shape)
-    return with_runs(resolved), divided
+    return resolve_model_names(resolved), divided
 
 
-def with_runs(resolved: Resolved, base: Recipe | None = None) -> Resolved:
-    """A recipe whose keys that name a model name its run, as `run_of` says.
+def resolve_model_names(resolved: Resolved, base: Recipe | None = None) -> Resolved:
+    """Replaces names of models in a recipe by their runs; see `resolve_run_name`.
 
-    base: the recipe of the run that it continues, in which names are those of that run.
+    base: the recipe of the run that it continues, whose names are resolved already.
     Raises CheckpointError for a model that cannot be imported.
     """
-    named = _named_models(resolved.recipe)
+    named = _model_names(resolved.recipe)
     if base is not None:
-        named = dict(named.items() - _named_models(base).items())
-    runs = {key: RESOLVED[key](value) for key, value in named.items()}
+        named = dict(named.items() - _model_names(base).items())
+    runs = {key: MODEL_NAME_RESOLVERS[key](value) for key, value in named.items()}
     return replace(resolved, recipe=resolved.recipe.with_values(runs)) if runs != named else resolved
 
 
-def _named_models(recipe: Recipe) -> dict[str, str]:
-    """The keys of a recipe that name a model, and its names."""
+def _model_names(recipe: Recipe) -> dict[str, str]:
+    """Returns the names of models in a recipe, by key."""
     tree = recipe.model_dump()
-    return {key: value for key in RESOLVED if isinstance(value := value_at(tree, tuple(key.split("."))), str)}
+    return {
+        key: value for key in MODEL_NAME_RESOLVERS if isinstance(value := value_at(tree, tuple(key.split("."))), str)
+    }
 
 
-RESOLVED: Mapping[str, Callable[[str], str]] = {
-    "distillation.teacher": run_of,
-    "model.features.run": run_of,
-    "model.embeddings": run_of,
-    "tokenizer.path": tokenizer_path,
+MODEL_NAME_RESOLVERS: Mapping[str, Callable[[str], str]] = {
+    "distillation.teacher": resolve_run_name,
+    "model.features.run": resolve_run_name,
+    "model.embeddings": resolve_run_name,
+    "tokenizer.path": find_tokenizer,
 }
-"""Keys of a recipe that name a model, and what resolves them. Embeddings may be of a file instead, tokenizers too."""
+"""Functions that resolve the keys of a recipe that name a model. Embeddings and tokenizers may also be files."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts, token by token, and of continuations of contexts.
+"""Scores texts and continuations of contexts: log-probabilities of their tokens.
 
 Shapes: B rows, T positions, S positions after a common prefix, N scored positions, D model width, V vocabulary.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,25 +15,25 @@ import torch
 from lmtool.batch import Batch, n_shared, padded
 from lmtool.data.survey import Report
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import BATCH_TOKENS, Items, RowLengths, evaluate, not_reported
+from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, RowLengths, evaluate_items, ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
 
-LOGITS = 1 << 25
-"""Logits in memory."""
+MAX_LOGITS = 1 << 25
+"""Maximum logits in memory."""
 
-CPU_TOKENS = 1024
-"""Positions computed at once on a CPU."""
+CPU_BATCH_TOKENS = 1024
+"""Maximum positions of a batch on a CPU."""
 
 Logprobs = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 ScoredTokens = np.ndarray[tuple[int, int], np.dtype[np.float32]]
-"""Of N tokens their log-probabilities, and whether each is the most probable one, as 0 or 1: (2, N)."""
+"""Scores of N tokens (2, N): their log-probabilities, and 1 for the most probable token of its position, else 0."""
 
 ReadScores = Callable[[list[int]], tuple[None, list[ScoredTokens]]]
-"""The scores of some items, by their numbers."""
+"""Computes the scores of some items by their indices."""
 
-Continued = tuple[str, str]
+ContextPair = tuple[str, str]
 """A context, and the continuation, which follows it as it is: a space between them is part of one or the other."""
 
 
@@ -40,9 +41,9 @@ Continued = tuple[str, str]
 class Scored:
     """The log-probability of a text under a model.
 
-    tokens: its tokens, as shown by `Tokenizer.piece`. logprobs: the natural log-probability of each, given all before
-    it, and the source if there is one; given all others for a bidirectional model. None for a first token that nothing
-    precedes.
+    tokens: its tokens, as `Tokenizer.piece` shows them. logprobs: the natural log-probability of each, given all before
+    it, and the source if there is one; given all others for a bidirectional model. None for a first token without
+    context.
     """
 
     text: str
@@ -57,7 +58,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row to score.
+    """A row of model input with scored tokens.
 
     tokens: inputs.
     positions, targets: of each scored token the position that predicts it, and its id.
@@ -73,19 +74,19 @@ class _Row:
 
     @property
     def length(self) -> int:
-        """Positions in the context: of the row, or of a source beside it that is longer."""
+        """Length of the row, or of its source if that is longer."""
         return max(len(self.tokens), len(self.source or ()))
 
-    def last(self, n: int) -> "_Row":
-        """The last n positions, all scored ones among them, and as many of its source."""
+    def keep_last(self, n: int) -> "_Row":
+        """Returns the last n positions, which include all scored ones, with the last n of its source."""
         cut = max(0, len(self.tokens) - n)
         prefix = None if self.prefix is None else max(0, self.prefix - cut)
         positions, source = [at - cut for at in self.positions], None if self.source is None else self.source[-n:]
         return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
 
 
-def score(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
-    """Score each text, without an end token. sources: one for each text, for a model that generates targets.
+def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
+    """Scores each text, without an end token. sources: one for each text, for a model that generates targets.
 
     A bidirectional model masks each token on its own (Salazar et al. 2020).
     Raises UsageError for a text longer than the context, and for a model that predicts no tokens.
@@ -99,9 +100,11 @@ def score(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | No
     if sources is not None and len(sources) != len(texts):
         raise UsageError(f"texts and sources are not as many: {len(texts)} and {len(sources)}", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
-    rows = [_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)]
+    rows = [
+        _text_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)
+    ]
     results = []
-    read = iter(_read_rows(loaded, [row for of_text in rows for row in of_text]))
+    read = iter(_score_rows(loaded, [row for of_text in rows for row in of_text]))
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
         logprobs = [logprob for _ in of_text for logprob in next(read)[0].tolist()]
         before: list[float | None] = [None] * (len(tokens) - len(logprobs))
@@ -140,26 +143,27 @@ class ScoredContinuation:
 
 def score_continuations(
     loaded: LoadedModel,
-    groups: Sequence[Sequence[Continued]],
+    groups: Sequence[Sequence[ContextPair]],
     origins: Sequence[str],
     *,
     cuts: bool = False,
-    report: Report = not_reported,
+    report: Report = ignore_progress,
 ) -> list[list[ScoredContinuation]]:
-    """log p(continuation | context), without an end token, by all processes together.
+    """Computes log p(continuation | context), without an end token, by all processes together.
 
-    groups: continuations that are compared, of one context, or of several; what they begin with is computed once. One
-    is the target where a model has sources; where it was trained on removed spans, the span removed at the end of the
-    context. A bidirectional model masks each of its tokens on its own (Salazar et al. 2020). Of tokens that are partly
-    of the context and partly of a continuation all are scored.
+    A continuation is the target of a model with sources, and the span removed at the end of the context for a model
+    that was trained on removed spans. A bidirectional model masks each token on its own (Salazar et al. 2020). Tokens
+    that begin in the context and end in the continuation are scored.
+
+    groups: continuations to compare, of one context or of several; their common prefix is computed once.
     origins: where each group is from, for messages.
     cuts: a context that does not fit loses its beginning.
     Raises UsageError for what does not fit, or not even without its context; and for a model that predicts no tokens.
     """
-    check_continues(loaded)
-    longest, whole = _longest(loaded), [_continuations(loaded, group) for group in groups]
+    check_predicts_tokens(loaded)
+    longest, whole = _max_length(loaded), [_encode_group(loaded, group) for group in groups]
     if longest:
-        # what is cut at most begins with the position that predicts the first scored token
+        # a cut row begins at the latest with the position that predicts the first scored token
         needed = [
             max(
                 (len(row.tokens) - row.positions[0] if cuts else row.length for one in group for row in one.rows),
@@ -174,11 +178,11 @@ def score_continuations(
                 fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
             raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
-    return _scored(loaded, [[one.fitted(longest) for one in group] for group in whole], report)
+    return _score_groups(loaded, [[one.truncate(longest) for one in group] for group in whole], report)
 
 
-def check_continues(loaded: LoadedModel) -> None:
-    """Raise UsageError for a model that predicts no tokens of a text."""
+def check_predicts_tokens(loaded: LoadedModel) -> None:
+    """Raises UsageError for a model that predicts no tokens of a text."""
     if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads == "words":
         what = (
             f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} predicts no tokens of a text"
@@ -187,24 +191,24 @@ def check_continues(loaded: LoadedModel) -> None:
     loaded.check_likelihood()
 
 
-def score_whole(loaded: LoadedModel, texts: Sequence[str], report: Report = not_reported) -> list[float]:
-    """log p of each text of any length, without an end token, by all processes together; 0 for an empty one.
+def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Report = ignore_progress) -> list[float]:
+    """Computes log p of texts of any length, without an end token, by all processes together; 0 for an empty one.
 
-    Windows of the context follow each other, and the last one ends with the text; the first token is given the one that
-    begins a text. A bidirectional model masks each token in windows that do not overlap.
+    Windows of the context follow each other, and the last one ends with the text; the first token is predicted from the
+    token that begins a text. A bidirectional model masks each token in windows that do not overlap.
     Raises UsageError for a model that predicts no tokens, or only those of a target.
     """
-    check_continues(loaded)
+    check_predicts_tokens(loaded)
     if loaded.prompt_format.answers:
         raise UsageError("this model scores targets of sources, not texts", where=str(loaded.run_path))
-    rows = [_windows(loaded, loaded.tokenizer.encode(text)) for text in texts]
-    scores = iter(_read_rows(loaded, [row for of_text in rows for row in of_text], report))
+    rows = [_window_rows(loaded, loaded.tokenizer.encode(text)) for text in texts]
+    scores = iter(_score_rows(loaded, [row for of_text in rows for row in of_text], report))
     return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
 
 
-def _windows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
-    """The rows that score a text of any length."""
-    prompt_format, n = loaded.prompt_format, _longest(loaded) or len(ids) + 2
+def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
+    """Makes the rows that score a text of any length."""
+    prompt_format, n = loaded.prompt_format, _max_length(loaded) or len(ids) + 2
     rows = []
     if loaded.model.reads == "both":
         before, after = list(prompt_format.before), list(prompt_format.after)
@@ -217,7 +221,7 @@ def _windows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
     whole = [*(prompt_format.opening[-1:] or [_first_id(loaded)]), *ids]
     for first in range(0, len(ids), n):
         stop = min(first + n, len(ids))
-        start, prefix = max(0, stop - n), 0 if _in_row(loaded) else None
+        start, prefix = max(0, stop - n), 0 if _source_is_prefix(loaded) else None
         positions = list(range(first - start, stop - start))
         rows.append(_Row(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
     return rows
@@ -230,16 +234,16 @@ class _Continuation:
     rows: list[_Row]
     is_cut: bool = False
 
-    def fitted(self, longest: int | None) -> "_Continuation":
-        """Without the beginning of rows that are longer."""
+    def truncate(self, longest: int | None) -> "_Continuation":
+        """Returns it with the last `longest` positions of its rows."""
         if longest is None or max((row.length for row in self.rows), default=0) <= longest:
             return self
-        return replace(self, rows=[row.last(longest) for row in self.rows], is_cut=True)
+        return replace(self, rows=[row.keep_last(longest) for row in self.rows], is_cut=True)
 
 
-def _continuations(loaded: LoadedModel, group: Sequence[Continued]) -> list[_Continuation]:
-    """How the continuations of a group are scored. Those of one context are scored from the same token on."""
-    texts = [_whole(loaded, *pair) for pair in group]
+def _encode_group(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_Continuation]:
+    """Makes the rows of the continuations of a group. Those of one context are scored from the same token on."""
+    texts = [_encode_pair(loaded, *pair) for pair in group]
     same_context = len({context for context, _ in group}) == 1
     earliest = min(first for _, _, first in texts)
     continuations = []
@@ -248,13 +252,21 @@ def _continuations(loaded: LoadedModel, group: Sequence[Continued]) -> list[_Con
         if loaded.model.reads == "both":
             rows = _masked_rows(loaded, [*whole, *loaded.prompt_format.after], range(first, len(whole)))
         else:
-            rows = [_row(loaded, source, whole, first)] if first < len(whole) else []
+            rows = [_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
         continuations.append(_Continuation(rows))
     return continuations
 
 
-def _whole(loaded: LoadedModel, context: str, continuation: str) -> tuple[list[int] | None, list[int], int]:
-    """The source, if any; the ids of a context and its continuation, or of a target; and where the latter begins.
+class _EncodedPair(NamedTuple):
+    """The ids of a context and its continuation, of which `first` is the first; or of a source and its target."""
+
+    source: list[int] | None
+    ids: list[int]
+    first: int
+
+
+def _encode_pair(loaded: LoadedModel, context: str, continuation: str) -> _EncodedPair:
+    """Encodes a context and its continuation as the model was trained to read them.
 
     Whitespace at the end of a context belongs to the continuation, as most tokenizers have it, and as in lm-eval.
     """
@@ -264,40 +276,40 @@ def _whole(loaded: LoadedModel, context: str, continuation: str) -> tuple[list[i
     if loaded.model.reads == "both":
         before = list(prompt_format.before) or [tokenizer.bos_id]
         whole = [*before, *tokenizer.encode(stem + ending)]
-        return None, whole, n_shared([*before, *tokenizer.encode(stem)], whole)
+        return _EncodedPair(None, whole, n_shared([*before, *tokenizer.encode(stem)], whole))
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
         opened = prompt_format.prompt(stem if continues else context)
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
         begun = [*opened.tokens, *removed]
         source = None if opened.source is None else [*opened.source, *removed]
-        return source, [*begun, *tokenizer.encode(ending if continues else ending.lstrip())], len(begun)
+        return _EncodedPair(source, [*begun, *tokenizer.encode(ending if continues else ending.lstrip())], len(begun))
     whole = list(prompt_format.prompt(stem + ending).text)
     first = n_shared(prompt_format.prompt(stem).text, whole)
     opening = [_first_id(loaded)] * (first == 0)
-    return None, [*opening, *whole], first + len(opening)
+    return _EncodedPair(None, [*opening, *whole], first + len(opening))
 
 
 def _first_id(loaded: LoadedModel) -> int:
-    """The token before a text that has none: the published bos_token, as other programs put it, if there is one."""
+    """Returns the token before a text without a first token: the published bos_token, if there is one."""
     tokenizer = loaded.tokenizer
     return tokenizer.bos_id if tokenizer.roles.named_bos is None else tokenizer.roles.named_bos
 
 
-def _scored(
+def _score_groups(
     loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Report
 ) -> list[list[ScoredContinuation]]:
-    """The continuations of each group; those with a common prefix apart from those without."""
+    """Scores the continuations of each group, those with a common prefix separately."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"
     shares = [
-        can_share and all(one.rows for one in group) and _n_common([one.rows[0] for one in group]) > 0
+        can_share and all(one.rows for one in group) and _common_prefix_length([one.rows[0] for one in group]) > 0
         for group in groups
     ]
     common = [[one.rows[0] for one in group] for group, shared in zip(groups, shares, strict=True) if shared]
     alone = [
         row for group, shared in zip(groups, shares, strict=True) if not shared for one in group for row in one.rows
     ]
-    of_groups, of_rows = iter(_read_common(loaded, common, report)), iter(_read_rows(loaded, alone, report))
+    of_groups, of_rows = iter(_score_branched(loaded, common, report)), iter(_score_rows(loaded, alone, report))
     scored = []
     for group, shared in zip(groups, shares, strict=True):
         if shared:
@@ -312,13 +324,13 @@ def _scored(
     return scored
 
 
-def _rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]:
-    """The rows that score a text: one, or one for each token of a bidirectional model."""
+def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]:
+    """Makes the rows that score a text: one, or one for each token of a bidirectional model."""
     prompt_format, tokenizer = loaded.prompt_format, loaded.tokenizer
     if loaded.model.reads == "both":
         before, after = list(prompt_format.before), list(prompt_format.after)
         whole = [*before, *ids, *after]
-        _check(loaded, len(whole))
+        _check_length(loaded, len(whole))
         return _masked_rows(loaded, whole, range(len(before), len(before) + len(ids)))
     read: list[int] = []
     if source is not None:
@@ -326,103 +338,107 @@ def _rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]
         opening, read = list(prompt.tokens), list(prompt.source or ())
     else:
         opening = list(prompt_format.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)
-    row = _row(loaded, read if read or _in_row(loaded) else None, [*opening, *ids], len(opening))
-    _check(loaded, len(row.tokens))
+    row = _suffix_row(loaded, read if read or _source_is_prefix(loaded) else None, [*opening, *ids], len(opening))
+    _check_length(loaded, len(row.tokens))
     return [row] if row.positions else []
 
 
 def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]) -> list[_Row]:
-    """Of each of these positions the row in which its token is masked."""
+    """Makes a row for each position, in which its token is masked."""
     mask_id = loaded.tokenizer.mask_id
     return [_Row([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
 
 
-def _row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int) -> _Row:
+def _suffix_row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int) -> _Row:
     """The row that scores a text from its token `first` on, the second one at the earliest."""
     prefix = None
-    if _in_row(loaded):
+    if _source_is_prefix(loaded):
         prefix = first - 1 if source is None else len(source)
         whole, first, source = [*(source or ()), *whole], first + len(source or ()), None
     first = max(1, first)
     return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
 
 
-def _in_row(loaded: LoadedModel) -> bool:
-    """Whether a source is the prefix of the row."""
+def _source_is_prefix(loaded: LoadedModel) -> bool:
+    """Whether the model reads a source as the prefix of the row."""
     return loaded.prompt_format.shares_row and loaded.model.reads == "source"
 
 
-def _longest(loaded: LoadedModel) -> int | None:
+def _max_length(loaded: LoadedModel) -> int | None:
     return loaded.model.longest or loaded.model.context
 
 
-def _check(loaded: LoadedModel, length: int) -> None:
-    longest = _longest(loaded)
+def _check_length(loaded: LoadedModel, length: int) -> None:
+    longest = _max_length(loaded)
     if longest is not None and length > longest:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _read_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = not_reported) -> list[ScoredTokens]:
-    """The scores of the tokens of each row."""
+def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = ignore_progress) -> list[ScoredTokens]:
+    """Scores the targets of each row."""
     pad = loaded.tokenizer.pad_id
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
         tokens_BT, keep_BT = padded([np.array(row.tokens, dtype=np.int64) for row in group], pad)
-        batch = _with_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
+        batch = _add_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
         if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
         states = zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True)
         scored = [hidden_TD[row.positions] for row, hidden_TD in states]
-        return None, _token_scores(loaded, scored, [row.targets for row in group])
+        return None, _score_targets(loaded, scored, [row.targets for row in group])
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
-    return _evaluated(loaded, lengths, read, report)
+    return _evaluate_scores(loaded, lengths, read, report)
 
 
-def _evaluated(
+def _evaluate_scores(
     loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Report
 ) -> list[ScoredTokens]:
-    """What is read of each item; on a CPU in small batches, which have less padding and are as fast."""
-    tokens = CPU_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
-    items = Items(lengths, read, tokens=tokens, dtype=np.float32)
-    return evaluate(loaded.model, items, loaded.compute, report).arrays
+    """Evaluates items; on a CPU in small batches, which have less padding and are as fast."""
+    tokens = CPU_BATCH_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
+    items = EvaluationItems(lengths, read, tokens=tokens, dtype=np.float32)
+    return evaluate_items(loaded.model, items, loaded.compute, report).arrays
 
 
-def _n_common(rows: Sequence[_Row]) -> int:
-    """Tokens that all rows begin with, as far as they are computed once."""
+def _common_prefix_length(rows: Sequence[_Row]) -> int:
+    """Returns the length of the common prefix of rows; 0 if it cannot be computed once."""
     alone = len(rows) == 1 or rows[0].prefix is not None or any(row.source != rows[0].source for row in rows)
     return 0 if alone else n_shared(*(row.tokens for row in rows))
 
 
-def _read_common(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
-    """The scores of the tokens of all rows of each group, whose common prefix is read once."""
-    n_common = [_n_common(rows) for rows in groups]
+def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
+    """Scores the targets of all rows of each group, whose common prefix is read once."""
+    n_common = [_common_prefix_length(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]
     lengths = [
         (n + len(rows[0].source or ()), len(rows) * m) for rows, n, m in zip(groups, n_common, n_apart, strict=True)
     ]
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
-        return None, _branched(loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen])
+        return None, _compute_branched(loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen])
 
-    return _evaluated(loaded, lengths, read, report)
+    return _evaluate_scores(loaded, lengths, read, report)
 
 
-def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]) -> list[ScoredTokens]:
+def _compute_branched(
+    loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]
+) -> list[ScoredTokens]:
     """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
-    model, pad, longest = loaded.model, loaded.tokenizer.pad_id, _longest(loaded)
+    model, pad, longest = loaded.model, loaded.tokenizer.pad_id, _max_length(loaded)
     rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
     if len(groups) > 1 and longest is not None and max(n_common) + max(map(len, rest)) > longest:
         # padding would have positions that the model does not have
-        return [scores for one, n in zip(groups, n_common, strict=True) for scores in _branched(loaded, [one], [n])]
+        return [
+            scores for one, n in zip(groups, n_common, strict=True) for scores in _compute_branched(loaded, [one], [n])
+        ]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
-    batch = _with_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
+    batch = _add_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.start(batch)
     if not state.goes_back and len(set(n_common)) > 1:
-        # a recurrent state after padding is another one
+        # padding changes a recurrent state
         runs = [list(run) for _, run in groupby(zip(groups, n_common, strict=True), itemgetter(1))]
-        return [scores for run in runs for scores in _branched(loaded, *map(list, zip(*run, strict=True)))]
+        return [scores for run in runs for scores in _compute_branched(loaded, *map(list, zip(*run, strict=True)))]
     hidden_BTD, state = model.advance(batch.tokens_BT, state)
     state = state.each_upto(n_common)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
@@ -433,25 +449,22 @@ def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: S
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)
     ]
-    return _token_scores(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
+    return _score_targets(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
 
 
-def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
-    """A batch with the sources of its rows, if they have any."""
+def _add_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
+    """Adds the sources of its rows to a batch, if they have any."""
     if rows[0].source is None:
         return batch
     source_BS, keep_BS = padded([np.array(row.source, dtype=np.int64) for row in rows], pad)
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 
-def _token_scores(
+def _score_targets(
     loaded: LoadedModel, states: Sequence[torch.Tensor], targets: Sequence[Sequence[int]]
 ) -> list[ScoredTokens]:
-    """Of each token, predicted from a state (D), its log-probability, and whether none is more probable.
-
-    Tokens of many rows are predicted at once, for a row has few of them; never more than fit in `LOGITS`.
-    """
-    n_at_once = max(1, LOGITS // loaded.model.vocab_size)
+    """Scores targets from hidden states (N, D) of each row, at most MAX_LOGITS logits at once."""
+    n_at_once = max(1, MAX_LOGITS // loaded.model.vocab_size)
     ids_N1 = torch.tensor([token for of_row in targets for token in of_row], device=loaded.device)[:, None]
     scored = []
     for hidden_ND, some_N1 in zip(

@@ -1,4 +1,4 @@
-"""Answers on the disk, a line of JSON each: what is written survives the process, and a torn last line is dropped."""
+"""A journal of answers, a line of JSON each, which survives a crash; a torn last line is dropped."""
 
 import errno
 import json
@@ -12,13 +12,13 @@ from lmtool.errors import DataError, UsageError
 
 
 class Journal:
-    """A file of one process. entries: those that it had when it was opened.
+    """A journal file that one process has open. entries: those that it had when it was opened.
 
-    Raises UsageError where another process has it, or it has answers to another table; DataError where it is damaged.
+    Raises UsageError if another process has it open, or if it has answers to another table; DataError if it is damaged.
     """
 
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
-        """head: the first line, which says to what the answers belong."""
+        """head: the first line, which identifies the table of the answers."""
         self.path = path
         with durable.writing(path):
             self._file = path.open("a+b", buffering=0)
@@ -32,7 +32,7 @@ class Journal:
             self._size = content.rfind(b"\n") + 1
             known, *self.entries = map(records.parse, content[: self._size].splitlines() or [json.dumps(head).encode()])
             if not self.entries and isinstance(known, dict) and known.keys() == head.keys() and known != head:
-                self._size = 0  # without an answer, it belongs to nothing
+                self._size = 0  # a journal without answers is reused for any table
             elif known != head:
                 fix = "choose another -o, or the table, column and --multi as they were"
                 raise UsageError("these are answers to another table", where=str(path), fix=fix, code="data_changed")
@@ -47,15 +47,15 @@ class Journal:
             raise DataError("the answers are damaged", where=str(path), fix=fix, code="damaged") from None
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write an entry, and sync it to disk. Raises ResourceError, and then it is not there."""
+        """Writes an entry and syncs it to disk. If it raises ResourceError, the entry is not written."""
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
         with durable.writing(self.path):
-            os.ftruncate(self._file.fileno(), self._size)  # what a crash or a full disk left of a line
+            os.ftruncate(self._file.fileno(), self._size)  # drops a line that a crash or a full disk cut
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         self._size += len(line)
 
     def close(self) -> None:
-        """Let others open it."""
+        """Closes the file, so that others can open it."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""The state of a table that is labelled: answers, which row each window is asked about, and what is learned of them.
+"""The state of labelling a table: answers, the row that each window shows, and a model of the answers.
 
 Shapes: N answered rows, J choices of an answer, K options of a choice; see `learning`.
 """
@@ -20,24 +20,24 @@ from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log
 from lmtool.tasks.labels import LONGEST_LABEL, SEPARATOR
 
-FIRST = 10
-"""Answers from which on a model chooses the rows. The first ones are different from each other."""
+MIN_ANSWERS_TO_LEARN = 10
+"""Answers from which on a model chooses the rows. Before, diverse rows are chosen."""
 
 RANDOM_EVERY = 5
-"""One of so many rows is asked in random order: by these the accuracy is estimated."""
+"""One of so many rows comes in random order; such rows estimate the accuracy."""
 
-LEAST = 20
-"""Answers from which on the accuracy is estimated, and some of them may be called wrong."""
+MIN_ANSWERS_TO_ESTIMATE = 20
+"""Answers from which on the accuracy is estimated and doubtful answers are listed."""
 
-MOST_OPEN = 5_000
-"""Rows without an answer, a random sample, of which the next ones are chosen."""
+MAX_CANDIDATES = 5_000
+"""Maximum rows without an answer, a random sample, from which the next ones are chosen."""
 
-MOST_SHOWN = 50
-"""Rows of a list."""
+MAX_LISTED_ROWS = 50
+"""Maximum rows of a list."""
 
 
-class Conflict(ApiError):
-    """Another window has answered. The body has the row as it stands."""
+class RowConflict(ApiError):
+    """Another window has answered the row. The body has the current row."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         super().__init__(409, "another window has answered this row; this is how it stands", code="answered")
@@ -45,64 +45,64 @@ class Conflict(ApiError):
 
 
 class Labelling:
-    """Answers to a table; safe in several threads. A thread of its own learns, from `open` to `close`.
+    """Answers to a table; thread-safe. A thread learns from them, from `open` to `close`.
 
-    A random order of all rows is fixed. The random part is the beginning of it that is answered, whoever has chosen a
-    row of it, so that it is a sample of the table. Rows that were passed over are no part of it.
+    A random order of all rows is fixed. Its answered beginning, without skipped rows, is a random sample of the table,
+    whatever chose these rows.
 
-    estimate: accuracy, the ends of its interval, and the rows of the random part.
-    wrong: answers that may be wrong, and the labels that may be right, the most probable ones first.
+    estimate: accuracy, the ends of its interval, and the size of the random sample.
+    wrong: rows whose answer may be wrong, and the labels that may be right, the most probable ones first.
     """
 
     def __init__(self, table: TableToLabel, journal: Journal, features: RowFeatures, classes: Collection[str]) -> None:
-        """features: of all rows. classes: their names, where more are known than the answers have."""
+        """features: features of all rows. classes: names of classes besides those of the labels."""
         self.table, self._journal, self._features = table, journal, features
         self.classes = dict.fromkeys([*classes, *sorted({name for labels in table.labels for name in labels or ()})])
         rows = zip(table.rows, table.labels, strict=True)
         self._past: list[list[Labels | None]] = [
             [labels] if "".join(texts).strip() else [labels, labels] for (_, texts), labels in rows
         ]
-        """The labels that each row has had; the last ones count. A row that was passed over has had None twice."""
+        """All labels that each row has had; the last ones count. A skipped row has had None twice."""
         for entry in journal.entries:
-            self._take(entry)
+            self._apply_entry(entry)
         self._order: list[int] = np.random.default_rng(0).permutation(len(table.rows)).tolist()
-        self._queue = learning.different(features, FIRST)
+        self._queue = learning.select_diverse(features, MIN_ANSWERS_TO_LEARN)
         self._held: dict[str, int] = {}
         self._n_asked = 0
         self.estimate: tuple[float, float, float, int] | None = None
         self.wrong: list[tuple[int, Labels]] = []
         self._lock, self._changed, self._ends = threading.RLock(), threading.Event(), False
-        self._thread = threading.Thread(target=self._keep_learning, name="learning", daemon=True)
+        self._thread = threading.Thread(target=self._run_learning, name="learning", daemon=True)
 
     def answers(self) -> dict[int, Labels]:
-        """The labels of all rows that have some."""
+        """Returns the labels of all labelled rows."""
         with self._lock:
             return {i: past[-1] for i, past in enumerate(self._past) if past[-1] is not None}
 
-    def row(self, i: int) -> dict[str, Any]:
-        """A row, its labels, and its version, which an answer to it names."""
+    def row_record(self, i: int) -> dict[str, Any]:
+        """Returns a row, its labels, and its version, which an answer to it must name."""
         row, texts = self.table.rows[i]
         labels, version = self._past[i][-1], len(self._past[i]) - 1
         pairs = [*zip(self.table.texts, texts, strict=True)]
         return {"row": i, "number": row.number, "texts": pairs, "labels": labels, "version": version}
 
-    def next(self, window: str) -> dict[str, Any]:
-        """The row that a window is asked about, another one than all others while there are any; and the progress."""
+    def next_row(self, window: str) -> dict[str, Any]:
+        """Returns the row to show in a window, different from those of other windows if possible, and the progress."""
         with self._lock:
             held = self._held.pop(window, None)
-            if held is None or not self._is_open(held):
+            if held is None or not self._is_unanswered(held):
                 self._n_asked += 1
                 queue = self._queue if self._n_asked % RANDOM_EVERY else ()
-                opened = filter(self._is_open, chain(queue, self._order))
+                opened = filter(self._is_unanswered, chain(queue, self._order))
                 held = min(opened, key={*self._held.values()}.__contains__, default=None)
             if held is not None:
                 self._held[window] = held
-            return {"row": None if held is None else self.row(held), **self.progress()}
+            return {"row": None if held is None else self.row_record(held), **self.progress()}
 
-    def answer(self, window: str, i: int, version: int, labels: list[str] | None) -> dict[str, Any]:
-        """Keep an answer on the disk, then ask on. labels: None passes the row over, or takes an answer back.
+    def save_answer(self, window: str, i: int, version: int, labels: list[str] | None) -> dict[str, Any]:
+        """Writes an answer to disk and returns `next_row`. labels: None skips the row, or withdraws an answer.
 
-        Raises BadRequest for what is no answer, and Conflict for one to an earlier version of the row.
+        Raises BadRequest for an invalid answer, and RowConflict for one to an earlier version of the row.
         """
         names = None if labels is None else tuple(dict.fromkeys(name.strip() for name in labels))
         is_wrong = any(not name or SEPARATOR in name or len(name) > LONGEST_LABEL for name in names or ())
@@ -113,35 +113,35 @@ class Labelling:
             if not 0 <= i < len(self._past):
                 raise BadRequest(404, "there is no such row", param="row")
             if version != len(self._past[i]) - 1:
-                raise Conflict(self.row(i))
+                raise RowConflict(self.row_record(i))
             entry = {"row": i, "labels": names}
             self._journal.append(entry)
-            self._take(entry)
+            self._apply_entry(entry)
             self._changed.set()
-            return self.next(window)
+            return self.next_row(window)
 
-    def find(self, text: str) -> list[dict[str, Any]]:
-        """Rows that hold all these words, in any case."""
+    def find_rows(self, text: str) -> list[dict[str, Any]]:
+        """Returns rows that contain all words of a text, in any case."""
         words, rows = text.casefold().split(), enumerate(self.table.rows)
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
-        return [self.row(i) for i in islice(hits, MOST_SHOWN)]
+        return [self.row_record(i) for i in islice(hits, MAX_LISTED_ROWS)]
 
     def record(self) -> dict[str, Any]:
-        """How many rows have an answer, and how often a model of the answers is right, as values."""
+        """Returns how many rows have an answer, and the estimated accuracy of a model of them, as JSON values."""
         output, answers, rows = str(self.table.output), len(self.answers()), len(self._past)
         return {"output": output, "answers": answers, "rows": rows, "estimate": self.estimate}
 
     def progress(self) -> dict[str, Any]:
-        """The record, the classes and their rows, and answers that may be wrong and were not given again."""
+        """Returns the record, the rows of each class, and doubtful answers that were not given again."""
         with self._lock:
             counts = Counter(chain.from_iterable(self.answers().values()))
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
-            wrong = [{**self.row(i), "suggested": names} for i, names in doubted[:MOST_SHOWN]]
+            wrong = [{**self.row_record(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
             classes = [[name, counts[name]] for name in self.classes]
         return {**self.record(), "multi": self.table.multi, "classes": classes, "wrong": wrong}
 
     def describe(self) -> str:
-        """The record in one line."""
+        """Returns the record in one line."""
         line = f"{self.table.output}: {len(self.answers()):,} of {len(self._past):,} rows have an answer"
         if self.estimate is None:
             return line
@@ -149,35 +149,35 @@ class Labelling:
         return f"{line}; a model of them is right on about {share} ({low} to {high}, {self.estimate[3]:,} random rows)"
 
     def lines(self) -> list[str]:
-        """The record as text."""
+        """Returns the record as text."""
         return [self.describe()]
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write the result as it is, which must be possible, and begin to learn. Raises ResourceError."""
+        """Writes the table, to fail early if that is impossible, and starts learning. Raises ResourceError."""
         self.table.write(self.answers())
         self._changed.set()
         self._thread.start()
 
-    def refuse(self) -> None:
-        """Learn no more."""
+    def stop_accepting(self) -> None:
+        """Stops learning."""
         self._ends = True
         self._changed.set()
 
     def close(self) -> None:
-        """Write the result, once nothing is learned any more. Raises ResourceError."""
-        self.refuse()
+        """Waits until learning has stopped, and writes the table. Raises ResourceError."""
+        self.stop_accepting()
         self._thread.join()
         self.table.write(self.answers())
 
-    def _is_open(self, i: int) -> bool:
+    def _is_unanswered(self, i: int) -> bool:
         return self._past[i] == [None]
 
-    def _take(self, entry: dict[str, Any]) -> None:
+    def _apply_entry(self, entry: dict[str, Any]) -> None:
         labels = entry["labels"]
         self._past[entry["row"]].append(None if labels is None else tuple(labels))
         self.classes |= dict.fromkeys(labels or ())
 
-    def _keep_learning(self) -> None:
+    def _run_learning(self) -> None:
         while self._changed.wait() and not self._ends:
             self._changed.clear()
             try:
@@ -186,42 +186,42 @@ class Labelling:
                 log.exception("nothing was learned of the answers")
 
     def learn(self) -> None:
-        """Choose the next rows by a model of the answers, then estimate its accuracy, and look for wrong answers."""
+        """Fits a model of the answers, chooses the next rows, estimates its accuracy, and looks for wrong answers."""
         answers = self.answers()
-        if len(answers) >= FIRST and len({*answers.values()}) > 1:
-            self.choose(answers)
-            if len(answers) >= LEAST:
-                self._judge(answers)
+        if len(answers) >= MIN_ANSWERS_TO_LEARN and len({*answers.values()}) > 1:
+            self.choose_rows(answers)
+            if len(answers) >= MIN_ANSWERS_TO_ESTIMATE:
+                self._check_answers(answers)
 
-    def choose(self, answers: Mapping[int, Labels]) -> None:
-        """Choose the next rows by a model of the answers, which have two different ones."""
-        if left := [i for i in self._order if self._is_open(i)][:MOST_OPEN]:
-            known_NF, (option_NJ, n_options) = self._features[[*answers]], self._options(answers)
-            p_QJK = learning.probabilities(known_NF, option_NJ, self._features[left], n_options)
-            self._queue = [left[k] for k in learning.least_sure(p_QJK)]
+    def choose_rows(self, answers: Mapping[int, Labels]) -> None:
+        """Chooses the next rows by a model of the answers, which must have two different labels."""
+        if left := [i for i in self._order if self._is_unanswered(i)][:MAX_CANDIDATES]:
+            known_NF, (option_NJ, n_options) = self._features[[*answers]], self._encode_answers(answers)
+            p_QJK = learning.fit_and_predict(known_NF, option_NJ, self._features[left], n_options)
+            self._queue = [left[k] for k in learning.rank_by_uncertainty(p_QJK)]
 
-    def _judge(self, answers: Mapping[int, Labels]) -> None:
+    def _check_answers(self, answers: Mapping[int, Labels]) -> None:
         from scipy.stats import binomtest
 
-        rows, (option_NJ, n_options) = [*answers], self._options(answers)
-        p_NJK = learning.out_of_fold(self._features[rows], option_NJ, n_options)
+        rows, (option_NJ, n_options) = [*answers], self._encode_answers(answers)
+        p_NJK = learning.predict_out_of_fold(self._features[rows], option_NJ, n_options)
         right = dict(zip(rows, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
-        tried = takewhile(lambda i: not self._is_open(i), self._order)
+        tried = takewhile(lambda i: not self._is_unanswered(i), self._order)
         if part := [right[i] for i in tried if i in right]:
             share = binomtest(sum(part), len(part))
             interval = share.proportion_ci(method="wilson")
             self.estimate = share.statistic, interval.low, interval.high, len(part)
-        better_NJ = learning.suggested(p_NJK, option_NJ)
+        better_NJ = learning.suggest_labels(p_NJK, option_NJ)
         own_N = np.take_along_axis(p_NJK, option_NJ[..., None], 2).min((1, 2))
         doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NJ[k] != option_NJ[k]).any()]
-        self.wrong = [(rows[k], self._labels(better_NJ[k])) for k in doubted]
+        self.wrong = [(rows[k], self._decode_labels(better_NJ[k])) for k in doubted]
 
-    def _options(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
-        """Answers (N, J) as the options that they choose, and how many there are."""
+    def _encode_answers(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
+        """Returns answers (N, J) as indices of options, and the number of options."""
         classes = [*self.classes]
         has_NC = np.array([[name in labels for name in classes] for labels in answers.values()], np.int64)
         return (has_NC, 2) if self.table.multi else (has_NC.argmax(1)[:, None], len(classes))
 
-    def _labels(self, option_J: Ints) -> Labels:
+    def _decode_labels(self, option_J: Ints) -> Labels:
         classes = [*self.classes]
         return tuple(classes[c] for c in (np.flatnonzero(option_J) if self.table.multi else option_J))

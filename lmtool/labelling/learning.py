@@ -1,4 +1,4 @@
-"""What is learned from answers: probabilities of labels, which rows to ask about next, and which answers may be wrong.
+"""Active learning from answers: predicts labels, chooses the next rows, and finds answers that may be wrong.
 
 An answer is J choices, each of one of K options: with one class a row a single choice of the classes, with several
 labels a choice of no or yes for each.
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.inference.load import LoadedModel
-from lmtool.search.index import text_vectors
+from lmtool.search.index import embed_texts
 
 FOLDS = 5
-"""Parts of the answers, each predicted by a model of the others."""
+"""Folds of cross-validation over the answers."""
 
-MANY = 1_000
-"""Rows of a table from which on features are words and pairs that occur in two of them."""
+PAIR_FILTER_ROWS = 1_000
+"""Rows of a table above which features are only words and pairs that occur in two rows."""
 
-MOST_NARROWED = 1_500
-"""Answers up to which features are fewer with them; of more the eigenvectors take longer than is won."""
+MAX_PROJECTED_ANSWERS = 1_500
+"""Maximum answers whose basis features are projected to; of more, the eigenvectors take too long."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,22 +31,22 @@ RowFeatures = Any
 """A matrix with a row for each row of the table, sparse or not."""
 
 
-def features_of(texts: Sequence[str], loaded: LoadedModel | None) -> RowFeatures:
-    """Vectors of length 1: by a model, pooled as it was trained to; or without one tf-idf of words and pairs."""
+def extract_features(texts: Sequence[str], loaded: LoadedModel | None) -> RowFeatures:
+    """Computes vectors of length 1: a model's embeddings, pooled as in training, or tf-idf of words and pairs."""
     if loaded is not None:
-        return text_vectors(loaded, texts)
+        return embed_texts(loaded, texts)
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    least = 2 if len(texts) > MANY else 1  # a word of one row tells nothing of others
+    least = 2 if len(texts) > PAIR_FILTER_ROWS else 1  # a word of a single row says nothing about others
     words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", min_df=least)
     return words.fit_transform(texts)
 
 
-def probabilities(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n_options: int) -> Floats:
+def fit_and_predict(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n_options: int) -> Floats:
     """Probabilities (Q, J, K) by logistic regression, of each choice for itself. Options that no answer has get 0."""
     from sklearn.linear_model import LogisticRegression
 
-    known_NF, row_QF = _narrow(known_NF, row_QF)
+    known_NF, row_QF = _project_to_basis(known_NF, row_QF)
     p_QJK = np.zeros((row_QF.shape[0], option_NJ.shape[1], n_options))
     for j, option_N in enumerate(option_NJ.T):
         if len(chosen := np.unique(option_N)) == 1:
@@ -59,15 +59,15 @@ def probabilities(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n
     return p_QJK
 
 
-def _narrow(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
-    """Rows in as many features as there are answers, where that is fewer: by those a model is fitted much faster.
+def _project_to_basis(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
+    """Projects rows to a basis of the answered rows if these are fewer than features, to fit a model much faster.
 
-    The weights of the best model are a sum of answered rows. So rows are written in an orthonormal basis of those, by
-    the eigenvectors of their products with each other; the model of these is the same.
+    The weights of the best model are a sum of answered rows, so the model in an orthonormal basis of these, from the
+    eigenvectors of their inner products, is the same.
     """
     from sklearn.utils.extmath import safe_sparse_dot
 
-    if known_NF.shape[0] >= min(known_NF.shape[1], MOST_NARROWED):
+    if known_NF.shape[0] >= min(known_NF.shape[1], MAX_PROJECTED_ANSWERS):
         return known_NF, row_QF
     product_NN, product_QN = (safe_sparse_dot(rows_F, known_NF.T, dense_output=True) for rows_F in (known_NF, row_QF))
     value_N, vector_NN = np.linalg.eigh(product_NN)
@@ -75,25 +75,25 @@ def _narrow(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, Ro
     return product_NN @ basis_NN, product_QN @ basis_NN
 
 
-def out_of_fold(known_NF: RowFeatures, option_NJ: Ints, n_options: int) -> Floats:
-    """Probabilities (N, J, K) of answered rows, each by a model that has not seen its answer."""
+def predict_out_of_fold(known_NF: RowFeatures, option_NJ: Ints, n_options: int) -> Floats:
+    """Predicts probabilities (N, J, K) of answered rows, each by a model that has not seen its answer."""
     from sklearn.model_selection import KFold
 
     p_NJK = np.zeros((*option_NJ.shape, n_options))
     for others, some in KFold(min(FOLDS, len(option_NJ)), shuffle=True, random_state=0).split(option_NJ):
-        p_NJK[some] = probabilities(known_NF[others], option_NJ[others], known_NF[some], n_options)
+        p_NJK[some] = fit_and_predict(known_NF[others], option_NJ[others], known_NF[some], n_options)
     return p_NJK
 
 
-def different(row_QF: RowFeatures, k: int) -> list[int]:
-    """At most k rows that are far from each other, by k-means++ (Arthur and Vassilvitskii 2007)."""
+def select_diverse(row_QF: RowFeatures, k: int) -> list[int]:
+    """Selects at most k rows that are far from each other, by k-means++ (Arthur and Vassilvitskii 2007)."""
     from sklearn.cluster import kmeans_plusplus
 
     return [*dict.fromkeys(kmeans_plusplus(row_QF, min(k, row_QF.shape[0]), random_state=0)[1].tolist())]
 
 
-def least_sure(p_QJK: Floats) -> Ints:
-    """All rows (Q), first those with the smallest margin between the two most probable options of a choice.
+def rank_by_uncertainty(p_QJK: Floats) -> Ints:
+    """Ranks all rows (Q), first those with the smallest margin between the two most probable options of a choice.
 
     Scheffer et al. 2001.
     """
@@ -101,11 +101,11 @@ def least_sure(p_QJK: Floats) -> Ints:
     return np.argsort(margin_QJ.min(1), kind="stable")
 
 
-def suggested(p_NJK: Floats, option_NJ: Ints) -> Ints:
-    """The options (N, J) that confident learning takes for the true ones (Northcutt et al. 2021).
+def suggest_labels(p_NJK: Floats, option_NJ: Ints) -> Ints:
+    """Suggests options (N, J) by confident learning (Northcutt et al. 2021); one that differs corrects the answer.
 
-    The most probable one among those above the mean probability that their own rows have, where the most probable one
-    of all is not that of the answer. Where it differs from the answer, that is probably wrong. p: out of fold.
+    If the most probable option is not that of the answer, it takes the most probable one among those whose probability
+    is above the mean probability that rows with this answer have. p_NJK: out-of-fold probabilities.
     """
     is_own_NJK = option_NJ[..., None] == np.arange(p_NJK.shape[2])
     own_JK = is_own_NJK.sum(0)

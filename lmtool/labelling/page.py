@@ -1,4 +1,4 @@
-"""The page on which a person labels: what it asks for, and its server."""
+"""The labelling page: its requests, and its server."""
 
 import secrets
 from collections.abc import Callable
@@ -12,53 +12,53 @@ from starlette.routing import Route
 
 from lmtool.labelling.labelling import Labelling
 from lmtool.serving.application import make_application, read_body
-from lmtool.serving.guard import Access, Guard
+from lmtool.serving.guard import AccessMiddleware, AccessPolicy
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import page_response
-from lmtool.serving.protocol import parse
-from lmtool.serving.server import Serving, answer_until_signal
+from lmtool.serving.protocol import parse_body
+from lmtool.serving.server import ServerConfig, serve_until_signal
 
 HOST = "127.0.0.1"
 
-Short = Annotated[str, Field(max_length=1000)]
+ShortText = Annotated[str, Field(max_length=1000)]
 
 
-class Asked(BaseModel, extra="forbid"):
-    """What a window asks for. window: its name. row, version, labels: of an answer. text: what is looked for."""
+class LabellingRequest(BaseModel, extra="forbid"):
+    """A request of the page. window: its name. row, version, labels: an answer. text: words to search for."""
 
     window: Annotated[str, Field(min_length=1, max_length=64)]
     row: int = -1
     version: int = -1
-    labels: Annotated[list[Short], Field(max_length=500)] | None = None
-    text: Short = ""
+    labels: Annotated[list[ShortText], Field(max_length=500)] | None = None
+    text: ShortText = ""
 
 
-def guard_of(labelling: Labelling, key: str) -> Guard:
-    """The application that asks a person who knows the key."""
-    calls: dict[str, Callable[[Asked], dict[str, Any]]] = {
-        "/next": lambda body: labelling.next(body.window),
-        "/answer": lambda body: labelling.answer(body.window, body.row, body.version, body.labels),
-        "/find": lambda body: {"rows": labelling.find(body.text)},
+def build_labelling_app(labelling: Labelling, key: str) -> AccessMiddleware:
+    """Builds the application of the page; `key` is its API key."""
+    calls: dict[str, Callable[[LabellingRequest], dict[str, Any]]] = {
+        "/next": lambda body: labelling.next_row(body.window),
+        "/answer": lambda body: labelling.save_answer(body.window, body.row, body.version, body.labels),
+        "/find": lambda body: {"rows": labelling.find_rows(body.text)},
         "/progress": lambda body: labelling.progress(),
     }
 
     async def post(request: Request) -> Response:
-        body = parse(Asked, await read_body(request))
+        body = parse_body(LabellingRequest, await read_body(request))
         return JSONResponse(await run_in_threadpool(calls[request.url.path], body))
 
     async def page(request: Request) -> Response:
         return page_response("label")
 
     routes = [Route("/", page), *(Route(path, post, methods=["POST"]) for path in calls)]
-    return Guard(make_application(routes), Access(HOST, key), Metrics())
+    return AccessMiddleware(make_application(routes), AccessPolicy(HOST, key), Metrics())
 
 
-def ask(labelling: Labelling, port: int, tell: Callable[[str], None]) -> int:
-    """Let a person label until a signal comes. Returns the number of the signal.
+def serve_labelling(labelling: Labelling, port: int, tell: Callable[[str], None]) -> int:
+    """Serves the labelling page until a signal. Returns the number of the signal.
 
-    tell: of what is labelled, and of the address, with a key that others on this machine do not know.
-    Raises ResourceError where the port cannot be listened on.
+    tell: prints the progress, and the address with a secret key.
+    Raises ResourceError if it cannot listen on the port.
     """
     key = secrets.token_urlsafe(16)
-    serving = Serving(HOST, port, grace=5.0, logs_requests=False, suffix=f"/#{key}")
-    return answer_until_signal(guard_of(labelling, key), labelling, serving, tell)
+    serving = ServerConfig(HOST, port, grace=5.0, logs_requests=False, suffix=f"/#{key}")
+    return serve_until_signal(build_labelling_app(labelling, key), labelling, serving, tell)

@@ -1,4 +1,4 @@
-"""The table that is labelled: its rows and the labels that it has, and the table with all labels."""
+"""Reads a table to label, and writes it with all labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from lmtool.tasks.labels import SEPARATOR, as_cell, as_names
 from lmtool.tasks.reading import stream_texts
 from lmtool.tasks.schema import choose_columns, find_label
 
-MOST_CLASSES = 500
-"""Classes that a column of labels may have; what has more is no such column."""
+MAX_CLASSES = 500
+"""Maximum classes of a column of labels."""
 
 Labels = tuple[str, ...]
-"""Of a row: one, or with several labels a row any number."""
+"""Labels of a row: one, or any number if a row may have several."""
 
 
 @dataclass(frozen=True)
 class TableToLabel:
     """A table in memory.
 
-    texts: names of the columns. label: the column of labels, new or not. labels: of the rows, or None.
-    output: the table with all.
+    texts: names of the text columns. label: name of the label column, new or not. rows: rows and their texts.
+    labels: labels of each row, or None. output: file of the labelled table.
     """
 
     table: Table
@@ -42,7 +42,7 @@ class TableToLabel:
     def read(
         cls, source: str, reading: Data, multi: bool, skipped: Skipped | None, output: Path | None
     ) -> "TableToLabel":
-        """The rows and texts of a table. Raises DataError where no column holds texts, or another one labels."""
+        """Reads the rows and labels of a table. Raises DataError for missing texts and for invalid labels."""
         table = open_table(source, reading)
         name = reading.label_column or find_label(table, reading) or "label"
         known = matching_column(name, table.names)
@@ -58,15 +58,15 @@ class TableToLabel:
                 what = f"row {row.number} has {'several labels' if names else 'no label'}"
                 raise DataError(what, where=where, fix="add --multi, or name another column: --label-column NAME")
             labels.append(names)
-        if len({*chain.from_iterable(filter(None, labels))}) > MOST_CLASSES:
-            what = f"more than {MOST_CLASSES} different labels"
+        if len({*chain.from_iterable(filter(None, labels))}) > MAX_CLASSES:
+            what = f"more than {MAX_CLASSES} different labels"
             raise DataError(what, where=where, fix="name another column, which may be new: --label-column NAME")
         output = output or Path(f"{table.path.name.partition('.')[0]}.labelled.csv")
         texts = columns.texts or (str(columns.messages),)
         return cls(table, texts, known or name, multi, rows, labels, output)
 
     def write(self, answers: Mapping[int, Labels]) -> None:
-        """Write all columns and labels, of rows without an answer an empty field, atomically. Raises ResourceError."""
+        """Writes all columns and labels atomically; the label of other rows is empty. Raises ResourceError."""
         names, header = self.table.names, self.table.file.header
         at = names.index(self.label) if self.label in names else len(names)
         header = (*header[:at], self.label, *header[at + 1 :])

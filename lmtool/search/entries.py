@@ -1,4 +1,4 @@
-"""Texts of files, the lines of a text and the rows of a table; and those that answer queries, as lines to write."""
+"""Reads texts to index from files and tables, and writes search results."""
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ from lmtool.tasks.schema import choose_columns
 
 
 class Entry(NamedTuple):
-    """A text of an index. id: unique in it. source: the file that it is of.
+    """A text of an index. id: unique in the index. source: its file.
 
-    score: of a text that was found, its cosine similarity, or what a cross-encoder makes of the query and the text.
+    score: of a search result, its cosine similarity, or the score of a cross-encoder for the query and the text.
     """
 
     id: str
@@ -33,11 +33,11 @@ class Entry(NamedTuple):
 
 
 Hits = tuple[str, list[Entry]]
-"""A query, and what is found for it, the best first."""
+"""A query and its results, the best first."""
 
 
-def columns_of_texts(recipe: Recipe) -> tuple[str, ...]:
-    """The columns of the texts that a run was fine-tuned on; none for a run that relates the texts of a row."""
+def text_columns_of_run(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the text columns that a run was fine-tuned on; none for a run that relates the texts of a row."""
     data = recipe.data
     if isinstance(recipe.objective, Embedding) and len(data.text_columns) > 1:
         return ()
@@ -45,14 +45,17 @@ def columns_of_texts(recipe: Recipe) -> tuple[str, ...]:
 
 
 def read_entries(
-    sources: Iterable[str], reading: Data, id_column: str | None = None, usual: Sequence[str] = ()
+    sources: Iterable[str], reading: Data, id_column: str | None = None, default_columns: Sequence[str] = ()
 ) -> Generator[Entry, None, Skipped]:
-    """The lines of text files, of standard input, which "-" names, and the rows of tables, but for blank ones.
+    """Yields the non-blank lines of text files and of standard input ("-"), and the rows of tables.
 
-    The id of the first of a.txt is a.txt:1. reading: its columns of texts are joined by a space; where it names none,
-    those of `usual` in a table that has them, else its `column`. Its encoding is of text files too. id_column: of the
-    ids of rows. Returns the bad rows that were skipped.
-    Raises the errors of files and tables.
+    The id of the first line of a.txt is a.txt:1.
+
+    reading: options for tables; the encoding is for text files too. Its text columns are joined by a space; if it names
+        none, `default_columns` of a table that has them, else its `column`.
+    id_column: column of ids of a table.
+
+    Returns the bad rows that were skipped. Raises the errors of files and tables.
     """
     skipped = Skipped()
     for source in sources:
@@ -62,18 +65,18 @@ def read_entries(
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
             has_rows = unpacked_name(Path(name)).endswith(ENDINGS) or suffix(Path(name)) != ".txt"
             is_table = name.startswith(PREFIX) or has_rows
-            rows = _rows(name, reading, id_column, usual, skipped) if is_table else enumerate(lines, 1)
+            rows = _read_table(name, reading, id_column, default_columns, skipped) if is_table else enumerate(lines, 1)
             yield from (Entry(n if isinstance(n, str) else f"{where}:{n}", where, text) for n, text in rows)
     return skipped
 
 
-def _rows(
-    source: str, reading: Data, id_column: str | None, usual: Sequence[str], skipped: Skipped
+def _read_table(
+    source: str, reading: Data, id_column: str | None, default_columns: Sequence[str], skipped: Skipped
 ) -> Iterator[tuple[str | int, str]]:
-    """The id of each row of a table, its number where no column has ids, and its texts as one."""
+    """Yields the id of each row of a table, or its number without an id column, and its joined texts."""
     table = open_table(source, reading, field_limit=LONGEST_CELL)
-    has_usual = bool(usual) and all(matching_column(name, table.names) for name in usual)
-    texts = reading.text_columns or (tuple(usual) if has_usual else (reading.column,))
+    has_defaults = bool(default_columns) and all(matching_column(name, table.names) for name in default_columns)
+    texts = reading.text_columns or (tuple(default_columns) if has_defaults else (reading.column,))
     columns = choose_columns(table, reading.with_values({"text_columns": texts}), labelled=False)
     where = display(table.path)
     ids = None if id_column is None else known_column(id_column, table.names, where, "--id-column")
@@ -87,14 +90,14 @@ def _rows(
                 skip(table.fault("no id", "the row has no id", row.number, row.line, ids, "fill it"), counted)
 
 
-def as_json_lines(answers: Iterable[Hits]) -> Iterator[str]:
-    """An object for each query."""
+def hits_to_json_lines(answers: Iterable[Hits]) -> Iterator[str]:
+    """Yields a JSON object for each query."""
     for query, entries in answers:
         yield json.dumps({"query": query, "hits": [entry._asdict() for entry in entries]}) + "\n"
 
 
-def as_csv(answers: Iterable[Hits]) -> Iterator[str]:
-    """A header, and a row for each text that is found."""
+def hits_to_csv(answers: Iterable[Hits]) -> Iterator[str]:
+    """Yields a header, and a row for each result."""
     yield csv_line(("query", "rank", *Entry._fields))
     for query, entries in answers:
         yield from (csv_line((query, rank, *entry)) for rank, entry in enumerate(entries, 1))

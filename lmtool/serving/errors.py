@@ -1,27 +1,27 @@
-"""Errors of the API: what a client is told where its request is not answered."""
+"""Errors that the API reports to clients."""
 
-_ERRORS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""Types of errors by the status of HTTP, where it is not a range of them that decides."""
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""Error types of the API by HTTP status; other statuses have the type of their range."""
 
 
 class ApiError(Exception):
-    """A request that is not answered.
+    """An error response.
 
-    status: of HTTP.
-    param: the field at fault, if one is.
-    code: for programs.
-    body: the error object, as clients expect it.
+    status: HTTP status.
+    param: the invalid field, if any.
+    code: machine-readable code.
+    body: the error object of the API.
     """
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "server_error")
+        kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.status = status
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class BadRequest(ApiError):
-    """The client is at fault."""
+    """The request is invalid."""
 
 
 class QueueFull(ApiError):
@@ -32,7 +32,7 @@ class QueueFull(ApiError):
 
 
 class ShuttingDown(ApiError):
-    """The server takes and completes no more requests."""
+    """The server is shutting down and completes no more requests."""
 
     def __init__(self) -> None:
-        super().__init__(503, "the server is about to end")
+        super().__init__(503, "the server is shutting down")

@@ -1,15 +1,15 @@
-"""Counters of the server, in the text format of Prometheus."""
+"""Metrics of the server, in the text format of Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BUCKET_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of histograms."""
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # the times at which counting began, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # omits the creation time of each counter
 
 
 class Metrics:
-    """What the server counts; safe in several threads."""
+    """The counters of the server; thread-safe."""
 
     def __init__(self) -> None:
         self._all = all_ = CollectorRegistry()
@@ -25,8 +25,8 @@ class Metrics:
         self.running = Gauge("lmtool_running_texts", "Texts that are generated at the moment.", registry=all_)
         self.waiting = Gauge("lmtool_waiting_requests", "Requests in the queue.", registry=all_)
         what = "From a request to the first token of a text."
-        self.first_token = Histogram("lmtool_first_token_seconds", what, buckets=SECONDS, registry=all_)
+        self.first_token = Histogram("lmtool_first_token_seconds", what, buckets=BUCKET_SECONDS, registry=all_)
 
-    def text(self) -> str:
-        """All of them."""
+    def to_prometheus(self) -> str:
+        """Returns all metrics in the text format."""
         return generate_latest(self._all).decode()

@@ -1,6 +1,6 @@
-"""What clients send and read: the interface of the OpenAI API, as far as a language model of one machine has it.
+"""Request bodies of the OpenAI API, as far as they apply to a single language model.
 
-Fields that change no answer are accepted and ignored, and so is any that is null; all others are refused by name.
+Fields that do not change an answer are accepted and ignored, as is any that is null. All others are errors.
 """
 
 import json
@@ -15,47 +15,44 @@ from lmtool.generation.forms import TextForm
 from lmtool.serving.errors import BadRequest
 
 MAX_TEXTS = 64
-"""Texts of one request: its prompts times n, or its inputs."""
+"""Maximum texts of a request: its prompts times n, or its inputs."""
 
 MAX_VALUES = 1 << 18
-"""Values of a body, all that stand in others included: no other thread runs while these are made."""
+"""Maximum values of a body, nested ones included: no other thread runs while they are parsed."""
 
-_VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
-"""What a body has at least as many of as values: strings, brackets and commas."""
+_VALUE_PATTERN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
+"""Matches strings, brackets and commas, of which a body has at least as many as values."""
 
 MAX_MISTAKES = 1000
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
 
 MAX_CHOICES = 1024
-LONGEST_FORM = 1 << 16
+MAX_FORM_CHARACTERS = 1 << 16
 
 GivenText = Annotated[str, Field(max_length=1 << 20)]
 GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=1 << 17, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 GuidedChoice = Annotated[str, Field(min_length=1, max_length=1000)]
-FormSource = Annotated[str, Field(max_length=LONGEST_FORM)]
+FormSource = Annotated[str, Field(max_length=MAX_FORM_CHARACTERS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-FEW = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
-"""How many texts a list may have."""
+LIST_LIMITS = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
+"""Limits of the length of a list of texts."""
 
 
-class Fields(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
-    """An object of a request. A field that is null is one that is not given, whatever its name."""
+class ApiObject(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
+    """An object of a request. A null field is ignored, whatever its name."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
+    def _drop_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         return {name: one for name, one in value.items() if one is not None or name in cls.model_fields}
 
 
-class Body(Fields):
-    """A request. model: nothing but the one that is served.
-
-    The others tell a provider who asks, what is to be kept of an answer, and how soon and how cheaply it is to come.
-    """
+class RequestBody(ApiObject):
+    """Fields of all requests. model: name of the served model. The other fields are ignored."""
 
     model: str | None = None
     user: str | None = None
@@ -67,19 +64,19 @@ class Body(Fields):
     store: bool | None = None
 
 
-class StreamOptions(Fields):
-    """include_usage: a last event counts the tokens."""
+class StreamOptions(ApiObject):
+    """Options of a stream. include_usage: whether a last event counts the tokens."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class TextBody(Body):
-    """What all requests for text have in common.
+class TextBody(RequestBody):
+    """Fields of all requests for text.
 
-    top_k, min_p, repetition_penalty: as the options of `lmtool generate`; the API does not have them.
-    guided_choice, guided_regex, guided_json, guided_grammar: the form that texts have, by the names that vLLM gave
-        them; of JSON a schema, or its text. guided_complete: as `TextForm.complete`.
+    top_k, min_p, repetition_penalty: as the options of `lmtool generate`; extensions of the API.
+    guided_choice, guided_regex, guided_json, guided_grammar: the form of texts, by vLLM's names; guided_json is a
+        schema, or its text. guided_complete: as `TextForm.complete`.
     """
 
     temperature: float | None = Field(default=None, ge=0, le=100)
@@ -104,29 +101,29 @@ class TextBody(Body):
     guided_grammar: FormSource | None = None
     guided_complete: bool | None = None
 
-    def form(self) -> TextForm | None:
-        """What the text must be. Raises BadRequest for several at once, and for one that cannot be enforced."""
+    def text_form(self) -> TextForm | None:
+        """Returns the form of the text. Raises BadRequest for several forms, and for one that cannot be enforced."""
         guided = {"choices": "choice", "regex": "regex", "json_schema": "json", "grammar": "grammar"}
         sources = {source: getattr(self, f"guided_{name}") for source, name in guided.items()}
         names = {source: f"guided_{name}" for source, name in guided.items()}
-        if (schema := self._schema()) is not None:
+        if (schema := self._response_schema()) is not None:
             if sources["json_schema"] is not None:
                 raise BadRequest(400, "guided_json: contradicts response_format", param="guided_json")
             sources["json_schema"], names["json_schema"] = schema, "response_format"
         named = next((names[source] for source, value in sources.items() if value is not None), "guided_complete")
         schema = sources["json_schema"]
-        if schema is not None and len(schema if isinstance(schema, str) else json.dumps(schema)) > LONGEST_FORM:
-            raise BadRequest(400, f"{named}: a schema has at most {LONGEST_FORM} characters", param=named)
+        if schema is not None and len(schema if isinstance(schema, str) else json.dumps(schema)) > MAX_FORM_CHARACTERS:
+            raise BadRequest(400, f"{named}: a schema has at most {MAX_FORM_CHARACTERS} characters", param=named)
         try:
             form = TextForm.of(**sources, complete=bool(self.guided_complete))
         except UsageError as error:
             raise BadRequest(400, f"{named}: {error.what}", param=named) from None
-        if form is not None and self.stops:
+        if form is not None and self.stop_strings:
             raise BadRequest(400, f"stop: contradicts {named}, which ends by itself", param="stop")
         return form
 
-    def _schema(self) -> dict[str, Any] | None:
-        """A schema that is stated otherwise."""
+    def _response_schema(self) -> dict[str, Any] | None:
+        """Returns the schema of a response format, if there is one."""
         return None
 
     @property
@@ -135,20 +132,20 @@ class TextBody(Body):
         return any(getattr(self, f"guided_{name}") is not None for name in ("choice", "regex", "json", "grammar"))
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stop_strings(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def wants_usage(self) -> bool:
+    def include_usage_event(self) -> bool:
         """Whether the last event of a stream counts the tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 class CompletionBody(TextBody):
-    """POST /v1/completions. max_tokens: 0 with `echo` alone, to read the probabilities of a prompt."""
+    """POST /v1/completions. max_tokens: may be 0 with `echo`, to get the probabilities of a prompt."""
 
-    prompt: GivenText | GivenIds | Annotated[list[GivenText], FEW] | Annotated[list[GivenIds], FEW] = ""
+    prompt: GivenText | GivenIds | Annotated[list[GivenText], LIST_LIMITS] | Annotated[list[GivenIds], LIST_LIMITS] = ""
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool | None = None
@@ -156,45 +153,45 @@ class CompletionBody(TextBody):
     suffix: Literal[""] | None = None
 
 
-class TextContent(Fields):
+class TextContent(ApiObject):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: GivenText
 
 
-class MessageBody(Fields):
-    """A message of a conversation. content: null only beside tool_calls."""
+class MessageBody(ApiObject):
+    """A message of a conversation. content: may be null if there are tool_calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: GivenText | Annotated[list[TextContent], Field(min_length=1, max_length=256, fail_fast=True)] | None = None
-    tool_calls: Annotated[list[dict[str, Any]], FEW] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], LIST_LIMITS] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
     @property
     def message(self) -> dict[str, Any]:
-        """As templates know it."""
+        """The message in the format of chat templates."""
         content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
         calls = {"tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
         return {"role": "system" if self.role == "developer" else self.role, "content": content, **calls}
 
 
-class NamedFunction(Fields):
+class NamedFunction(ApiObject):
     """A function by its name."""
 
     name: str
 
 
-class ToolChoice(Fields):
-    """The function that is to be called."""
+class ToolChoice(ApiObject):
+    """The function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(Fields):
-    """A schema that answers follow. strict: they do so either way."""
+class JsonSchema(ApiObject):
+    """A schema that answers follow. strict: ignored, because they always do."""
 
     name: Annotated[str, Field(max_length=256)]
     description: str | None = None
@@ -203,7 +200,7 @@ class JsonSchema(Fields):
     strict: bool | None = None
 
 
-class TextFormat(Fields):
+class TextFormat(ApiObject):
     """The format of answers: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -213,7 +210,7 @@ class TextFormat(Fields):
 class ChatBody(TextBody):
     """POST /v1/chat/completions.
 
-    modalities, verbosity: no other than their defaults. prediction: what the answer may be, which makes it no other.
+    modalities, verbosity: only their defaults are accepted. prediction: ignored.
     """
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=4096, fail_fast=True)]
@@ -231,10 +228,10 @@ class ChatBody(TextBody):
 
     @property
     def has_form(self) -> bool:
-        """As of any request; what calls of tools must be is a form, too."""
+        """As for other requests. The syntax of tool calls is a form, too."""
         return super().has_form or self.response_format is not None or bool(self.tools)
 
-    def _schema(self) -> dict[str, Any] | None:
+    def _response_schema(self) -> dict[str, Any] | None:
         form = self.response_format
         if form is None:
             return None
@@ -246,37 +243,40 @@ class ChatBody(TextBody):
         return {"type": "object"} if form.type == "json_object" else None
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(RequestBody):
     """POST /v1/embeddings."""
 
-    input: GivenText | Annotated[list[GivenText], FEW]
+    input: GivenText | Annotated[list[GivenText], LIST_LIMITS]
     encoding_format: Literal["float", "base64"] | None = None
 
 
 class SearchBody(EmbeddingBody):
-    """POST /search. input: queries. k: texts for each."""
+    """POST /search. input: queries. k: texts to find for each."""
 
     k: int = Field(default=10, ge=1, le=1000)
 
 
-class ClassifyBody(Body):
-    """POST /classify. input: a text, or for runs that read several columns, these by name; or a list of either."""
+class ClassifyBody(RequestBody):
+    """POST /classify. input: a text, or the texts of several columns by name; or a list of either."""
 
     input: (
-        GivenText | dict[str, GivenText] | Annotated[list[GivenText], FEW] | Annotated[list[dict[str, GivenText]], FEW]
+        GivenText
+        | dict[str, GivenText]
+        | Annotated[list[GivenText], LIST_LIMITS]
+        | Annotated[list[dict[str, GivenText]], LIST_LIMITS]
     )
 
     @field_validator("input")
     @classmethod
-    def _few_columns(cls, value: Any) -> Any:
+    def _check_column_count(cls, value: Any) -> Any:
         if any(isinstance(one, dict) and len(one) > 64 for one in ([value] if isinstance(value, dict) else value)):
             raise ValueError("at most 64 columns")
         return value
 
 
-def parse(kind: type[BaseModel], raw: bytes) -> Any:
-    """A request of this kind from JSON. Raises BadRequest, which names the first field at fault."""
-    if len(raw) > MAX_VALUES and any(n > MAX_VALUES for n, _ in enumerate(_VALUES.finditer(raw), 1)):
+def parse_body(kind: type[BaseModel], raw: bytes) -> Any:
+    """Parses a request from JSON. Raises BadRequest, which names the first invalid field."""
+    if len(raw) > MAX_VALUES and any(n > MAX_VALUES for n, _ in enumerate(_VALUE_PATTERN.finditer(raw), 1)):
         raise BadRequest(413, f"the body has more than {MAX_VALUES} values")
     try:
         value = json.loads(raw)
@@ -288,25 +288,25 @@ def parse(kind: type[BaseModel], raw: bytes) -> Any:
         if error.error_count() > MAX_MISTAKES:
             raise BadRequest(400, f"the body has {error.error_count()} mistakes") from None
         mistakes = error.errors(include_url=False, include_context=False, include_input=False)
-        # of a value that may be of several types, an empty one says more than what it is not
+        # for a value of several possible types, "empty" says more than the type mismatches
         first = next((mistake for mistake in mistakes if "too_short" in mistake["type"]), mistakes[0])
         param = str(first["loc"][0]) if first["loc"] else None
         words = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        what = _WORDS.get(first["type"], words)
+        what = _ERROR_TEXTS.get(first["type"], words)
         message = f"{param}: {what}" if param else what
         raise BadRequest(400, message[:500], param=param) from None
 
 
-_WORDS = {
+_ERROR_TEXTS = {
     "missing": "this field is required",
     "extra_forbidden": "this field is not offered here",
     "too_short": "it is empty",
     "string_too_short": "it is empty",
 }
-"""Pydantic's types of errors in plain words."""
+"""Messages for error types of pydantic."""
 
 
-def encode_with_list(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:
-    """An object with a further field, a list, as JSON. Other threads run between items, each of which may be long."""
+def encode_json_list(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:
+    """Encodes an object with one more field, a list, as JSON. Other threads can run between its items."""
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
     return f'{encode(head)[:-1]},"{name}":[{",".join(map(encode, items))}]}}'.encode()

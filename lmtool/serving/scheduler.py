@@ -1,4 +1,4 @@
-"""One thread around an engine, which generates for many clients."""
+"""A thread that runs the engine for many clients."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ from lmtool.generation.constrained import spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token
 from lmtool.generation.strategy import RequestState
 from lmtool.model.language_model import KeyValue
@@ -26,59 +26,59 @@ from lmtool.serving.errors import QueueFull, ShuttingDown
 from lmtool.serving.metrics import Metrics
 from lmtool.tokenization.prompt_format import Prompt
 
-CHUNK = 256
-"""Maximum tokens of prompts that are read between two tokens of the texts that are generated."""
+CHUNK_TOKENS = 256
+"""Maximum prompt tokens that are read in a step of the engine."""
 
-COPIES = 4
-"""How often keys and values may be in memory while rows join a batch and its cache is enlarged."""
+MAX_CACHE_COPIES = 4
+"""Maximum copies of keys and values in memory while rows join a batch and its cache grows."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class _Client:
-    """A client.
+class _QueuedClient:
+    """A client in the queue or in the engine.
 
-    waiting: texts not yet in the engine.
-    updates: what it reads next.
-    came: the time.
-    gone: nobody reads the updates.
+    waiting: texts that are not in the engine yet.
+    updates: tokens for it to read, or an error.
+    arrived: time of its request.
+    is_gone: whether nobody reads the updates any more.
     """
 
-    waiting: "deque[_Text]"
+    waiting: "deque[_QueuedText]"
     updates: "asyncio.Queue[Token | Exception]"
-    came: float
-    gone: bool = False
+    arrived: float
+    is_gone: bool = False
 
 
 @dataclass(eq=False)
-class _Text:
-    """One of the texts of a client.
+class _QueuedText:
+    """A text of a client.
 
-    index: of its request among those of the client.
-    reach: the slots of the KV cache that it fills when it is complete.
+    index: index of its request among those of the client.
+    max_slots: slots of the KV cache that it fills when it is complete.
+    begun: whether its first token was generated.
     """
 
-    client: _Client
+    client: _QueuedClient
     index: int
     state: RequestState
-    reach: int
+    max_slots: int
     begun: bool = False
 
 
 class Scheduler:
-    """Generates texts for many clients at once, each text as `generate` would alone.
+    """Generates texts for many clients at once, each as `generate` would alone.
 
-    A text waits until the engine has room for it, first come first served; clients with several texts take turns.
-    The room is a number of rows, and a budget of tokens in flight: rows times the tokens that the longest of them may
-    reach, as many as the KV cache has slots. A text that is longer than the whole budget runs alone.
+    A text waits until the engine has room for it, first come first served; clients with several texts take turns. The
+    limits are a number of rows and a budget of slots of the KV cache: rows times the slots that the longest may fill. A
+    text longer than the whole budget runs alone.
 
     n_slots: the budget.
-    slot_bytes: of keys and values of one slot.
+    slot_bytes: bytes of keys and values of one slot.
     n_rows: maximum rows.
-    n_queued: maximum clients that wait.
-    keeps_prefixes: whether keys and values of texts are kept for others that begin with the same tokens, of models that
-        allow it: as many tokens as the budget has.
+    n_queued: maximum waiting clients.
+    keeps_prefixes: whether there is a prefix cache, of as many tokens as the budget, if the model supports it.
     """
 
     def __init__(
@@ -95,47 +95,53 @@ class Scheduler:
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
         runner = ModelRunner(model)
-        self.slot_bytes = _slot_bytes(runner, generator) if generator.writes else 0
+        self.slot_bytes = _measure_slot_bytes(runner, generator) if generator.writes else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
             free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory()
-            n_slots = default_slots(self.slot_bytes, n_rows, model.context, free)
+            n_slots = default_cache_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
-        keeps = keeps_prefixes and self.slot_bytes and runner.keeps_prefixes
+        keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache
         self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
         self._changed = threading.Condition()
-        self._queue: deque[_Client] = deque()
+        self._queue: deque[_QueuedClient] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        draft = None if generator.drafter is None else generator.drafter.draft
         prefixes = PrefixCache(self.prefix_bytes)
-        self._engine = Engine(model, chunk=CHUNK, prefixes=prefixes, draft=draft, keeps_texts=True, isolates=True)
-        self._texts: dict[int, _Text] = {}  # in the engine, by the id of the request
-        self._ends = self.refuses = False  # whether the thread ends; whether no more clients are taken
-        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
-        self._loop: asyncio.AbstractEventLoop  # from `open` on
+        self._engine = Engine(
+            model,
+            chunk=CHUNK_TOKENS,
+            prefixes=prefixes,
+            draft=generator.draft,
+            only_exact_drafts=True,
+            isolate_failures=True,
+        )
+        self._texts: dict[int, _QueuedText] = {}  # in the engine, by the id of the request
+        self._ends = self.is_closing = False  # whether the thread ends; whether new clients are rejected
+        self._thread = threading.Thread(target=self._run_loop, name="model", daemon=True)
+        self._loop: asyncio.AbstractEventLoop  # set by `open`
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread. loop: of all clients."""
+        """Starts the thread. loop: the event loop of all clients."""
         self._loop = loop
         self._thread.start()
 
     def describe(self) -> str:
-        """The limits of the engine, in a line."""
+        """Returns the limits of the engine, in a line."""
         rows = f"up to {self.n_rows} texts at once"
         if not self.slot_bytes or math.isinf(self.n_slots):
             return rows
-        most = COPIES * self.n_slots * self.slot_bytes
+        most = MAX_CACHE_COPIES * self.n_slots * self.slot_bytes
         kept = f", {self.prefix_bytes / 1e9:.2g} GB of prefixes" if self.prefix_bytes else ""
         return f"{rows}, {int(self.n_slots):,} tokens in flight, {most / 1e9:.2g} GB of keys and values at most{kept}"
 
-    def refuse(self) -> None:
-        """From now on take no more clients."""
-        self.refuses = True
+    def stop_accepting(self) -> None:
+        """Rejects clients from now on."""
+        self.is_closing = True
 
     def close(self) -> None:
-        """End the thread, after the token that it computes; who still waits for something is told ShuttingDown."""
+        """Ends the thread after the current step. Waiting clients get ShuttingDown."""
         with self._changed:
-            self._ends = self.refuses = True
+            self._ends = self.is_closing = True
             self._changed.notify()
         self._thread.join()
         waiting = {text.client for text in self._texts.values()} | set(self._queue)
@@ -144,19 +150,19 @@ class Scheduler:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ShuttingDown())
 
-    def check_prompt(self, prompt: Prompt) -> Prompt:
-        """A prompt that the model can read. Raises UsageError for all others."""
+    def fit_prompt(self, prompt: Prompt) -> Prompt:
+        """Returns the prompt if it fits the context. Raises UsageError as `ModelRunner.fit_prompt` does."""
         return self._engine.runner.fit_prompt(prompt, "refuse", "")
 
     @asynccontextmanager
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[AsyncIterator[Token]]:
-        """The tokens of all requests as they come, `Token.request` being the index of each.
+        """Generates the texts of requests. Yields an iterator of their tokens; `Token.request` is the index of each.
 
-        Requests that are not complete at the end are cancelled.
+        Requests that are not complete when the context ends are cancelled.
 
-        Raises QueueFull and ShuttingDown, and when it iterates what the model raises.
+        Raises QueueFull and ShuttingDown; iterating raises what the model raises.
         """
-        client = await asyncio.to_thread(self._client, requests)
+        client = await asyncio.to_thread(self._prepare_client, requests)
         with self._changed:
             self._check_queue()
             self._queue.append(client)
@@ -166,7 +172,7 @@ class Scheduler:
             n_left = len(requests)
             while n_left:
                 update = await client.updates.get()
-                await asyncio.sleep(0)  # a queue that holds more would not let others have their turn
+                await asyncio.sleep(0)  # lets other tasks run while the queue has more
                 if isinstance(update, Exception):
                     raise update
                 n_left -= update.completion is not None
@@ -176,11 +182,14 @@ class Scheduler:
             yield updates()
         finally:
             with self._changed:
-                client.gone = True
+                client.is_gone = True
                 self._changed.notify()
 
-    async def compute(self, call: Callable[[], Result]) -> Result:
-        """The result of a short computation with the model, between two tokens. Raises QueueFull and ShuttingDown."""
+    async def run_between_steps(self, call: Callable[[], Result]) -> Result:
+        """Runs a short computation with the model between two steps of the engine, and returns its result.
+
+        Raises QueueFull and ShuttingDown.
+        """
         future: Future[Result] = Future()
         with self._changed:
             self._check_queue()
@@ -189,21 +198,24 @@ class Scheduler:
         return await asyncio.wrap_future(future)
 
     def _check_queue(self) -> None:
-        if self.refuses:
+        if self.is_closing:
             raise ShuttingDown
         if len(self._queue) + len(self._calls) >= self.n_queued:
             raise QueueFull
 
-    def _client(self, requests: Sequence[Request]) -> _Client:
-        client = _Client(deque(), asyncio.Queue(), time.perf_counter())
+    def _prepare_client(self, requests: Sequence[Request]) -> _QueuedClient:
+        client = _QueuedClient(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
-            client.waiting.append(_Text(client, i, self._engine.prepare(request), self._slots_needed(request)))
+            prompt, state = request.prompt, self._engine.prepare(request)
+            n_tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
+            n_slots = len(prompt.source or ()) + (n_tokens if room is None else min(n_tokens, room))
+            client.waiting.append(_QueuedText(client, i, state, n_slots))
         return client
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         self._generator.loaded.model.eval()
         if self._generator.writes:
-            spelled_vocabulary(self._generator.loaded.tokenizer)  # no thread runs while a part of it is made
+            spelled_vocabulary(self._generator.loaded.tokenizer)  # blocks all threads for a while, so it is made first
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):
@@ -211,17 +223,17 @@ class Scheduler:
                 if self._ends:
                     return
                 call = self._calls.popleft() if self._calls else None
-                self._queue = deque(client for client in self._queue if not client.gone)
+                self._queue = deque(client for client in self._queue if not client.is_gone)
             try:
-                self._iterate(call)
-            except Exception as error:  # the engine as a whole fails: all texts in it do, and none later
+                self._run_iteration(call)
+            except Exception as error:  # the engine failed as a whole: end all its texts
                 self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
                 self._texts = {}
-                self._engine.clear()
+                self._engine.cancel_all()
 
-    def _iterate(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
-        """What is done between two tokens, and the next token of each text."""
-        for id in [id for id, text in self._texts.items() if text.client.gone]:
+    def _run_iteration(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
+        """Removes and admits clients, runs at most one computation, then takes a step of the engine."""
+        for id in [id for id, text in self._texts.items() if text.client.is_gone]:
             del self._texts[id]
             self._engine.cancel(id)
         if call is not None and call[1].set_running_or_notify_cancel():
@@ -232,17 +244,17 @@ class Scheduler:
                 future.set_exception(error)
         self._admit_waiting()
         if self._texts:
-            self._step()
+            self._step_engine()
         self._metrics.running.set(len(self._texts))
         self._metrics.waiting.set(len(self._queue))
 
     def _admit_waiting(self) -> None:
-        """Let texts that wait join the engine, one of each client in turn, as many as there is room for."""
-        longest = max((text.reach for text in self._texts.values()), default=0)
+        """Adds waiting texts to the engine while there is room, one of each client in turn."""
+        longest = max((text.max_slots for text in self._texts.values()), default=0)
         while self._queue and len(self._texts) < self.n_rows:
             client = self._queue[0]
             text = client.waiting[0]
-            longest = max(longest, text.reach)
+            longest = max(longest, text.max_slots)
             if self._texts and (len(self._texts) + 1) * longest > self.n_slots:
                 return
             client.waiting.popleft()
@@ -250,18 +262,12 @@ class Scheduler:
                 self._queue.popleft()
                 if client.waiting:
                     self._queue.append(client)
-            with self._failing_alone(client):
+            with self._isolating_client(client):
                 self._texts[self._engine.add(text.state)] = text
                 self._metrics.prompt_tokens.inc(len(text.state.request.prompt.text))
 
-    def _slots_needed(self, request: Request) -> int:
-        """The slots of the KV cache that a text fills when it is complete."""
-        prompt = request.prompt
-        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
-        return len(prompt.source or ()) + (tokens if room is None else min(tokens, room))
-
-    def _step(self) -> None:
-        """One step of the engine."""
+    def _step_engine(self) -> None:
+        """Takes a step of the engine and delivers its tokens."""
         engine = self._engine
         before = engine.n_proposed, engine.n_accepted
         with self._generator.computing():
@@ -271,10 +277,10 @@ class Scheduler:
         updates = list[_Update]((self._texts.pop(id).client, error) for id, error in engine.failures)
         for token in tokens:
             text = self._texts.get(token.request)
-            if text is None:  # it failed after this one
+            if text is None:  # it failed after this token
                 continue
             if not text.begun:
-                self._metrics.first_token.observe(time.perf_counter() - text.client.came)
+                self._metrics.first_token.observe(time.perf_counter() - text.client.arrived)
                 self._metrics.reused_tokens.inc(token.n_reused)
                 text.begun = True
             self._metrics.generated_tokens.inc()
@@ -284,43 +290,42 @@ class Scheduler:
         self._deliver(updates)
 
     @contextmanager
-    def _failing_alone(self, client: _Client) -> Iterator[None]:
-        """A context whose exceptions end what a client asks for, and nothing else."""
+    def _isolating_client(self, client: _QueuedClient) -> Iterator[None]:
+        """Catches exceptions and delivers them to a client."""
         try:
             yield
         except Exception as error:
             self._deliver([(client, error)])
 
     def _deliver(self, updates: "list[_Update]") -> None:
+        def put() -> None:
+            for client, update in updates:
+                client.updates.put_nowait(update)
+
         for client, update in updates:
-            client.gone |= isinstance(update, Exception)
-        self._loop.call_soon_threadsafe(_deliver, updates)
+            client.is_gone |= isinstance(update, Exception)
+        self._loop.call_soon_threadsafe(put)
 
 
-_Update = tuple[_Client, Token | Exception]
+_Update = tuple[_QueuedClient, Token | Exception]
 
 
-def _deliver(updates: list[_Update]) -> None:
-    for client, update in updates:
-        client.updates.put_nowait(update)
-
-
-def _slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
-    """Bytes of the keys and values of one token of a text."""
+def _measure_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
+    """Measures the bytes of keys and values of one token."""
     one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
     with generator.computing():
-        _, state = runner.advance([one.tokens], runner.start([one]))
+        _, state = runner.read_tokens([one.tokens], runner.start_state([one]))
     caches = [layer for layer in state.layers if isinstance(layer, KeyValue)]
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
 
 
-def default_slots(slot_bytes: int, n_rows: int, context: int | None, memory: int | None) -> int | None:
-    """Tokens in flight that a quarter of the memory has room for, and no more than the rows can hold.
+def default_cache_slots(slot_bytes: int, n_rows: int, context: int | None, memory: int | None) -> int | None:
+    """Returns the slots that fit a quarter of the memory, at most as many as the rows can fill.
 
-    memory: in bytes; None if unknown. None where the rows alone are a limit: a model without keys and values.
+    memory: bytes; None if unknown. Returns None if only rows are limited: for a model without keys and values.
     """
     if not slot_bytes or (memory is None and context is None):
         return None
     most = math.inf if context is None else n_rows * context
-    room = math.inf if memory is None else memory // 4 // (COPIES * slot_bytes)
+    room = math.inf if memory is None else memory // 4 // (MAX_CACHE_COPIES * slot_bytes)
     return int(max(context or 1, min(most, room)))

@@ -1,4 +1,4 @@
-"""A server that listens until it is told to end."""
+"""An HTTP server that runs until a signal."""
 
 import asyncio
 import gc
@@ -22,33 +22,33 @@ from lmtool.errors import ResourceError
 from lmtool.generation.generate import TextGenerator
 from lmtool.search.index import Index
 from lmtool.serving.application import Application
-from lmtool.serving.guard import Access, Guard, log
+from lmtool.serving.guard import AccessMiddleware, AccessPolicy, log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import Scheduler
-from lmtool.serving.service import Service
+from lmtool.serving.service import ModelService
 
 MAX_CONNECTIONS = 512
 """Maximum open connections."""
 
-MAX_OF_CLIENT = 256
-"""Maximum open connections of one client, an address or a network of 64 bits of IPv6."""
+MAX_CONNECTIONS_PER_CLIENT = 256
+"""Maximum open connections of one client: an IPv4 address, or a 64-bit network of IPv6."""
 
 IDLE_SECONDS = 30
-"""Time in which a client must send the whole head of its first or next request, or read something of its answer."""
+"""Time within which a client must send the head of a request, or read some of its response."""
 
 
 @dataclass(frozen=True)
-class Serving:
-    """How to serve. port: 0 for any free one. grace: seconds that requests have to complete after a signal.
+class ServerConfig:
+    """Configuration of a server.
 
-    suffix: of the address that is told. logs_requests: with a line each.
-    max_tokens: maximum new tokens of a text. index: of the model's texts. n_rows, n_slots, n_queued, keeps_prefixes: as
-    of `Scheduler`.
+    port: 0 for any free one. grace: seconds for requests to complete after a signal. suffix: end of the printed
+    address. max_tokens: maximum new tokens of a text. index: texts to search. n_rows, n_slots, n_queued,
+    keeps_prefixes: see `Scheduler`.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    access: Access | None = None
+    access: AccessPolicy | None = None
     grace: float = 30.0
     max_tokens: int = 4096
     n_rows: int = 64
@@ -62,19 +62,19 @@ class Serving:
 
 
 class Worker(Protocol):
-    """What computes answers: it begins to with `open`, takes no more after `refuse`, and ends with `close`."""
+    """Computes responses from `open` to `close`, and accepts no more requests after `stop_accepting`."""
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
-    def refuse(self) -> None: ...
+    def stop_accepting(self) -> None: ...
     def close(self) -> None: ...
     def describe(self) -> str: ...
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when its client is idle, and after what is no HTTP.
+    """A connection that is closed when its client is idle, and after invalid HTTP.
 
-    Where there are too many, of one client or of all, the one among them is closed that has waited longest for the head
-    of a request, or the new one if none waits. So whoever sends a request is let in, whatever others leave open.
+    If there are too many, of one client or in all, the one that has waited longest for the head of a request is closed,
+    or the new one if none waits. So clients that send requests get in, whatever others leave open.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -83,15 +83,15 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since, self._network = self.loop.time(), _network_of(self.client)
+        self._since, self._network = self.loop.time(), _client_network(self.client)
         every = [one for one in self.connections if isinstance(one, _Connection) and not one.transport.is_closing()]
         alike = [one for one in every if one._network == self._network]
-        crowd = alike if len(alike) > MAX_OF_CLIENT else every if len(every) > MAX_CONNECTIONS else []
+        crowd = alike if len(alike) > MAX_CONNECTIONS_PER_CLIENT else every if len(every) > MAX_CONNECTIONS else []
         if crowd:
             waiting = [one for one in crowd if one is not self and one._waits_for_head]
             min(waiting, key=lambda one: one._since, default=self).transport.close()
         if not transport.is_closing():
-            self._wait()
+            self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -100,35 +100,35 @@ class _Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait()
+        self._restart_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._since = self.loop.time()
-        self._wait()
+        self._restart_timer()
 
     @property
     def _waits_for_head(self) -> bool:
         return not self.cycle or self.cycle.response_complete
 
-    def _wait(self) -> None:
+    def _restart_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(IDLE_SECONDS, self._check, self.transport.get_write_buffer_size())
+        self._timer = self.loop.call_later(IDLE_SECONDS, self._close_if_idle, self.transport.get_write_buffer_size())
 
-    def _check(self, unread: int) -> None:
-        """End the connection if all that it waits for is the client, which has read nothing since so much was unread.
+    def _close_if_idle(self, unread: int) -> None:
+        """Closes the connection if it waits for the client, who has read nothing since `unread` bytes were buffered.
 
-        Parts of a head do not count: only a whole one begins a request.
+        Parts of a head do not count: only a whole head begins a request.
         """
         waits = self.flow.write_paused or self.transport.is_closing() or self._waits_for_head
         if waits and self.transport.get_write_buffer_size() >= unread:
             self.transport.abort()
         else:
-            self._wait()
+            self._restart_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, unless an answer has begun; either way nothing more is answered."""
+        """Rejects invalid HTTP, unless a response has begun, and ends the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -138,8 +138,8 @@ class _Connection(H11Protocol):
             self.transport.close()
 
 
-def _network_of(client: tuple[str, int] | None) -> str:
-    """What counts as one client: its address, or of IPv6 the network, which has all its addresses from one owner."""
+def _client_network(client: tuple[str, int] | None) -> str:
+    """Returns what identifies a client: its IPv4 address, or its IPv6 network, whose addresses have one owner."""
     try:
         address = ipaddress.ip_address(client[0] if client else "")
     except ValueError:
@@ -149,7 +149,7 @@ def _network_of(client: tuple[str, int] | None) -> str:
     return str(address.ipv4_mapped or int(address) >> 64)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Leaves signals to `serve`."""
 
     @contextmanager
@@ -157,61 +157,61 @@ class _Server(uvicorn.Server):
         yield
 
 
-def assemble(generator: TextGenerator, serving: Serving) -> tuple[Guard, Scheduler]:
-    """The application that answers for a model, and what computes its answers."""
+def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[AccessMiddleware, Scheduler]:
+    """Builds the application for a model, and the scheduler that computes its responses."""
     metrics = Metrics()
     scheduler = Scheduler(
         generator,
         metrics,
-        n_rows=serving.n_rows,
-        n_slots=serving.n_slots,
-        n_queued=serving.n_queued,
-        keeps_prefixes=serving.keeps_prefixes,
+        n_rows=config.n_rows,
+        n_slots=config.n_slots,
+        n_queued=config.n_queued,
+        keeps_prefixes=config.keeps_prefixes,
     )
-    service = Service(generator, scheduler, serving.max_tokens)
-    application = Application(service, metrics, serving.index, logs_prompts=serving.logs_prompts)
-    return Guard(application.app, serving.access or Access(serving.host, None), metrics), scheduler
+    service = ModelService(generator, scheduler, config.max_tokens, config.index)
+    application = Application(service, metrics, logs_prompts=config.logs_prompts)
+    return AccessMiddleware(application.app, config.access or AccessPolicy(config.host, None), metrics), scheduler
 
 
-def serve(generator: TextGenerator, serving: Serving, tell: Callable[[str], None]) -> int:
-    """Answer requests until a signal comes. Returns the number of the signal.
+def serve(generator: TextGenerator, config: ServerConfig, tell: Callable[[str], None]) -> int:
+    """Serves a model until a signal. Returns the number of the signal.
 
-    tell: of lines for the user: the budget, and the address once it listens.
-    Raises ResourceError where the address cannot be listened on.
+    tell: prints lines for the user: the limits, and the address once the server listens.
+    Raises ResourceError if it cannot listen on the address.
     """
-    return answer_until_signal(*assemble(generator, serving), serving, tell)
+    return serve_until_signal(*build_server(generator, config), config, tell)
 
 
-def answer_until_signal(guard: Guard, worker: Worker, serving: Serving, tell: Callable[[str], None]) -> int:
-    """Answer requests to an application until a signal comes. Returns, tells and raises as `serve` does."""
-    with listen(serving.host, serving.port) as listener:
-        _log_to_stderr(logging.INFO if serving.logs_requests else logging.WARNING)
-        tell(worker.describe())
-        return asyncio.run(_serve(guard, worker, listener, serving, tell))
-
-
-async def _serve(
-    guard: Guard, worker: Worker, listener: socket.socket, serving: Serving, tell: Callable[[str], None]
+def serve_until_signal(
+    guard: AccessMiddleware, worker: Worker, config: ServerConfig, tell: Callable[[str], None]
 ) -> int:
-    received: asyncio.Queue[int] = asyncio.Queue()
-    system.on_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
-    async with answering(guard, worker, listener):
-        host, port = listener.getsockname()[:2]
-        tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{serving.suffix}")
-        number = await received.get()
-        worker.refuse()
-        if guard.n_open:
-            tell(f"finishing {guard.n_open} requests, for at most {serving.grace:g} s; another signal ends at once")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(serving.grace):
-                while guard.n_open and received.empty():
-                    await asyncio.sleep(0.02)
-    return number
+    """Serves an application until a signal; see `serve`."""
+
+    async def run(listener: socket.socket) -> int:
+        received: asyncio.Queue[int] = asyncio.Queue()
+        system.on_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
+        async with running_server(guard, worker, listener):
+            host, port = listener.getsockname()[:2]
+            tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{config.suffix}")
+            number = await received.get()
+            worker.stop_accepting()
+            if guard.n_open:
+                tell(f"finishing {guard.n_open} requests, for at most {config.grace:g} s; another signal ends at once")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.grace):
+                    while guard.n_open and received.empty():
+                        await asyncio.sleep(0.02)
+        return number
+
+    with open_listener(config.host, config.port) as listener:
+        _log_to_stderr(logging.INFO if config.logs_requests else logging.WARNING)
+        tell(worker.describe())
+        return asyncio.run(run(listener))
 
 
 @asynccontextmanager
-async def answering(guard: Guard, worker: Worker, listener: socket.socket) -> AsyncIterator[None]:
-    """A context in which requests that come to a socket are answered."""
+async def running_server(guard: AccessMiddleware, worker: Worker, listener: socket.socket) -> AsyncIterator[None]:
+    """Runs a server on a listening socket inside the context."""
     config = uvicorn.Config(
         guard,
         http=_Connection,
@@ -224,10 +224,10 @@ async def answering(guard: Guard, worker: Worker, listener: socket.socket) -> As
         timeout_graceful_shutdown=1,
         backlog=MAX_CONNECTIONS,
     )
-    server = _Server(config)
+    server = _UvicornServer(config)
     worker.open(asyncio.get_running_loop())
     gc.collect()
-    gc.freeze()  # no thread runs while garbage is looked for, which the model and the libraries are not
+    gc.freeze()  # garbage collection stops all threads, so it skips the model and the libraries
     running = asyncio.create_task(server.serve([listener]))
     try:
         yield
@@ -238,8 +238,8 @@ async def answering(guard: Guard, worker: Worker, listener: socket.socket) -> As
         await running
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address: who connects waits until it is served. Raises ResourceError."""
+def open_listener(host: str, port: int) -> socket.socket:
+    """Opens a socket that listens on an address. Raises ResourceError."""
     with refusing(f"there is no address {host}", "--host", "name an address of this machine"):
         passive = socket.AI_PASSIVE
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=passive)[0]

@@ -1,4 +1,4 @@
-"""From requests to what the model computes, and from that to answers."""
+"""Turns request bodies into model computations, and their results into responses."""
 
 import asyncio
 import base64
@@ -14,27 +14,28 @@ from numpy.typing import NDArray
 
 from lmtool.data.rowfile import matching_column
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.generation.chat import LONGEST_ANSWER, checked, format_of
-from lmtool.generation.constrained import begin_form
+from lmtool.generation.chat import MAX_ANSWER_TOKENS, find_chat_format, validate_messages
+from lmtool.generation.constrained import start_form
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingParams
-from lmtool.generation.request import requests_for
-from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
+from lmtool.generation.request import build_requests
+from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded, encode_text
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
-from lmtool.serving.answer import ClientAnswer
 from lmtool.serving.errors import BadRequest
 from lmtool.serving.protocol import (
-    LONGEST_FORM,
+    MAX_FORM_CHARACTERS,
     MAX_TEXTS,
     ChatBody,
     ClassifyBody,
     CompletionBody,
     EmbeddingBody,
-    encode_with_list,
+    SearchBody,
+    encode_json_list,
 )
+from lmtool.serving.response_builder import ResponseBuilder
 from lmtool.serving.scheduler import Scheduler
 from lmtool.tasks.predict import TablePredictor, texts_of_a_row
 from lmtool.tasks.rows import EncodedRow
@@ -43,44 +44,49 @@ from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from lmtool.tokenization.tools import read_tools
 
-SHORT = 16
-"""Default of max_tokens of completions, as in the API."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""Default max_tokens of completions, as in the API."""
 
-SAMPLING = {
+SAMPLING_FIELDS = {
     *("seed", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 }
 """Fields of a body that are settings of sampling, by the same names."""
 
-TOKENS_AT_ONCE = 2048
-"""Tokens after which texts that are embedded or classified let a token of those that are generated be computed."""
+GROUP_TOKENS = 2048
+"""Tokens of texts that are embedded or classified at once, between two steps of generation."""
 
-LONGEST_TEXT = 8192
-"""Maximum tokens of a text that is embedded, where the model's context is no limit."""
+MAX_EMBEDDED_TOKENS = 8192
+"""Maximum tokens of an embedded text if the model's context is unlimited."""
 
-Tokenized = TypeVar("Tokenized", TextRow, "TextWindows")
+Tokenized = TypeVar("Tokenized", EncodedText, "TextWindows")
 Result = TypeVar("Result")
 
 
-class Service:
-    """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text."""
+class ModelService:
+    """Computes responses with one run.
 
-    def __init__(self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int) -> None:
-        self.generator, self.scheduler, self.max_tokens = generator, scheduler, max_tokens
+    name: name of the model. max_tokens: maximum new tokens of a text. index: texts to search.
+    """
+
+    def __init__(
+        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: Index | None = None
+    ) -> None:
+        self.generator, self.scheduler, self.max_tokens, self.index = generator, scheduler, max_tokens, index
         self.loaded = generator.loaded
         self.name = self.loaded.run_path.name
         self.fingerprint = self.loaded.checkpoint_hash[:16]
 
     @cached_property
     def chat(self) -> ChatFormat | None:
-        """How the model reads conversations; None if it holds none."""
+        """The chat format of the model; None if it holds no conversations."""
         try:
-            return format_of(self.loaded) if self.generator.writes else None
+            return find_chat_format(self.loaded) if self.generator.writes else None
         except (UsageError, CheckpointError):
             return None
 
     def describe(self) -> dict[str, Any]:
-        """The model as an object of /v1/models, with what it can do."""
+        """Returns the model as an object of /v1/models, with its capabilities."""
         model, spec = self.loaded.model, self.loaded.recipe.objective
         return {
             "id": self.name,
@@ -97,12 +103,12 @@ class Service:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise BadRequest for another model than the one that is served."""
+        """Raises BadRequest for a model that is not served."""
         if name is not None and name != self.name:
             raise BadRequest(404, f"the model served here is {self.name}", param="model", code="model_not_found")
 
-    def prepare_completion(self, body: CompletionBody) -> ClientAnswer:
-        """The answer to come, of completions. Raises BadRequest, and UsageError for a prompt that cannot be read."""
+    def prepare_completion(self, body: CompletionBody) -> ResponseBuilder:
+        """Prepares the response to a completion request. Raises BadRequest, and UsageError for an unreadable prompt."""
         self._check_generates()
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         inputs = cast(list[str | list[int]], [body.prompt] if is_one else body.prompt)
@@ -111,21 +117,21 @@ class Service:
         echo_only = body.max_tokens == 0
         if echo_only and not body.echo:
             raise BadRequest(400, "max_tokens: ask for at least 1 token, or for echo", param="max_tokens")
-        wants_prompt = bool(body.echo) and body.logprobs is not None
-        if wants_prompt and self.loaded.model.reads == "source":
+        prompt_logprobs = bool(body.echo) and body.logprobs is not None
+        if prompt_logprobs and self.loaded.model.reads == "source":
             raise BadRequest(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
         prompts = [self._fit_prompt(text) for text in inputs]
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
-        most = 1 if echo_only else self._max_new_tokens(body.max_tokens, SHORT)
-        tells = {"n_alternatives": body.logprobs or 0, "wants_prompt": wants_prompt}
-        return self._make_answer(body, self.loaded.prompt_format, prompts, most, body.form(), echoed, **tells)
+        max_tokens = 1 if echo_only else self._resolve_max_tokens(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+        fields: dict[str, Any] = {"n_alternatives": body.logprobs or 0, "prompt_logprobs": prompt_logprobs}
+        return self._build_response(body, self.loaded.prompt_format, prompts, max_tokens, echoed=echoed, **fields)
 
-    def prepare_chat(self, body: ChatBody) -> ClientAnswer:
-        """The answer to come, of messages. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
+    def prepare_chat(self, body: ChatBody) -> ResponseBuilder:
+        """Prepares the response to a chat request. Raises BadRequest, and LmtoolError for unreadable messages."""
         self._check_generates()
         if self.chat is None:
-            format_of(self.loaded)
+            find_chat_format(self.loaded)
             raise BadRequest(400, "this model holds no conversations")
         if body.top_logprobs is not None and not body.logprobs:
             raise BadRequest(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
@@ -134,16 +140,16 @@ class Service:
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
         chat, calls = _resolve_tools(self.chat, body)
         prompt_format = replace(self.loaded.prompt_format, chat=chat)
-        ids = chat.prompt(checked(messages))
+        ids = chat.prompt(validate_messages(messages))
         context = self.loaded.model.context
         if context is not None and len(ids) >= context:
             what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
             raise BadRequest(400, what, param="messages", code="context_length_exceeded")
-        most = self._max_new_tokens(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
-        most = most if context is None else min(most, context - len(ids))
+        max_tokens = self._resolve_max_tokens(body.max_completion_tokens or body.max_tokens, MAX_ANSWER_TOKENS)
+        max_tokens = max_tokens if context is None else min(max_tokens, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
-        form = body.form() if calls is None else calls
-        return self._make_answer(body, prompt_format, prompts, most, form, n_alternatives=body.top_logprobs or 0)
+        n = body.top_logprobs or 0
+        return self._build_response(body, prompt_format, prompts, max_tokens, calls, n_alternatives=n)
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -154,42 +160,43 @@ class Service:
         prompt_format = self.loaded.prompt_format
         prompt = prompt_format.prompt(text) if isinstance(text, str) else prompt_format.prompt_of_ids(text)
         try:
-            return self.scheduler.check_prompt(prompt)
+            return self.scheduler.fit_prompt(prompt)
         except UsageError as error:
             context = self.loaded.model.context
             is_long = context is not None and len(prompt.tokens) + len(prompt.source or ()) > context
             code = "context_length_exceeded" if is_long else None
             raise BadRequest(400, error.what, param="prompt", code=code) from None
 
-    def _max_new_tokens(self, wanted: int | None, default: int) -> int:
-        if wanted is not None and wanted > self.max_tokens:
+    def _resolve_max_tokens(self, requested: int | None, default: int) -> int:
+        if requested is not None and requested > self.max_tokens:
             raise BadRequest(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
-        return min(default, self.max_tokens) if wanted is None else wanted
+        return min(default, self.max_tokens) if requested is None else requested
 
-    def _make_answer(
+    def _build_response(
         self,
         body: CompletionBody | ChatBody,
         prompt_format: PromptFormat,
         prompts: Sequence[Prompt],
-        most: int,
-        form: TextForm | None,
+        max_tokens: int,
+        form: TextForm | None = None,
         echoed: tuple[str, ...] | None = None,
         **fields: Any,
-    ) -> ClientAnswer:
-        """The answer to come. most: new tokens. fields: of the requests."""
-        n = body.n or 1
+    ) -> ResponseBuilder:
+        """Builds the response and its requests. form: by default that of the body. fields: other request fields."""
+        form, n = form or body.text_form(), body.n or 1
         if len(prompts) * n > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
-        chosen |= body.model_dump(include=SAMPLING, exclude_none=True)
-        chosen |= {"max_new_tokens": most, "logit_bias": self._biases(body.logit_bias or {}), "form": form}
-        if form is not None:  # its beginning is kept for the scheduler
-            begin_form(form, prompt_format.tokenizer, most)
-        fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stops}
-        requests = tuple(requests_for(prompts, n, **fields))
-        return ClientAnswer(self.name, self.fingerprint, body, requests, n, echoed)
+        chosen |= body.model_dump(include=SAMPLING_FIELDS, exclude_none=True)
+        biases = self._parse_logit_bias(body.logit_bias or {})
+        chosen |= {"max_new_tokens": max_tokens, "logit_bias": biases, "form": form}
+        if form is not None:  # caches its start for the scheduler
+            start_form(form, prompt_format.tokenizer, max_tokens)
+        fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stop_strings}
+        requests = tuple(build_requests(prompts, n, **fields))
+        return ResponseBuilder(self.name, self.fingerprint, body, requests, n, echoed)
 
-    def _biases(self, logit_bias: dict[str, float]) -> LogitBias:
+    def _parse_logit_bias(self, logit_bias: dict[str, float]) -> LogitBias:
         biases = []
         for name, bias in logit_bias.items():
             if not (name.isascii() and name.isdigit() and int(name[:10]) < self.loaded.model.vocab_size):
@@ -197,19 +204,19 @@ class Service:
             biases.append(((int(name),), bias))
         return tuple(biases)
 
-    def tokenize_texts(self, body: EmbeddingBody) -> list[TextRow]:
-        """Texts to embed as token ids. Raises BadRequest, and UsageError for texts without any."""
+    def tokenize_texts(self, body: EmbeddingBody) -> list[EncodedText]:
+        """Tokenizes texts to embed. Raises BadRequest, and UsageError for a text without tokens."""
         texts = [body.input] if isinstance(body.input, str) else body.input
-        rows = [text_row(self.loaded, i, text) for i, text in enumerate(texts)]
+        rows = [encode_text(self.loaded, i, text) for i, text in enumerate(texts)]
         longest = max(rows, key=lambda row: len(row.tokens))
-        if self.loaded.model.context is None and len(longest.tokens) > LONGEST_TEXT:
-            what = f"text {longest.number + 1} has {len(longest.tokens)} tokens, but at most {LONGEST_TEXT} are read"
+        if self.loaded.model.context is None and len(longest.tokens) > MAX_EMBEDDED_TOKENS:
+            what = f"text {longest.number + 1} has {len(longest.tokens)} tokens, more than {MAX_EMBEDDED_TOKENS}"
             raise BadRequest(400, f"input: {what}", param="input", code="context_length_exceeded")
         return rows
 
-    async def embeddings(self, body: EmbeddingBody, rows: Sequence[TextRow]) -> bytes:
-        """The answer to a request for embeddings."""
-        vectors = await self._compute_in_groups(self._embed, rows)
+    async def embed_texts(self, body: EmbeddingBody, rows: Sequence[EncodedText]) -> bytes:
+        """Returns the response to a request for embeddings."""
+        vectors = await self._compute_in_groups(self._embed_rows, rows)
         n_tokens = sum(row.last - row.first for row in rows)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         data = (
@@ -217,53 +224,56 @@ class Service:
             for i, row in enumerate(vectors)
         )
         head = {"object": "list", "model": self.name, "usage": usage}
-        return await asyncio.to_thread(encode_with_list, head, "data", data)
+        return await asyncio.to_thread(encode_json_list, head, "data", data)
 
-    def _embed(self, rows: Sequence[TextRow]) -> list[Vectors]:
-        return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
+    def _embed_rows(self, rows: Sequence[EncodedText]) -> list[Vectors]:
+        return [one.vectors for one in embed_encoded(self.loaded, rows, -1, "own")]
 
-    async def search(self, index: Index, k: int, rows: Sequence[TextRow]) -> bytes:
-        """The answer to a search: the k nearest texts of each query."""
-        neighbours = index.nearest(np.concatenate(await self._compute_in_groups(self._embed, rows)), k)
+    async def search_index(self, body: SearchBody, rows: Sequence[EncodedText]) -> bytes:
+        """Returns the response to a search: the k nearest texts of each query."""
+        assert self.index is not None
+        neighbours = self.index.find_nearest(
+            np.concatenate(await self._compute_in_groups(self._embed_rows, rows)), body.k
+        )
         data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(neighbours))
-        return await asyncio.to_thread(encode_with_list, {"object": "list", "model": self.name}, "data", data)
+        return await asyncio.to_thread(encode_json_list, {"object": "list", "model": self.name}, "data", data)
 
     @cached_property
     def classifier(self) -> TablePredictor:
-        """The model as one of classes, numbers, tags or answers. Raises UsageError for a run that is none."""
+        """The model as a predictor of labels. Raises UsageError for a run that predicts none."""
         return TablePredictor.of(self.loaded)
 
     def tokenize_rows(self, body: ClassifyBody) -> "list[TextWindows]":
-        """The texts of a request for labels as token ids. Raises UsageError for a run that has none."""
+        """Tokenizes the texts of a request for labels. Raises UsageError for a run that predicts none."""
         columns, _ = texts_of_a_row(self.loaded)
         inputs = body.input if isinstance(body.input, list) else [body.input]
-        encoded = self.classifier.encode([_texts_of_row(one, columns) for one in inputs])
+        encoded = self.classifier.encode([_order_columns(one, columns) for one in inputs])
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
-    async def classify(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
-        """The answer to a request for labels."""
-        answers = await self._compute_in_groups(self._predict, rows)
+    async def classify_rows(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
+        """Returns the response to a request for labels."""
+        answers = await self._compute_in_groups(self._predict_rows, rows)
         more = {Tagging: ("words",), QuestionAnswering: ("start",)}.get(type(self.loaded.recipe.objective), ())
         names = ("label", "probabilities", *more)
         data = ({"index": i} | {name: getattr(one, name) for name in names} for i, one in enumerate(answers))
-        return await asyncio.to_thread(encode_with_list, {"object": "list", "model": self.name}, "data", data)
+        return await asyncio.to_thread(encode_json_list, {"object": "list", "model": self.name}, "data", data)
 
-    def _predict(self, rows: Sequence["TextWindows"]) -> list[Prediction]:
+    def _predict_rows(self, rows: Sequence["TextWindows"]) -> list[Prediction]:
         return self.classifier.predict([window for row in rows for window in row.windows])
 
     async def _compute_in_groups(
         self, call: Callable[[Sequence[Tokenized]], list[Result]], rows: Sequence[Tokenized]
     ) -> list[Result]:
-        """The result for each row, about TOKENS_AT_ONCE at a time."""
+        """Computes results for rows, about GROUP_TOKENS at a time between steps of generation."""
         ends = accumulate(len(row.tokens) for row in rows)
         results: list[Result] = []
-        for _, group in groupby(zip(ends, rows, strict=True), key=lambda pair: pair[0] // TOKENS_AT_ONCE):
-            results += await self.scheduler.compute(partial(call, [row for _, row in group]))
+        for _, group in groupby(zip(ends, rows, strict=True), key=lambda pair: pair[0] // GROUP_TOKENS):
+            results += await self.scheduler.run_between_steps(partial(call, [row for _, row in group]))
         return results
 
 
 def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextForm | None]:
-    """The format of a conversation with the tools of its body, and the form of an answer that has to call one.
+    """Returns the chat format with the tools of the body, and the form of an answer that must call one, if it must.
 
     Raises BadRequest, UsageError and NoTools.
     """
@@ -274,19 +284,21 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
     called = [tool for tool in tools if choice == "required" or tool["function"]["name"] == name]
     if not (called or choice == "auto"):
         raise BadRequest(400, "tool_choice: there is no such tool", param="tool_choice")
-    if body.model_copy(update={"guided_complete": None}).form() is not None:
+    if body.model_copy(update={"guided_complete": None}).text_form() is not None:
         raise BadRequest(400, "tools: contradict a form of the answer; ask for one of them", param="tools")
     if choice == "auto":
         if any(tool["function"].get("strict") for tool in tools):
             raise BadRequest(400, "tools: strict is only for tool_choice required, or a function", param="tools")
         return chat.with_tools(tools), None
-    if body.stops:
+    if body.stop_strings:
         raise BadRequest(400, "stop: contradicts tool_choice, whose calls end by themselves", param="stop")
     several = choice == "required" and body.parallel_tool_calls is not False
     calling = chat.with_tools(tools)
     grammar = calling.grammar(called, several=several)
-    if len(grammar) > LONGEST_FORM:
-        what = f"tools: calls of these are forced by a grammar of more than {LONGEST_FORM} characters; offer fewer"
+    if len(grammar) > MAX_FORM_CHARACTERS:
+        what = (
+            f"tools: calls of these are forced by a grammar of more than {MAX_FORM_CHARACTERS} characters; offer fewer"
+        )
         raise BadRequest(400, what, param="tools")
     for tool in called:
         try:
@@ -297,13 +309,13 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
 
 
 class TextWindows(NamedTuple):
-    """A text as the rows in which it is read: one, or several of a long context."""
+    """The rows of one text: one, or several windows of a long context."""
 
     windows: tuple[EncodedRow, ...]
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """Those of all rows."""
+        """The tokens of all rows."""
         return np.concatenate([row.tokens for row in self.windows])
 
 
@@ -313,7 +325,8 @@ def _encode_vector(vector: Vectors, form: str | None) -> Any:
     return np.asarray(vector, dtype=np.float64).tolist()
 
 
-def _texts_of_row(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
+def _order_columns(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
+    """Returns the texts of a row in the order of the model's columns; of one column, the text. Raises BadRequest."""
     if isinstance(texts, str):
         texts = {columns[0]: texts}
     names = [matching_column(name, list(texts)) for name in columns]

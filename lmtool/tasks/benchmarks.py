@@ -29,9 +29,9 @@ from lmtool.data.survey import Report
 from lmtool.errors import DataError, UsageError
 from lmtool.extras import library
 from lmtool.generation.generate import TextGenerator
-from lmtool.inference.evaluation import not_reported
+from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
-from lmtool.inference.scoring import check_continues
+from lmtool.inference.scoring import check_predicts_tokens
 from lmtool.printable import aligned
 from lmtool.recipe.grammar import did_you_mean, nearest
 from lmtool.recipe.load import bundled
@@ -107,7 +107,7 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
         stated = task.get_config("num_fewshot")
         task.set_config("num_fewshot", stated or 0 if shots is None or stated == 0 else shots)
     for loaded in models:
-        check_continues(loaded)
+        check_predicts_tokens(loaded)
         for name, task in opened["tasks"].items():
             cannot_write = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).writes
             if cannot_write or (task.OUTPUT_TYPE == "loglikelihood_rolling" and loaded.prompt_format.answers):
@@ -232,7 +232,7 @@ class BenchmarkResults:
 
 
 def measure_tasks(
-    loaded: LoadedModel, tasks: Tasks, limit: int | None = None, report: Report = not_reported
+    loaded: LoadedModel, tasks: Tasks, limit: int | None = None, report: Report = ignore_progress
 ) -> BenchmarkResults:
     """Results of each task, by all processes together. limit: the first rows of each, so many; None for all.
 

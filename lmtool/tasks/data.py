@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
+from lmtool.inference.evaluation import BATCH_TOKENS, Validation, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
@@ -137,7 +137,7 @@ class TableData:
         """Initialize a head from word counts of the training rows, if it needs them."""
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
-            groups = by_length([row.lengths for row in rows], BATCH_TOKENS)
+            groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
             lm.count_features(self.objective.collate([rows[i].example() for i in group]) for group in groups)
 
     def measure_baselines(self, vectors_of: VectorsOf | None) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import Items, Validation, evaluate
+from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.objective import Loss
 from lmtool.objective.contrastive import EmbeddingObjective, texts_of
 from lmtool.printable import counted
@@ -73,8 +73,8 @@ class EmbeddingTask(Task):
             batch = objective.collate([rows[i].example() for i in indices]).to(model.compute.device)
             return None, list(objective.vectors(model.lm, batch).of_texts_NKD.float().cpu().numpy())
 
-        items = Items([row.lengths for row in rows], read, dtype=np.float32)
-        return np.stack(evaluate(model.lm, items, model.compute).arrays)
+        items = EvaluationItems([row.lengths for row in rows], read, dtype=np.float32)
+        return np.stack(evaluate_items(model.lm, items, model.compute).arrays)
 
     def _measured(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
         """The loss, of batches of `ROWS`, and the figures."""

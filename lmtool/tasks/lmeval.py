@@ -16,9 +16,9 @@ from lmtool.data.survey import Report
 from lmtool.errors import NumericalError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import not_reported
+from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
-from lmtool.inference.scoring import score_continuations, score_whole
+from lmtool.inference.scoring import score_continuations, score_long_texts
 from lmtool.tokenization.prompt_format import Prompt
 
 SAMPLED = ("temperature", "top_k", "top_p")
@@ -31,7 +31,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     n_cut: requests so far whose context does not fit that of the model, and lost its beginning, as in lm-eval's `hf`.
     """
 
-    def __init__(self, loaded: LoadedModel, report: Report = not_reported) -> None:
+    def __init__(self, loaded: LoadedModel, report: Report = ignore_progress) -> None:
         super().__init__()
         self._loaded, self._report = loaded, report
         self._device = loaded.device
@@ -54,7 +54,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each text, of any length."""
         texts = [text for (text,) in (one.args for one in requests)]
-        return list(map(self._finite, score_whole(self._loaded, texts, self._report)))
+        return list(map(self._finite, score_long_texts(self._loaded, texts, self._report)))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes after each context, up to the first of the texts that end it."""

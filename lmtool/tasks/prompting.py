@@ -21,7 +21,7 @@ from lmtool.data.table import Row, Skipped, Table
 from lmtool.errors import UsageError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
-from lmtool.inference.evaluation import not_reported
+from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
@@ -192,7 +192,7 @@ def measure_prompts(
     prompting: Prompting,
     reading: Data = AS_TRAINED,
     skipped: Skipped | None = None,
-    report: Report = not_reported,
+    report: Report = ignore_progress,
 ) -> Prompted:
     """Choose for each row of a table the answer that a language model finds most probable after its prompt; processes
     share the rows.

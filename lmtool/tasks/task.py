@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
-from lmtool.inference.evaluation import Evaluated, Items, Validation, evaluate
+from lmtool.inference.evaluation import EvaluationItems, EvaluationSums, Validation, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import RowObjective
@@ -77,7 +77,7 @@ class AnsweringModel:
     objective: Objective
     compute: Compute
 
-    def evaluate(self, rows: Sequence[EncodedRow], read: Read | None = None) -> Evaluated:
+    def evaluate(self, rows: Sequence[EncodedRow], read: Read | None = None) -> EvaluationSums:
         """The loss of rows, and an array for each from the scores of a head. The loss of a head is NaN where rows have
         no labels."""
 
@@ -90,7 +90,7 @@ class AnsweringModel:
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read(scores, batch, indices)
 
-        return evaluate(self.lm, Items([row.lengths for row in rows], collated), self.compute)
+        return evaluate_items(self.lm, EvaluationItems([row.lengths for row in rows], collated), self.compute)
 
 
 def worst_and_best(

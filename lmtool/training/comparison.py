@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
 from lmtool.data.prepare import Prepared, prepare
-from lmtool.inference.perplexity import HeldOut
+from lmtool.inference.perplexity import EvaluationWindows
 from lmtool.model.language_model import CountingModel, LanguageModel, evaluating
 from lmtool.model.ngram import NGramModel
 from lmtool.objective.base import Objective
@@ -108,14 +108,14 @@ def counted(windows: Windows, n_entries: int) -> NGramModel:
 
 @torch.inference_mode()
 def log_probabilities(
-    model: LanguageModel, text: HeldOut, objective: Objective, compute: Compute
+    model: LanguageModel, text: EvaluationWindows, objective: Objective, compute: Compute
 ) -> NDArray[np.float64]:
     """log p of the scored tokens of all windows (N,), in their order."""
     parts = []
     with evaluating(model), compute.autocast():
-        for first in range(0, len(text.spans), ROWS):
-            spans = text.spans[first : first + ROWS]
-            rows = [(text.store.read(span.start, span.stop), span.first - span.start) for span in spans]
+        for first in range(0, len(text.windows), ROWS):
+            windows = text.windows[first : first + ROWS]
+            rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
             batch = objective.collate_spans(rows).to(compute.device)
             scored_BT = batch.known_targets_BT != IGNORE
             hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.known_targets_BT[scored_BT]

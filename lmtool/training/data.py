@@ -19,8 +19,8 @@ from lmtool.data.prepare import Prepared, prepare, scored
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import DividedText, Report
 from lmtool.errors import DataError
-from lmtool.inference.evaluation import Items, Validation, evaluate
-from lmtool.inference.perplexity import HeldOut, TokenizedText, limit
+from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
+from lmtool.inference.perplexity import EvaluationWindows, compute_perplexity, entropy_limit
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.objective import CausalObjective, Cut, Loss, Objective, Vocabulary, build_objective
@@ -94,7 +94,7 @@ class TextData:
         self._most_validated, self.is_measured, self._is_foreign = most_validated, is_measured, is_foreign
         self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
-        self._held_out: HeldOut | None = None
+        self._held_out: EvaluationWindows | None = None
         self._pairs: Windows | None = None
 
     @contextmanager
@@ -275,7 +275,7 @@ class TextData:
             return _validate_pairs(self._pairs, self._most_validated, lm, objective, compute)
         if self._held_out is None:
             longest = objective.window(self._context)
-            self._held_out = HeldOut.of(self._valid, longest, self._most_validated, self._seed)
+            self._held_out = EvaluationWindows.sample(self._valid, longest, self._most_validated, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
     @property
@@ -299,7 +299,7 @@ class TextData:
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
         """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
         tokenizer, context = self.prompt_format.tokenizer, self._context
-        measured = TokenizedText(self._valid, tokenizer, context, context).perplexity(lm, objective, compute)
+        measured = compute_perplexity(lm, objective, self._valid, tokenizer, compute, context=context, stride=context)
         data = self._spec
         named = data.valid or data.sources
         alone = TextResults(
@@ -308,7 +308,7 @@ class TextData:
             loss=measured.loss,
             bits_per_byte=measured.bits_per_byte,
             ngram_bits_per_byte=None,
-            limit_bits_per_byte=limit(named, data),
+            limit_bits_per_byte=entropy_limit(named, data),
         )
         return [self._beside_counts(alone, lm, compute) if compute.world.is_main else alone]
 
@@ -324,12 +324,12 @@ class TextData:
         windows = Windows(train, causal.cut(min(ROW, len(train) - 1)), self._seed)
         model = comparison.counted(windows, tokenizer.embedding_rows(None))
         exact = choose_compute("cpu", "float32")
-        counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, causal, exact)
+        counts = compute_perplexity(model, causal, prepared.valid, tokenizer, exact, context=ROW, stride=ROW)
         beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
         read_alike = prepared is self._prepared and self._is_causal
         if not read_alike or compute.world.size > 1 or counts.tokens < 2:
             return beside
-        texts = [HeldOut.of(self._valid, causal.window(n), None, 0) for n in (self._context, ROW)]
+        texts = [EvaluationWindows.sample(self._valid, causal.window(n), None, 0) for n in (self._context, ROW)]
         loss, weight = comparison.interpolated(
             comparison.log_probabilities(lm, texts[0], causal, compute),
             comparison.log_probabilities(model, texts[1], causal, exact),
@@ -412,5 +412,5 @@ def _validate_pairs(
         batch = objective.collate(pairs.read(np.array(chosen)))
         return objective.score(lm, batch.to(compute.device)), ()
 
-    evaluated = evaluate(lm, Items([(pairs.length,)] * n, read, objective.metrics), compute)
+    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metrics), compute)
     return Validation(evaluated.loss, evaluated.metrics)

@@ -7,7 +7,7 @@ import torch
 
 from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
-from lmtool.inference.load import predicted, trained_model
+from lmtool.inference.load import load_trained_model, prediction_target
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.model.size import outline
 from lmtool.objective import Objective
@@ -58,7 +58,7 @@ def distilled(
     check_teacher(teacher, recipe, tokenizer)
     # dropout and new weights of the teacher must not move the student's random numbers
     with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):
-        lm = trained_model(teacher, compute)
+        lm = load_trained_model(teacher, compute)
     lm.eval().requires_grad_(False)
     head = teacher.recipe.objective if isinstance(teacher.recipe.objective, Classification) else None
     return DistilledObjective(objective, recipe.distillation, lm, head, tokenizer.vocab_size)
@@ -104,7 +104,7 @@ def _check_kind(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> Non
     if ours.kind != theirs.kind:
         what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
         raise UsageError(what, where=WHERE, fix=f"name a run with objective {ours.kind}")
-    if isinstance(theirs, Classification) and predicted(ours) != predicted(theirs):
+    if isinstance(theirs, Classification) and prediction_target(ours) != prediction_target(theirs):
         what = f"the teacher predicts {_labels(theirs)}, but the table has {_labels(ours)}"
         raise UsageError(what, where=WHERE, fix="name a run that was fine-tuned on the same labels")
     if _form(recipe, tokenizer) != _form(teacher.recipe, teacher.tokenizer):

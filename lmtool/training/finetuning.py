@@ -9,8 +9,8 @@ from lmtool.checks.check import subject_of
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.inference.evaluation import not_reported
-from lmtool.inference.reference import Reference, resolve_reference, with_runs
+from lmtool.inference.evaluation import ignore_progress
+from lmtool.inference.reference import Reference, resolve_model_names, resolve_reference
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.resolve import CHARACTERS, LINEAR, resolve
@@ -31,7 +31,7 @@ from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_a
 
 
 def plan_finetuning(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = not_reported
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = ignore_progress
 ) -> Plan:
     """Open the tables that the command line names, and resolve the recipe.
 
@@ -47,7 +47,7 @@ def plan_finetuning(
         plan = _plan_tuning(resolve_reference(source), settings)
     else:
         plan = _plan_linear(settings, report)
-    return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
+    return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
 def plan_training(
@@ -74,7 +74,7 @@ def plan_training(
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
-        return plan_finetuning(source, recipe, settings, report or not_reported)
+        return plan_finetuning(source, recipe, settings, report or ignore_progress)
     if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
         what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")

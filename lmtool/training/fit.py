@@ -17,7 +17,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import peers_may_end
 from lmtool.errors import NumericalError, ResourceError, UsageError
-from lmtool.inference.evaluation import by_length
+from lmtool.inference.evaluation import group_by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
@@ -503,7 +503,7 @@ def micro_batches(examples: list[Example], rows: int, tokens: int | None, least:
     if tokens is None:
         return [examples[i : i + rows] for i in range(0, len(examples), rows)]
     lengths = [(len(e.tokens), 0 if e.other is None else len(e.other)) for e in examples]
-    parts = [[examples[i] for i in group] for group in by_length(lengths, tokens, rows)]
+    parts = [[examples[i] for i in group] for group in group_by_length(lengths, tokens, rows)]
     while len(parts) < least:
         at = max(range(len(parts)), key=lambda i: len(parts[i]))
         middle = len(parts[at]) // 2

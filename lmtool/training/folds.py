@@ -9,9 +9,9 @@ import numpy as np
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.survey import Report
-from lmtool.inference.evaluation import not_reported
+from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.pretrained import open_vectors
-from lmtool.inference.reference import base_of
+from lmtool.inference.reference import find_base
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
@@ -106,7 +106,7 @@ def _fit_heads(
 
 
 def choose_features(
-    candidates: Sequence[RecipeWithData], report: Report = not_reported
+    candidates: Sequence[RecipeWithData], report: Report = ignore_progress
 ) -> tuple[int, list[ChosenPenalty]]:
     """The index of the features of texts by which a linear model has the least loss in cross-validation, and how good
     each are. candidates: the same rows with each of the features."""
@@ -127,9 +127,9 @@ def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
     """
     base, vectors = job.base, job.vectors
     if run.info.base is not None and base is None:
-        base = base_of(run)
+        base = find_base(run)
     if vectors is None and (source := open_vectors(job.recipe, base)) is not None:
-        vectors = source.match(job.data.prompt_format.tokenizer, job.data.token_counts())
+        vectors = source.match_vocabulary(job.data.prompt_format.tokenizer, job.data.token_counts())
     return replace(job, base=base, vectors=vectors, checkpoint=None)
 
 

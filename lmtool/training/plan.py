@@ -10,7 +10,7 @@ from lmtool.data.survey import DividedText, Report
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.pretrained import describe_features, open_features, open_vectors
-from lmtool.inference.reference import Reference, resolve_for_text, resolve_reference, with_runs
+from lmtool.inference.reference import Reference, resolve_for_text, resolve_model_names, resolve_reference
 from lmtool.model.size import check_fits, training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
@@ -97,7 +97,7 @@ class Plan:
         inferred += filter(None, [length])
         vectors = None
         if source is not None:
-            vectors = source.match(data.prompt_format.tokenizer, data.token_counts())
+            vectors = source.match_vocabulary(data.prompt_format.tokenizer, data.token_counts())
             inferred.append(vectors.line)
         models = [self.base, teacher, None if features is None else features.reference]
         warnings = [warning for one in models if one is not None for warning in one.warnings]
@@ -125,7 +125,7 @@ def plan_pretraining(
     """
     if source is not None:
         base = resolve_reference(source)
-        return Plan(with_runs(resolve(recipe, settings, parent=base.parent), base.recipe), base)
+        return Plan(resolve_model_names(resolve(recipe, settings, parent=base.parent), base.recipe), base)
     resolved, text = resolve_for_text(recipe, settings, report)
     return Plan(resolved, text=text)
 

@@ -9,8 +9,8 @@ from lmtool.compute.device import Compute, choose_compute
 from lmtool.data.survey import Report
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.load import features_of
-from lmtool.inference.reference import base_of, read_tokenizer, recipe_of, resolve_reference, teacher_of
+from lmtool.inference.load import load_feature_model
+from lmtool.inference.reference import find_base, find_teacher, read_tokenizer, read_trained_recipe, resolve_reference
 from lmtool.interop.names import HUB, pointer_of
 from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
@@ -64,9 +64,11 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
-            checkpoint, warnings = named.newest(peers=world.side_group() if world.size > 1 else SINGLE_PROCESS)
+            checkpoint, warnings = named.newest_checkpoint(
+                peers=world.side_group() if world.size > 1 else SINGLE_PROCESS
+            )
             yield from map(Warn, (*warnings, *doubts))
-            before = recipe_of(checkpoint)
+            before = read_trained_recipe(checkpoint)
             if recipe.training.steps != before.training.steps:
                 # else steps would follow from epochs again
                 recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
@@ -114,8 +116,8 @@ def _job_of(
 ) -> TrainingJob:
     """What training goes on with at a checkpoint. Raises CheckpointError when the data of the run have changed."""
     tokenizer = read_tokenizer(run)
-    base = base_of(run) if recipe.tuning.lora is not None else None
-    teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
+    base = find_base(run) if recipe.tuning.lora is not None else None
+    teacher = find_teacher(run) if recipe.distillation.teacher is not None else None
     data: TrainingData
     if is_for_tables(recipe):
         tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
@@ -127,7 +129,7 @@ def _job_of(
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     agree(read, data.fingerprint, compute.world)
-    features = features_of(run, read, compute)
+    features = load_feature_model(run, read, compute)
     return TrainingJob(read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.lines)
 
 

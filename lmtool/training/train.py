@@ -41,7 +41,7 @@ from lmtool.run.directory import BASELINE, Run
 from lmtool.run.files import describe_environment
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
-from lmtool.search.index import text_vectors
+from lmtool.search.index import embed_texts
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
 from lmtool.tasks.results import QUARTER, Results
@@ -169,7 +169,7 @@ def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
 
 
 def _vectors_of(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
-    return text_vectors(load_run(base, compute), texts)
+    return embed_texts(load_run(base, compute), texts)
 
 
 def _saves(recipe: Recipe, step: int) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmtool.labelling.labelling import Labelling
-from lmtool.labelling.page import guard_of
-from lmtool.serving.server import answering, listen
+from lmtool.labelling.page import build_labelling_app
+from lmtool.serving.server import open_listener, running_server
 from tests.browser.conftest import HITS, Opened
 from tests.browser.pages import HOSTILE
 from tests.labelling.conftest import TRUTH, begin, table, write  # noqa: F401 - fixtures
@@ -26,13 +26,17 @@ class Served:
     def __init__(self, chromium: Any, labelling: Labelling) -> None:
         self.labelling = labelling
         self._chromium, self._visits = chromium, list[Opened]()
-        self._listener, self._loop, self._ending = listen("127.0.0.1", 0), asyncio.new_event_loop(), asyncio.Event()
+        self._listener, self._loop, self._ending = (
+            open_listener("127.0.0.1", 0),
+            asyncio.new_event_loop(),
+            asyncio.Event(),
+        )
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._answer()))
         self._thread.start()
 
     async def _answer(self) -> None:
-        async with answering(guard_of(self.labelling, KEY), self.labelling, self._listener):
+        async with running_server(build_labelling_app(self.labelling, KEY), self.labelling, self._listener):
             await self._ending.wait()
 
     def visit(self, **options: Any) -> Any:
@@ -130,7 +134,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     served = serve(table)
     wrong = "the old cat here"
     for i, (_, (label,)) in enumerate(served.labelling.table.rows):
-        served.labelling.answer("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
+        served.labelling.save_answer("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
     served.labelling.learn()
     page = served._chromium.new_page()
     page.goto(f"{served.address}/#{KEY}")
@@ -139,7 +143,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     page.keyboard.press("!")
     assert text(page) == wrong
     press(page, "1")
-    assert served.labelling.row([*TRUTH].index(wrong))["labels"] == ("animal",)
+    assert served.labelling.row_record([*TRUTH].index(wrong))["labels"] == ("animal",)
     page.close()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lmtool.generation.params import SamplingParams
-from lmtool.serving.guard import Access
-from lmtool.serving.server import Serving
+from lmtool.serving.guard import AccessPolicy
+from lmtool.serving.server import ServerConfig
 from tests.browser.conftest import HITS, Opened
 from tests.serving.conftest import folder, talker  # noqa: F401 - fixtures
 from tests.serving.harness import Served, served
@@ -87,7 +87,7 @@ def test_a_text_is_stopped(visit: Callable[[Served], Any], server: Served) -> No
 
 
 def test_a_conversation_with_a_key(visit: Callable[[Served], Any], talker: str) -> None:  # noqa: F811
-    with served(talker, Serving(access=Access("127.0.0.1", KEY))) as found:
+    with served(talker, ServerConfig(access=AccessPolicy("127.0.0.1", KEY))) as found:
         page = visit(found)
         page.get_by_label("API key").fill("wrong")
         page.get_by_role("button", name="Use it").click()

@@ -153,7 +153,7 @@ def test_what_no_token_spells_is_said(lmtool, ngram, files, tmp_path, more):  # 
         said = lmtool("generate", "good", "--run", ngram, *asked, *more)
         assert said.code == 2
         assert f"{file}the " in said.err
-        assert "no token of this model goes on with it" in said.err
+        assert "no token of this model continues it" in said.err
 
 
 def test_files_of_forms_are_named(lmtool, trained, schema, grammar):

@@ -18,13 +18,13 @@ from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.generation import generate as generating
 from lmtool.generation.generate import complete
-from lmtool.generation.params import STRATEGIES, SamplingParams, options_of, to_record
-from lmtool.generation.replay import from_record
+from lmtool.generation.params import STRATEGIES, SamplingParams, params_to_record, strategy_options
+from lmtool.generation.replay import params_from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.cli.conftest import RUN, SMALL
 from tests.generation.models import AnswerModel, HistoryModel, SidesModel
-from tests.generation.test_text import ByteTokenizer, ScriptModel
+from tests.generation.test_detokenizer import ByteTokenizer, ScriptModel
 from tests.interop.test_importing import peer_in
 
 HASH = "ab" * 32
@@ -109,7 +109,7 @@ def test_json_has_one_record_a_line(load):
                 "version": lmtool.__version__,
             }.items()
         )
-        assert record["settings"] == {**to_record(settings), "logit_bias": []}
+        assert record["settings"] == {**params_to_record(settings), "logit_bias": []}
         assert "num_beams" not in record["settings"]
 
 
@@ -249,7 +249,7 @@ def test_every_setting_reaches_the_strategy(load):
         "--no-repeat-ngram 3 --min-new-tokens 2 --max-time 60 --max-new-tokens 4 --logit-bias ab=-1.5 --seed 1"
     )
     record = json.loads(call("x", *sampling.split(), "--json").stdout)["settings"]
-    assert from_record(record) == SamplingParams(
+    assert params_from_record(record) == SamplingParams(
         temperature=0.5,
         top_k=9,
         top_p=0.9,
@@ -265,7 +265,7 @@ def test_every_setting_reaches_the_strategy(load):
     )
     beams = "--length-penalty 0.5 --early-stopping never --diversity 0.3 --beam-groups 2 --max-new-tokens 4 --seed 1"
     record = json.loads(call("x", *beams.split(), "--json").stdout)["settings"]
-    assert from_record(record) == SamplingParams(
+    assert params_from_record(record) == SamplingParams(
         "beam", length_penalty=0.5, early_stopping="never", diversity=0.3, groups=2, max_new_tokens=4, seed=1
     )
 
@@ -275,7 +275,7 @@ def test_every_setting_is_an_option_without_a_default():
     app.command()(generate)
     options = {option.name: option for option in typer.main.get_command(app).params}
     for strategy in STRATEGIES:
-        for name, (_, help) in options_of(strategy).items():
+        for name, (_, help) in strategy_options(strategy).items():
             assert options[name].default is None
             assert options[name].help.startswith(help.text)
     assert options["groups"].opts == ["--beam-groups"]

@@ -16,7 +16,7 @@ from lmtool.compute.device import CPU
 from lmtool.data.survey import silent
 from lmtool.export.exporting import export, export_gguf
 from lmtool.inference.load import load_run
-from lmtool.inference.reference import RESOLVED
+from lmtool.inference.reference import MODEL_NAME_RESOLVERS
 from lmtool.interop import importing
 from lmtool.interop.names import imports_folder, pointer_of
 from lmtool.recipe.dump import dump
@@ -24,7 +24,7 @@ from lmtool.recipe.grammar import keys, owners
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
-from lmtool.search.index import Entry, add
+from lmtool.search.index import Entry, add_texts
 from tests.cli.conftest import RUN, SENTENCES, CommandLine
 
 FOLDERS = {
@@ -144,7 +144,9 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
         (home / name).symlink_to(published / name)
     (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
-    add(home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], silent)
+    add_texts(
+        home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], silent
+    )
     runs = dict.fromkeys(NAMES, home / "runs" / RUN)
     runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
     runs |= {"published directory": importing.imported("hf"), "GGUF file": importing.imported("model.gguf")}
@@ -202,8 +204,8 @@ def test_every_key_that_names_a_model_is_known() -> None:
         for owner in owners(tuple(key.split(".")))
         if re.search(r"\bstr\b", str(owner.model_fields[key.split(".")[-1]].annotation))
     }
-    assert {key for key in texts if not key.startswith("data.")} == RESOLVED.keys() | OTHER_TEXTS
-    assert RESOLVED.keys() == KEYS.keys()
+    assert {key for key in texts if not key.startswith("data.")} == MODEL_NAME_RESOLVERS.keys() | OTHER_TEXTS
+    assert MODEL_NAME_RESOLVERS.keys() == KEYS.keys()
 
 
 NOT_OPENED = {

@@ -240,7 +240,7 @@ def test_every_option_is_known(name: str) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     taking = {own for own, command in commands.items() if "--set" in options(command)}
     assert taking - {"sweep"} == CASES.keys(), "but sweep, whose keys are those of other commands"
-    assert settings.READING.keys() == OF_TABLES
+    assert settings.READ_OPTIONS.keys() == OF_TABLES
     assert options(commands[name]) - {"--help"} == {case.option for case in CASES[name]} | OTHERS[name]
 
 

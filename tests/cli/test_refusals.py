@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from lmtool.cli import explain
+from lmtool.cli import to_lmtool_error
 from lmtool.run.directory import Run
 from lmtool.run.saving import Snapshot
 from tests.cli.conftest import RUN, SMALL, contents
@@ -439,10 +439,13 @@ def test_a_traceback_stands_before_the_error_and_changes_no_exit_code(lmtool, ho
 
 
 def test_memory_and_disk_are_the_environment():
-    assert explain(MemoryError()).exit_code == ENVIRONMENT
-    assert explain(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")).exit_code == ENVIRONMENT
-    assert explain(ImportError("libtorch_cpu.so: failed to map segment")).exit_code == ENVIRONMENT
-    full = explain(OSError(28, "No space left on device", "some/file"))
+    assert to_lmtool_error(MemoryError()).exit_code == ENVIRONMENT
+    assert (
+        to_lmtool_error(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")).exit_code
+        == ENVIRONMENT
+    )
+    assert to_lmtool_error(ImportError("libtorch_cpu.so: failed to map segment")).exit_code == ENVIRONMENT
+    full = to_lmtool_error(OSError(28, "No space left on device", "some/file"))
     assert (full.exit_code, full.where) == (ENVIRONMENT, "some/file")
 
 

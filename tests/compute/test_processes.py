@@ -124,11 +124,11 @@ def test_two_real_processes(tmp_path: Path) -> None:
 
 
 _WAITING = """
-from lmtool.cli.signals import leave_on_signals
+from lmtool.cli.signals import exit_on_signals
 from lmtool.compute.processes import joined
 from tests.compute.test_processes import CPU
 
-leave_on_signals()
+exit_on_signals()
 print("begins", flush=True)
 with CPU.joined():
     pass

@@ -18,7 +18,7 @@ from lmtool.data import streaming
 from lmtool.inference import load
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.inference.perplexity import EvaluationText, measure
+from lmtool.inference.perplexity import measure_perplexity
 from lmtool.tasks.predict import measure_tables, predict
 from lmtool.tasks.prompting import Prompting, measure_prompts
 from lmtool.training import length
@@ -265,7 +265,7 @@ def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str
     text.write_text("".join(f"{line} a\n" for line in texts(lines)), encoding="utf-8")
 
     def measured(_: World) -> dict[str, object]:
-        return measure(run, EvaluationText([str(text)]), device="cpu").record()
+        return measure_perplexity(run, [str(text)], device="cpu").record()
 
     def embedded(_: World) -> list[list[float]]:
         found = embed(load_run(run), iter(texts(lines)), -1, "mean", truncate=True)

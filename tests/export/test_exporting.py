@@ -21,7 +21,7 @@ from lmtool.errors import LmtoolError, NumericalError, ResourceError, UsageError
 from lmtool.export import exporting
 from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.perplexity import EvaluationText, measure
+from lmtool.inference.perplexity import measure_perplexity
 from lmtool.model.heads import Classifier, Tagger
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
@@ -254,7 +254,7 @@ def test_texts_are_evaluated_like_those_of_the_run(case: str, tmp_path: Path) ->
     export(str(run), tmp_path / "out")
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), encoding="utf-8")
     (mine, theirs) = (
-        measure(str(name), EvaluationText([str(tmp_path / "text.txt")])).perplexity for name in (run, tmp_path / "out")
+        measure_perplexity(str(name), [str(tmp_path / "text.txt")]).perplexity for name in (run, tmp_path / "out")
     )
     assert (theirs.tokens, theirs.n_bytes) == (mine.tokens, mine.n_bytes)
     assert theirs.loss == pytest.approx(mine.loss, rel=1e-4)

@@ -10,7 +10,7 @@ import transformers
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
-from lmtool.generation.chat import format_of
+from lmtool.generation.chat import find_chat_format
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.gguf.container import Container
 from lmtool.interop.importing import imported
@@ -88,7 +88,7 @@ def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
 def conversation(loaded: LoadedModel) -> list[int] | str:
     """What `chat` reads, or why it refuses."""
     try:
-        return format_of(loaded).prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
+        return find_chat_format(loaded).prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
     except UsageError as refusal:
         return refusal.what
 

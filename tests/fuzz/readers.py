@@ -25,7 +25,7 @@ from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
 from lmtool.data.vectors import VectorFile
-from lmtool.generation.params import MaskPredict, SamplingParams, to_record
+from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_records
 from lmtool.inference.reference import read_recipe
@@ -42,7 +42,7 @@ from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, Validated, saved_state
 from lmtool.run.saving import Snapshot
-from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove
+from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts
 from lmtool.tasks.reading import read_labelled
 from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox
@@ -194,7 +194,7 @@ def _records(_: Path) -> list[bytes]:
         SamplingParams("beam", num_beams=2),
         MaskPredict(),
     )
-    return [json.dumps(common | {"settings": to_record(kind), "options": options}).encode() for kind in kinds]
+    return [json.dumps(common | {"settings": params_to_record(kind), "options": options}).encode() for kind in kinds]
 
 
 def _read_record(folder: Path, content: bytes) -> None:
@@ -637,7 +637,7 @@ def _use_index(folder: Path) -> None:
     """Search an index, then remove a text of it."""
     for entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
         assert all(isinstance(entry.text, str) for entry in entries)
-    remove(folder, ["a.txt:1"])
+    remove_texts(folder, ["a.txt:1"])
 
 
 def _read_index(folder: Path, content: bytes) -> None:

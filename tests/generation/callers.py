@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lmtool.generation.chat import checked, format_of
+from lmtool.generation.chat import find_chat_format, validate_messages
 from lmtool.generation.generate import TextGenerator
 from lmtool.interop.importing import imported
 from tests.generation import talkers
@@ -66,8 +66,8 @@ def recaller(folder: Path) -> TextGenerator:
     template = QWEN.replace("<|im_", "<|")
     names = (*talkers.NAMES, "<tool_call>", "</tool_call>")
     loaded = TextGenerator.open(str(imported(str(talkers.publish(folder, template=template, names=names))))).loaded
-    chat = format_of(loaded).with_tools(TOOLS)
-    rows = [chat.conversation(checked(one))[0] for one in CONVERSATIONS]
+    chat = find_chat_format(loaded).with_tools(TOOLS)
+    rows = [chat.conversation(validate_messages(one))[0] for one in CONVERSATIONS]
     return TextGenerator(replace(loaded, model=Recaller(rows, loaded.tokenizer.vocab_size)))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.generation.generate import generate
-from lmtool.generation.maskpredict import fill
+from lmtool.generation.mask_predict import fill
 from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.model import NGramModel, build
 from lmtool.model.packed import pack

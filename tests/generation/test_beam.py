@@ -10,8 +10,8 @@ from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.generation.models import HistoryModel, TableModel
+from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
 from tests.generation.test_generate import collect
-from tests.generation.test_text import SPECIAL, ByteTokenizer
 from tests.reference import decoding as reference
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
@@ -184,7 +184,7 @@ def test_filters_hold_in_every_beam():
         scores = [-math.inf if token == 10 else s for token, s in enumerate(scores)]
         scores = reference.logit_bias(scores, settings.logit_bias, text)
         scores = reference.repetition_penalty(scores, 1.4, text)
-        scores = reference.count_penalties(scores, 0.3, -0.4, list(text[len(text) - n_written :]))
+        scores = reference.apply_count_penalties(scores, 0.3, -0.4, list(text[len(text) - n_written :]))
         scores = reference.no_repeat_ngram(scores, 2, text)
         return [-math.inf if token == 0 and n_written < 4 else s for token, s in enumerate(scores)]
 

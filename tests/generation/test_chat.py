@@ -15,7 +15,7 @@ from lmtool.errors import ResourceError, UsageError
 from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.prefixes import BLOCK
+from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.inference.load import LoadedModel, load_packed, load_run
 from lmtool.interop.importing import imported
 from lmtool.tasks.cells import as_messages
@@ -165,7 +165,7 @@ def test_what_was_read_is_not_read_again(loaded: LoadedModel) -> None:
     n_first = model.read
     answered(conversation, "yes")
     ids = prompt_of(loaded, [*map(message, conversation.turns[:3])])
-    n_known = (n_first // BLOCK) * BLOCK  # whole blocks are kept
+    n_known = (n_first // BLOCK_TOKENS) * BLOCK_TOKENS  # whole blocks are kept
     assert model.read == n_first + len(ids) - n_known + len(model.scripts[1]) - 1
     assert 0 < n_known < len(ids)
     n_before = model.read
@@ -174,7 +174,7 @@ def test_what_was_read_is_not_read_again(loaded: LoadedModel) -> None:
     again = prompt_of(loaded, user("Who saw Anna?"))
     n_same = next(i for i, (a, b) in enumerate(zip(ids, again, strict=False)) if a != b)
     assert n_same > 4
-    assert model.read - n_before == len(again) - n_same // BLOCK * BLOCK + len(model.scripts[0]) - 1
+    assert model.read - n_before == len(again) - n_same // BLOCK_TOKENS * BLOCK_TOKENS + len(model.scripts[0]) - 1
 
 
 def message(one: Any) -> Message:

@@ -11,7 +11,7 @@ from lmtool.errors import UsageError
 from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.strategy import verify
+from lmtool.generation.strategy import verify_draft_token
 from lmtool.model import NGramModel, build
 from lmtool.model.packed import pack
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -20,8 +20,8 @@ from lmtool.recipe.spec.words import NGram
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from tests.generation.models import HistoryModel, PrefixModel, TableModel
 from tests.generation.test_batches import TRANSFORMER, model_of, prompts_of
+from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer, ScriptModel
 from tests.generation.test_generate import PROMPTS
-from tests.generation.test_text import SPECIAL, ByteTokenizer, ScriptModel
 from tests.reference import decoding as reference
 
 VARIANTS = {
@@ -272,14 +272,14 @@ def test_one_token_is_accepted_as_often_as_the_distributions_overlap(p, q):
             continue
         for acceptance in grid:
             # the other number decides only among what is drawn after a rejection
-            found, is_accepted = verify(p_V, q_V, token, acceptance, 0.0)
+            found, is_accepted = verify_draft_token(p_V, q_V, token, acceptance, 0.0)
             if is_accepted:
                 assert found == token
                 share += q[token] / len(grid)
                 drawn[token] += q[token] / len(grid)
-        n_rejected = sum(not verify(p_V, q_V, token, acceptance, 0.0)[1] for acceptance in grid)
+        n_rejected = sum(not verify_draft_token(p_V, q_V, token, acceptance, 0.0)[1] for acceptance in grid)
         for number in grid:
-            found, is_accepted = verify(p_V, q_V, token, 1 - 1e-9, number)
+            found, is_accepted = verify_draft_token(p_V, q_V, token, 1 - 1e-9, number)
             if not is_accepted:
                 drawn[found] += q[token] * n_rejected / len(grid) ** 2
     assert share == pytest.approx(sum(map(min, p, q)), abs=0.01)
@@ -363,9 +363,9 @@ def test_what_stood_before_is_proposed():
 class Noting(NGramDraft):
     """Keeps each text, the number of tokens asked for, and what was proposed."""
 
-    def propose(self, state, sampler, vocab_size):
+    def start_proposals(self, state, sampler, vocab_size):
         self.proposed = []
-        proposals = super().propose(state, sampler, vocab_size)
+        proposals = super().start_proposals(state, sampler, vocab_size)
         proposal = next(proposals)
         while True:
             hypothesis, n = yield proposal

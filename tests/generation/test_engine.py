@@ -11,7 +11,7 @@ from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token
 from lmtool.model.language_model import LanguageModel
 from lmtool.tokenization.prompt_format import Prompt
@@ -143,7 +143,7 @@ def test_texts_are_the_same_with_a_draft_while_others_join_and_leave(shape: str,
     """Greedy ones with every draft, and sampled ones as well, which only look-up drafts for. They also slide."""
     model, rng = transformer(shape=shape), random.Random(draft)
     prefixes = PrefixCache(1 << 20 if shape == "decoder" else 0, n_block=3)
-    engine = Engine(model, chunk=CHUNK, prefixes=prefixes, draft=DRAFTS[draft](model), keeps_texts=True)
+    engine = Engine(model, chunk=CHUNK, prefixes=prefixes, draft=DRAFTS[draft](model), only_exact_drafts=True)
     choices = [
         SamplingParams("greedy", max_new_tokens=25),
         SamplingParams(max_new_tokens=30, temperature=1.1, top_k=5, seed=2),
@@ -179,7 +179,7 @@ def test_texts_are_the_same_with_a_draft_while_others_join_and_leave(shape: str,
 def test_a_text_that_is_alone_takes_fewer_passes_and_one_beside_others_has_no_draft() -> None:
     model = Repeating()
     prefixes = PrefixCache(1 << 20, n_block=4)
-    engine = Engine(model, chunk=64, prefixes=prefixes, draft=NGramDraft(4), keeps_texts=True)
+    engine = Engine(model, chunk=64, prefixes=prefixes, draft=NGramDraft(4), only_exact_drafts=True)
     params = SamplingParams("greedy", max_new_tokens=50)
     first, second = (
         engine.prepare(Request(prompt=Prompt(ids), params=params)) for ids in ((0, 1, 2, 0, 1), (1, 2, 0, 1))
@@ -196,13 +196,13 @@ def test_a_text_that_is_alone_takes_fewer_passes_and_one_beside_others_has_no_dr
     assert engine.step() == []
     # what was accepted is kept like all that is read
     follows = [0, 1, 2] * 18
-    assert prefixes.n_known([follows]) == 52
+    assert prefixes.n_cached_tokens([follows]) == 52
 
 
 def test_a_proposal_that_fails_ends_its_own_text_alone() -> None:
     draft = NGramDraft(3)
-    draft.propose = lambda *given: 1 // 0  # type: ignore[method-assign,return-value]
-    engine = Engine(HistoryModel(), chunk=64, draft=draft, keeps_texts=True, isolates=True)
+    draft.start_proposals = lambda *given: 1 // 0  # type: ignore[method-assign,return-value]
+    engine = Engine(HistoryModel(), chunk=64, draft=draft, only_exact_drafts=True, isolate_failures=True)
     first, second = requests_of([3, 4])
     id = engine.add(first)
     engine.step()

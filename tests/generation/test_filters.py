@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from lmtool.generation import filters, params
-from lmtool.generation.params import FILTERS, SamplingParams, filter_logits
+from lmtool.generation.params import FILTERS, SamplingParams, apply_sampling_filters
 from tests.reference import decoding as reference
 
 SETTINGS = [
@@ -41,7 +41,7 @@ def test_filters_equal_transformers(settings):
         expected = TopKLogitsWarper(settings.top_k)(None, expected)
     if settings.top_p is not None:
         expected = TopPLogitsWarper(settings.top_p)(None, expected)
-    result = filter_logits(logits_BV, settings)
+    result = apply_sampling_filters(logits_BV, settings)
     if settings.top_p != 1:  # Transformers drops tokens whose probability is lost in rounding
         assert torch.equal(result.isinf(), expected.isinf())
     torch.testing.assert_close(result.softmax(-1), expected.softmax(-1))
@@ -69,7 +69,7 @@ def test_filters_equal_the_plain_reference(scores, t, k, p):
     if p is not None and (sums - p).abs().min() < 1e-6:
         p = None
     expected = reference.top_p(expected, p) if p is not None else expected
-    result = filter_logits(torch.tensor([scores]), SamplingParams(temperature=t, top_k=k, top_p=p))
+    result = apply_sampling_filters(torch.tensor([scores]), SamplingParams(temperature=t, top_k=k, top_p=p))
     torch.testing.assert_close(result.softmax(-1)[0], torch.tensor(reference.softmax(expected)))
 
 
@@ -104,17 +104,17 @@ def test_top_p_1_changes_nothing():
 def test_every_setting_of_sampling_is_a_filter(name):
     logits_BV = random_logits()
     value = 3 if name == "top_k" else 0.5
-    unfiltered = filter_logits(logits_BV, SamplingParams(temperature=1.0))
+    unfiltered = apply_sampling_filters(logits_BV, SamplingParams(temperature=1.0))
     expected = FILTERS[name](logits_BV if name == "temperature" else unfiltered, value)
     assert not torch.equal(expected, unfiltered)
-    assert torch.equal(filter_logits(logits_BV, SamplingParams(**{"temperature": 1.0, name: value})), expected)
+    assert torch.equal(apply_sampling_filters(logits_BV, SamplingParams(**{"temperature": 1.0, name: value})), expected)
 
 
 def test_filters_leave_their_argument_alone():
     logits_BV = random_logits()
     before = logits_BV.clone()
-    filter_logits(logits_BV, SamplingParams(temperature=0.5, top_k=3, top_p=0.5))
-    filter_logits(logits_BV, SamplingParams(temperature=0))
+    apply_sampling_filters(logits_BV, SamplingParams(temperature=0.5, top_k=3, top_p=0.5))
+    apply_sampling_filters(logits_BV, SamplingParams(temperature=0))
     assert torch.equal(logits_BV, before)
 
 
@@ -122,21 +122,21 @@ def test_draw_inverts_the_distribution_function():
     p = [0.1, 0.0, 0.4, 0.5, 0.0]
     logits_BV = torch.tensor([p], dtype=torch.float64).log()
     numbers = [0.0, 0.05, 0.0999999, 0.1000001, 0.3, 0.4999999, 0.5000001, 0.99, 1 - 2**-53]
-    drawn = filters.draw(logits_BV.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float64))
+    drawn = filters.sample_ids(logits_BV.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float64))
     assert drawn.tolist() == [0, 0, 0, 2, 2, 2, 3, 3, 3]
     assert drawn.tolist() == [reference.inverse_cdf(p, u) for u in numbers]
 
 
 def test_draw_at_a_boundary_takes_the_next_token():
     logits_BV = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]).log()
-    assert filters.draw(logits_BV, torch.zeros(2, dtype=torch.float64)).tolist() == [1, 0]
-    assert filters.draw(logits_BV, torch.full((2,), 0.5, dtype=torch.float64)).tolist() == [2, 2]
+    assert filters.sample_ids(logits_BV, torch.zeros(2, dtype=torch.float64)).tolist() == [1, 0]
+    assert filters.sample_ids(logits_BV, torch.full((2,), 0.5, dtype=torch.float64)).tolist() == [2, 2]
 
 
 def test_draw_never_takes_a_removed_token():
     logits_BV = params.top_k(random_logits(50, 1000), 3)
     for u in (0.0, 1e-300, 0.5, 1 - 2**-53):
-        drawn = filters.draw(logits_BV, torch.full((50,), u, dtype=torch.float64))
+        drawn = filters.sample_ids(logits_BV, torch.full((50,), u, dtype=torch.float64))
         assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())
 
 
@@ -163,12 +163,12 @@ def texts(n_rows=20, length=30, vocab_size=200, seed=2):
 def test_repetition_penalty_equals_transformers(penalty):
     logits_BV, texts_BT = random_logits(), texts()
     expected = RepetitionPenaltyLogitsProcessor(penalty)(texts_BT, logits_BV)
-    assert torch.equal(filters.repetition_penalty(logits_BV, penalty, texts_BT.tolist()), expected)
+    assert torch.equal(filters.apply_repetition_penalty(logits_BV, penalty, texts_BT.tolist()), expected)
 
 
 def test_penalties_count_the_new_text_alone():
     settings = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
-    logits_BV = filters.steer(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
+    logits_BV = filters.process_logits(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
     assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
 
 
@@ -176,7 +176,7 @@ def test_penalties_count_the_new_text_alone():
 def test_no_repeat_ngram_equals_transformers(n):
     logits_BV, texts_BT = random_logits(), texts()
     expected = NoRepeatNGramLogitsProcessor(n)(texts_BT, logits_BV)
-    assert torch.equal(filters.no_repeat_ngram(logits_BV, n, texts_BT.tolist()), expected)
+    assert torch.equal(filters.exclude_repeated_ngrams(logits_BV, n, texts_BT.tolist()), expected)
     assert expected.isinf().any() == (n < 40)
 
 
@@ -185,8 +185,8 @@ def test_logit_bias_equals_transformers():
     last = texts_BT[3].tolist()
     biases = (((5,), -3.0), ((last[-1], 8), 2.0), ((last[-2], last[-1], 8), 1.0), ((6,), -torch.inf))
     expected = SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in biases])(texts_BT, logits_BV)
-    torch.testing.assert_close(filters.logit_bias(logits_BV, biases, texts_BT.tolist()), expected)
-    assert filters.logit_bias(logits_BV, biases, texts_BT.tolist())[3, 8] == logits_BV[3, 8] + 3
+    torch.testing.assert_close(filters.add_logit_bias(logits_BV, biases, texts_BT.tolist()), expected)
+    assert filters.add_logit_bias(logits_BV, biases, texts_BT.tolist())[3, 8] == logits_BV[3, 8] + 3
 
 
 class Operations(TorchDispatchMode):
@@ -204,9 +204,9 @@ def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(leng
     def counted(n_biases, n_rows):
         logits_BV = torch.zeros(n_rows, 2000)
         biases = tuple(((7,) * (length - 1) + (i,), 1.0) for i in range(n_biases))
-        filters.logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
+        filters.add_logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
         with Operations() as operations:
-            biased_BV = filters.logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
+            biased_BV = filters.add_logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
         assert biased_BV.sum() == (n_biases * n_rows if length == 1 else 0)
         return operations.n
 
@@ -215,8 +215,8 @@ def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(leng
 
 def test_equal_biases_add_up():
     biases = (((1,), 1.0), ((0, 2), 1.0), ((1,), 2.0), ((0, 2), 0.5))
-    assert filters.logit_bias(torch.zeros(2, 3), biases, [[5, 0], [0, 5]]).tolist() == [[0, 3, 1.5], [0, 3, 0]]
-    assert filters.logit_bias(torch.zeros(1, 3), biases).tolist() == [[0, 3, 0]]
+    assert filters.add_logit_bias(torch.zeros(2, 3), biases, [[5, 0], [0, 5]]).tolist() == [[0, 3, 1.5], [0, 3, 0]]
+    assert filters.add_logit_bias(torch.zeros(1, 3), biases).tolist() == [[0, 3, 0]]
 
 
 @given(
@@ -230,10 +230,10 @@ def test_further_filters_equal_the_plain_reference(scores, text, p, n):
     biases = (((0,), 1.5), ((1, 0), -2.0), ((0, 0, 1), -torch.inf))
     pairs = [
         (params.min_p(logits_BV, p), reference.min_p(scores, p)),
-        (filters.repetition_penalty(logits_BV, 1.7, [text]), reference.repetition_penalty(scores, 1.7, text)),
-        (filters.count_penalties(logits_BV, p, -n, [text]), reference.count_penalties(scores, p, -n, text)),
-        (filters.no_repeat_ngram(logits_BV, n, [text]), reference.no_repeat_ngram(scores, n, text)),
-        (filters.logit_bias(logits_BV, biases, [text]), reference.logit_bias(scores, biases, text)),
+        (filters.apply_repetition_penalty(logits_BV, 1.7, [text]), reference.repetition_penalty(scores, 1.7, text)),
+        (filters.apply_count_penalties(logits_BV, p, -n, [text]), reference.apply_count_penalties(scores, p, -n, text)),
+        (filters.exclude_repeated_ngrams(logits_BV, n, [text]), reference.no_repeat_ngram(scores, n, text)),
+        (filters.add_logit_bias(logits_BV, biases, [text]), reference.logit_bias(scores, biases, text)),
     ]
     for result, expected in pairs:
         torch.testing.assert_close(result[0], torch.tensor(expected, dtype=torch.float64))
@@ -256,5 +256,5 @@ def test_typical_p_equals_the_plain_reference(weights, p):
 def test_the_end_token_does_not_come_before_its_time():
     logits_BV = random_logits(3, 9)
     settings = SamplingParams(min_new_tokens=2)
-    result = filters.steer(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
+    result = filters.process_logits(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
     assert result.isinf().nonzero().tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]

@@ -18,12 +18,12 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import UsageError
 from lmtool.generation import constrained, engine
-from lmtool.generation.constrained import begin_form
+from lmtool.generation.constrained import start_form
 from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import complete
-from lmtool.generation.params import SamplingParams, to_record
-from lmtool.generation.replay import from_record
+from lmtool.generation.params import SamplingParams, params_to_record
+from lmtool.generation.replay import params_from_record
 from lmtool.interop.tokenization.reading import read_tokenizer
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -68,7 +68,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 @cache
-def format_of(kind: str) -> PromptFormat:
+def find_chat_format(kind: str) -> PromptFormat:
     return PromptFormat(tokenizer_of(kind), reads="past", documents=True)
 
 
@@ -76,7 +76,7 @@ def written(form, kind="bpe", prompts=("the",), strategy="greedy", model=None, d
     """The completions of a model with random logits."""
     model = model or HistoryModel(tokenizer_of(kind).vocab_size)
     chosen = SamplingParams(strategy, form=form, **({"max_new_tokens": 60} | changes))
-    return list(complete(model, prompts, chosen, format_of(kind), n=n, draft=draft))
+    return list(complete(model, prompts, chosen, find_chat_format(kind), n=n, draft=draft))
 
 
 def has_form(form: TextForm, text: str) -> bool:
@@ -166,13 +166,13 @@ def _check_pattern(pattern: str) -> None:
     tokenizer, longest, most = tokenizer_of("char"), 3, 6
     letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
     every = matches(pattern, most)
-    state = begin_form(TextForm("regex", pattern), tokenizer)
+    state = start_form(TextForm("regex", pattern), tokenizer)
     for n in range(longest + 1):
         for text in map("".join, itertools.product("abc", repeat=n)):
             here, alive = state, True
             for letter in text:
                 alive = alive and bool(here.allowed_V[letters[letter]])
-                here = here.plus(letters[letter]) if alive else here
+                here = here.with_token(letters[letter]) if alive else here
             # a match of six letters or fewer exists for all that these patterns can be led to in three
             begun = {one for one in every if one.startswith(text)}
             assert alive or not begun
@@ -189,9 +189,9 @@ def test_greedy_among_choices_is_that_of_all_prefixes(seed):
     chance = random.Random(seed)
     choices = sorted({"".join(chance.choices("abc", k=chance.randint(1, 4))) for _ in range(6)})
     form = TextForm("choices", json.dumps(choices))
-    (end,) = format_of("char").end_ids
+    (end,) = find_chat_format("char").end_ids
     prompt = ["the", "cat", "mat"][seed]
-    text, ids = "", list(format_of("char").prompt(prompt).tokens)
+    text, ids = "", list(find_chat_format("char").prompt(prompt).tokens)
     while True:
         logits = model.logits_after(ids)
         following = {
@@ -246,7 +246,7 @@ def test_many_texts_at_once_are_those_of_each_alone():
 
 def test_targets_of_sources_have_forms_too():
     model = AnswerModel(tokenizer_of("bpe").vocab_size)
-    prompt_format = replace(format_of("bpe"), reads="source")
+    prompt_format = replace(find_chat_format("bpe"), reads="source")
     for one in complete(model, ["the cat"], SamplingParams("greedy", form=CHOICES), prompt_format):
         assert one.text in ("yes", "no", "very good")
 
@@ -308,7 +308,7 @@ SCHEMAS = st.recursive(
 
 def _check_schema(schema: dict, seed: int) -> None:
     form = TextForm("json-schema", json.dumps(schema), complete=True)
-    n = len(begin_form(form, tokenizer_of("bpe")).closing) + seed % 40
+    n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
 
@@ -337,7 +337,7 @@ def test_a_form_that_cannot_be_complete_is_refused_early():
 def test_what_may_go_on_ends_in_time(ends):
     """Also where no token ends a text."""
     form = TextForm("regex", "(a|bb|cab)( (a|bb|cab))*", complete=True)
-    prompt_format = replace(format_of("char"), documents=ends)
+    prompt_format = replace(find_chat_format("char"), documents=ends)
     model = HistoryModel(tokenizer_of("char").vocab_size)
     for seed, n in itertools.product(range(6), range(1, 12)):
         chosen = SamplingParams(form=form, seed=seed, max_new_tokens=n)
@@ -348,7 +348,7 @@ def test_what_may_go_on_ends_in_time(ends):
 
 def test_drafts_close_in_time_too():
     form = TextForm("json-schema", json.dumps(PERSON), complete=True)
-    n = len(begin_form(form, tokenizer_of("bpe")).closing) + 3
+    n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + 3
     for draft in (NGramDraft(), ModelDraft(HistoryModel(330))):
         for seed in range(4):
             (one,) = written(form, strategy="sample", seed=seed, draft=draft, max_new_tokens=n)
@@ -404,7 +404,7 @@ def test_settings_that_contradict_a_form_are_refused(changes):
 
 def test_settings_with_a_form_are_kept_as_records():
     chosen = SamplingParams(form=replace(CHOICES, complete=True), seed=3)
-    assert from_record(json.loads(json.dumps(to_record(chosen)))) == chosen
+    assert params_from_record(json.loads(json.dumps(params_to_record(chosen)))) == chosen
 
 
 UNSPELLED = {
@@ -426,7 +426,7 @@ HOW = {"greedy": {}, "beam": {"strategy": "beam", "num_beams": 2}, "complete": {
 def test_a_vocabulary_that_cannot_spell_a_form_says_so(kind, how, where):
     """Its filters exclude nothing, and an end would be found with other tokens."""
     form = TextForm(*UNSPELLED[where], complete=how == "complete")
-    with pytest.raises(UsageError, match="no token of this model goes on with it"):
+    with pytest.raises(UsageError, match="no token of this model continues it"):
         written(form, kind, **HOW[how])
 
 
@@ -448,7 +448,7 @@ def test_of_what_may_follow_the_model_writes_what_it_can_spell(kind, pattern, te
 
 
 def test_a_form_that_no_text_has_is_told_apart():
-    with pytest.raises(UsageError, match="no text goes on with it"):
+    with pytest.raises(UsageError, match="no text continues it"):
         written(TextForm("regex", r"a[^\s\S]b"))
 
 
@@ -461,10 +461,10 @@ def test_errors_name_the_file_of_a_form():
 
 def test_samples_of_one_place_share_what_may_follow(monkeypatch):
     """The mask of a state is computed once, however many samples are there."""
-    asked, allowed = [], constrained.SpelledVocabulary.allowed
+    asked, allowed = [], constrained.SpelledVocabulary.mask_tokens
     monkeypatch.setattr(
         constrained.SpelledVocabulary,
-        "allowed",
+        "mask_tokens",
         lambda self, mask, begins: asked.append(1) or allowed(self, mask, begins),
     )
     form = TextForm("regex", "a[bc]a[bc]a")

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from lmtool.batch import Batch
 from lmtool.generation import filters
 from lmtool.generation.generate import generate
-from lmtool.generation.params import SamplingParams, filter_logits
+from lmtool.generation.params import SamplingParams, apply_sampling_filters
 from lmtool.model import build
 from lmtool.recipe.spec.position import NoPosition, SinusoidalPosition
 from lmtool.recipe.spec.transformer import Init, Transformer
@@ -193,7 +193,7 @@ def test_all_filters_together_equal_those_of_transformers_in_their_order():
         for n, theirs in enumerate(output.scores):
             text = [*prompt, *written[:n]]
             logits_1V = torch.tensor([without_cache(model)(text)])
-            ours = filter_logits(filters.steer(logits_1V, settings, [text], [n], ENDS), settings)
+            ours = apply_sampling_filters(filters.process_logits(logits_1V, settings, [text], [n], ENDS), settings)
             torch.testing.assert_close(ours.softmax(-1), theirs.softmax(-1), atol=1e-5, rtol=1e-4)
             n_compared += 1
     assert n_compared > 40

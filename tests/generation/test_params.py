@@ -8,8 +8,8 @@ from lmtool.generation.params import (
     MaskPredict,
     SamplingParams,
     choose_params,
-    default_of,
-    options_of,
+    default_value,
+    strategy_options,
 )
 
 
@@ -43,9 +43,9 @@ def test_widths_of_a_beam_are_bounded(num_beams):
 
 
 VALUES = {
-    name: default_of(strategy, name) or 1  # which each of them may have
+    name: default_value(strategy, name) or 1  # which each of them may have
     for strategy in STRATEGIES
-    for name in options_of(strategy)
+    for name in strategy_options(strategy)
 }
 
 
@@ -53,7 +53,7 @@ VALUES = {
 @pytest.mark.parametrize("name", sorted(VALUES.keys() - {"seed", "diversity"}))
 def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
     asked = {name: VALUES[name]}
-    if name in options_of(strategy):
+    if name in strategy_options(strategy):
         assert getattr(choose_params(strategy, **asked), name) == VALUES[name]
     else:
         with pytest.raises(UsageError, match=f"{strategy} contradicts {name.replace('_', '-')}"):
@@ -64,7 +64,7 @@ def test_a_setting_of_one_strategy_implies_it():
     assert choose_params(num_return=2).strategy == "beam"
     assert choose_params(rounds=2).strategy == "mask-predict"
     assert choose_params(top_k=2).strategy == "sample"
-    assert choose_params(top_k=2, seed=1, reads_both=True) == MaskPredict(by="gibbs", top_k=2)
+    assert choose_params(top_k=2, seed=1, is_bidirectional=True) == MaskPredict(by="gibbs", top_k=2)
     assert choose_params(seed=1, masked=True) == MaskPredict()
     with pytest.raises(UsageError, match="num-beams, rounds belong to different strategies"):
         choose_params(rounds=2, num_beams=3)

@@ -9,7 +9,7 @@ from lmtool.generation import generate as generating
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.replay import record, replay
+from lmtool.generation.replay import completion_record, replay
 from lmtool.generation.request import Token
 from tests.training.tiny import Work
 
@@ -51,7 +51,7 @@ def test_a_small_model_generates_with_one_thread(work: Work, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "2")
         assert threads_of(TextGenerator.open(str(work.run()), device="cpu")) == ([2, 2], [2, 2, 2])
-    monkeypatch.setattr(generating, "ONE_THREAD", 100)
+    monkeypatch.setattr(generating, "MAX_SINGLE_THREAD_PARAMETERS", 100)
     large = TextGenerator.open(str(work.run()), device="cpu")
     assert threads_of(large) == ([2, 2], [2, 2, 2])
     torch.set_num_threads(1)  # also after loading
@@ -65,7 +65,7 @@ def test_a_replay_takes_the_threads_of_the_record(work: Work, monkeypatch: pytes
     generator = TextGenerator.open(str(work.run()), device="cpu")
     params = SamplingParams("greedy", max_new_tokens=4)
     (completion,) = generator.completions("a", params)
-    told = record(generator, completion, params, {})
+    told = completion_record(generator, completion, params, {})
     assert told["threads"] == 1
     seen: list[int] = []
     watch(monkeypatch, seen)

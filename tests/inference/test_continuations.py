@@ -9,7 +9,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import ScoredContinuation, score_continuations, score_whole
+from lmtool.inference.scoring import ScoredContinuation, score_continuations, score_long_texts
 from tests.inference.test_scoring import SHAPES, next_of
 from tests.training.tiny import Work
 
@@ -144,7 +144,7 @@ def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, Load
         t.roles = replace(t.roles, named_bos=named)
         try:
             ((alone,),) = scores(loaded, [[("", "mat")]])
-            (whole,) = score_whole(loaded, [text_of(*pair)])
+            (whole,) = score_long_texts(loaded, [text_of(*pair)])
         finally:
             t.roles = replace(t.roles, named_bos=None)
         wanted = [float(next_of(loaded, [first, *ids[:i]])[token]) for i, token in enumerate(ids)]
@@ -179,7 +179,7 @@ def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedMode
     loaded = runs[name]
     t = loaded.tokenizer
     texts = ["a cat sat", "the dog ran away and " * 8, ""]
-    for text, total in zip(texts, score_whole(loaded, texts), strict=True):
+    for text, total in zip(texts, score_long_texts(loaded, texts), strict=True):
         ids, wanted = t.encode(text), 0.0
         longest = loaded.model.longest or loaded.model.context or 1000
         longest -= 2 * (name == "encoder")
@@ -196,4 +196,4 @@ def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedMode
                 wanted += float(next_of(loaded, whole[max(0, stop - longest) : i + 1])[token])
         assert total == pytest.approx(wanted, rel=1e-4)
     with pytest.raises(UsageError, match="scores targets of sources"):
-        score_whole(runs["encoder-decoder"], texts)
+        score_long_texts(runs["encoder-decoder"], texts)

@@ -102,7 +102,7 @@ def encoder(work: Work) -> LoadedModel:
 def test_any_number_of_processes_gives_the_same(
     encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
 ) -> None:
-    monkeypatch.setattr(embedding, "TEXTS", 4)  # so that there are two rounds
+    monkeypatch.setattr(embedding, "GROUP_SIZE", 4)  # so that there are two rounds
     alone = list(embed(encoder, TEXTS, -1, pool))
     for found in together(monkeypatch, size, lambda _: list(embed(encoder, TEXTS, -1, pool))):
         assert [(one.text, one.words) for one in found] == [(one.text, one.words) for one in alone]
@@ -126,5 +126,5 @@ def test_a_text_that_cannot_be_read_is_told(encoder: LoadedModel, monkeypatch: p
 def test_no_path_is_left_behind(encoder: LoadedModel, tmp_path: Path) -> None:
     """A file that cannot be completed is not created."""
     with pytest.raises(UsageError, match="text 2"):
-        embedding.save(tmp_path / "a.npz", embed(encoder, ["cat", "cat " * 9], -1, "mean"))
+        embedding.save_embeddings(tmp_path / "a.npz", embed(encoder, ["cat", "cat " * 9], -1, "mean"))
     assert not list(tmp_path.glob("*.npz"))

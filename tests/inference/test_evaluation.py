@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.inference.evaluation import BATCH_TOKENS, Evaluated, Items, by_length, evaluate
+from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, EvaluationSums, evaluate_items, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
@@ -33,7 +33,7 @@ LENGTHS = st.integers(1, 3).flatmap(
 def test_every_item_comes_once_and_no_group_is_above_the_budget(
     lengths: list[tuple[int, ...]], tokens: int, rows: int | None
 ) -> None:
-    groups = list(by_length(lengths, tokens, rows))
+    groups = list(group_by_length(lengths, tokens, rows))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
         # parts are padded separately, each to its own longest
@@ -45,14 +45,14 @@ def test_every_item_comes_once_and_no_group_is_above_the_budget(
 def test_no_group_could_take_the_next_item() -> None:
     """Groups are as large as the budget allows."""
     lengths = [(n % 13 + 1,) for n in range(100)]
-    groups = list(by_length(lengths, 40))
+    groups = list(group_by_length(lengths, 40))
     for group, following in pairwise(groups):
         assert (len(group) + 1) * lengths[following[0]][0] > 40
 
 
 def test_items_of_like_length_go_together() -> None:
     lengths = [(n,) for n in (3, 60, 4, 3, 5, 4)]
-    assert [[lengths[i][0] for i in group] for group in by_length(lengths, 64)] == [[3, 3, 4, 4, 5], [60]]
+    assert [[lengths[i][0] for i in group] for group in group_by_length(lengths, 64)] == [[3, 3, 4, 4, 5], [60]]
 
 
 class Things:
@@ -76,14 +76,20 @@ class Things:
             {"hits": (hits, len(chosen))},
         )
 
-    def evaluate(self, world: World = World(), found: bool = True, losses: bool = True, **more: Any) -> Evaluated:  # noqa: B008 - it is frozen
+    def evaluate(
+        self,
+        world: World = World(),  # noqa: B008 - it is frozen
+        found: bool = True,
+        losses: bool = True,
+        **more: Any,
+    ) -> EvaluationSums:
         def read(chosen: list[int]) -> tuple[Loss | None, list[NDArray[Any]]]:
             self.read.extend(chosen)
             return self.loss(chosen) if losses else None, [self.arrays[i] for i in chosen] if found else []
 
         metrics = ["hits"] if losses else []
-        items = Items(self.lengths, read, metrics, tokens=50)
-        return evaluate(tiny.model(n_layers=1), items, replace(CPU, world=world), **more)
+        items = EvaluationItems(self.lengths, read, metrics, tokens=50)
+        return evaluate_items(tiny.model(n_layers=1), items, replace(CPU, world=world), **more)
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
@@ -122,7 +128,7 @@ def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, si
     """Those that are idle repeat some item, which does not count; in tensors that training can use."""
     alone, passes = Things(n).evaluate(), [0] * size
 
-    def process(world: World) -> Evaluated:
+    def process(world: World) -> EvaluationSums:
         items = Things(n)
         genuine = items.loss
 
@@ -168,9 +174,9 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
 
     if fails:
         with pytest.raises(RuntimeError, match="no"):
-            evaluate(model, Items([(3,)], read), CPU)
+            evaluate_items(model, EvaluationItems([(3,)], read), CPU)
     else:
-        evaluate(model, Items([(3,)], read), CPU)
+        evaluate_items(model, EvaluationItems([(3,)], read), CPU)
     assert seen == [(False, True)]
     assert model.training
 
@@ -183,8 +189,8 @@ def test_it_computes_in_the_precision_that_is_asked_for() -> None:
         return None, ()
 
     model: LanguageModel = tiny.model(n_layers=1)
-    evaluate(model, Items([(1,)], read), CPU)
-    evaluate(model, Items([(1,)], read), Compute(torch.device("cpu"), "bfloat16"))
+    evaluate_items(model, EvaluationItems([(1,)], read), CPU)
+    evaluate_items(model, EvaluationItems([(1,)], read), Compute(torch.device("cpu"), "bfloat16"))
     assert types == [torch.float32, torch.bfloat16]
 
 
@@ -198,7 +204,7 @@ def test_how_far_it_is_is_told_to_the_end() -> None:
     assert done[0] == 0
     assert told[-1] == ("measuring", whole, whole)
     assert len(told) > 3
-    assert Items([(3,), (5,)], lambda _: (None, ()), one_pass=False).size([0, 1]) == 9 + 25
+    assert EvaluationItems([(3,), (5,)], lambda _: (None, ()), one_pass=False).count_tokens([0, 1]) == 9 + 25
 
 
 def test_the_budget_is_one_that_memory_has() -> None:
@@ -208,5 +214,5 @@ def test_the_budget_is_one_that_memory_has() -> None:
         groups.append(len(chosen))
         return None, ()
 
-    evaluate(tiny.model(n_layers=1), Items([(BATCH_TOKENS // 4,)] * 9, read), CPU)
+    evaluate_items(tiny.model(n_layers=1), EvaluationItems([(BATCH_TOKENS // 4,)] * 9, read), CPU)
     assert groups == [4, 4, 1]

@@ -19,8 +19,14 @@ from lmtool.data.prepare import encode_files, prepare
 from lmtool.data.store import TokenStore
 from lmtool.errors import UsageError
 from lmtool.inference import perplexity as measuring_text
-from lmtool.inference.evaluation import Items, evaluate
-from lmtool.inference.perplexity import EvaluationText, HeldOut, Perplexity, TokenizedText, measure, spans
+from lmtool.inference.evaluation import EvaluationItems, evaluate_items
+from lmtool.inference.perplexity import (
+    EvaluationWindows,
+    Perplexity,
+    compute_perplexity,
+    measure_perplexity,
+    sliding_windows,
+)
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
@@ -65,8 +71,9 @@ class Measuring:
             return tiny.array(self.model.logits(hidden_BTD)[0, -1])
 
     def evaluate(self, stride: int, world: World = World()) -> Perplexity:  # noqa: B008 - it is frozen
-        text = TokenizedText(self.store, self.tokenizer, CONTEXT, stride)
-        return text.perplexity(self.model, self.objective, replace(CPU, world=world))
+        compute = replace(CPU, world=world)
+        where = self.store, self.tokenizer, compute
+        return compute_perplexity(self.model, self.objective, *where, context=CONTEXT, stride=stride)
 
 
 @pytest.fixture(params=["document", "slice"])
@@ -111,7 +118,7 @@ def test_how_windows_are_batched_changes_nothing(
     """All in one batch, padded; a few; one at a time, without padding."""
     found = []
     for tokens in (10**6, 20, 1):
-        monkeypatch.setattr(measuring_text, "Items", partial(Items, tokens=tokens))
+        monkeypatch.setattr(measuring_text, "EvaluationItems", partial(EvaluationItems, tokens=tokens))
         found.append(measuring.evaluate(stride).nats)
     assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-6)
 
@@ -125,14 +132,16 @@ def test_measuring_leaves_the_model_as_it_was(measuring: Measuring) -> None:
 @pytest.mark.parametrize(("context", "stride"), [(1, 1), (3, 2), (4, 4), (9, 1)])
 def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) -> None:
     store: Any = MemoryStore([[1], [1, 2], [1, *range(20)], [1, 2, 3, 4, 5], [1, *range(7)]])
-    scored = [place for span in spans(store, context, stride) for place in range(span.first, span.stop)]
+    scored = [
+        place for span in sliding_windows(store, context, stride) for place in range(span.first_scored, span.stop)
+    ]
     firsts = {store.document(i)[0] for i in range(store.n_documents)}
     assert sorted(scored) == [place for place in range(len(store)) if place not in firsts]
-    for span in spans(store, context, stride):
+    for span in sliding_windows(store, context, stride):
         begin, end = store.document(store.document_at(span.start))
-        assert begin <= span.start < span.first < span.stop <= end
+        assert begin <= span.start < span.first_scored < span.stop <= end
         assert span.stop - span.start <= context + 1
-        assert span.start == begin or span.first - span.start >= context - stride + 1
+        assert span.start == begin or span.first_scored - span.start >= context - stride + 1
 
 
 # Validation in training
@@ -144,28 +153,28 @@ def some_rows() -> Any:
 
 def test_the_sample_is_fixed_by_the_seed() -> None:
     store = some_rows()
-    first = HeldOut.of(store, 4, 30, seed=1).spans
-    assert first == HeldOut.of(store, 4, 30, seed=1).spans
-    assert first != HeldOut.of(store, 4, 30, seed=2).spans
+    first = EvaluationWindows.sample(store, 4, 30, seed=1).windows
+    assert first == EvaluationWindows.sample(store, 4, 30, seed=1).windows
+    assert first != EvaluationWindows.sample(store, 4, 30, seed=2).windows
     assert first == sorted(first, key=lambda span: span.start)
-    assert set(first) < set(spans(store, 4, 4))
+    assert set(first) < set(sliding_windows(store, 4, 4))
     assert 30 <= sum(span.n_scored for span in first) < 34
 
 
 @pytest.mark.parametrize("tokens", [None, 10**6])
 def test_the_sample_may_be_everything(tokens: int | None) -> None:
-    assert HeldOut.of(some_rows(), 4, tokens, seed=1).spans == spans(some_rows(), 4, 4)
+    assert EvaluationWindows.sample(some_rows(), 4, tokens, seed=1).windows == sliding_windows(some_rows(), 4, 4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 50])
 def test_processes_share_the_windows(measuring: Measuring, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    wanted = spans(measuring.store, CONTEXT, CONTEXT)
+    wanted = sliding_windows(measuring.store, CONTEXT, CONTEXT)
     objective = measuring.objective
 
     def validate(world: World) -> tuple[float, int]:
-        compute, windows = replace(CPU, world=world), HeldOut(measuring.store, wanted)
+        compute, windows = replace(CPU, world=world), EvaluationWindows(measuring.store, wanted)
         items = windows.items(measuring.model, objective.collate_validation, objective.score, compute)
-        found = evaluate(measuring.model, items, compute)
+        found = evaluate_items(measuring.model, items, compute)
         return found.loss, found.count
 
     alone = validate(World())
@@ -193,10 +202,10 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
         f"data.split={split}", "evaluation.tokens=null", "objective.label_smoothing=0.1", valid=valid
     )
     best = ended(events)
-    found = measure(str(work.run()), EvaluationText([str(valid)])).perplexity
+    found = measure_perplexity(str(work.run()), [str(valid)]).perplexity
     assert best.best_value == pytest.approx(found.loss, rel=1e-6)
     assert {record["step"]: record["valid_loss"] for record in metrics(work.run())}[best.best_step] == best.best_value
-    shorter = measure(str(work.run()), EvaluationText([str(valid)], context=8, stride=3)).perplexity
+    shorter = measure_perplexity(str(work.run()), [str(valid)], context=8, stride=3).perplexity
     assert (shorter.context, shorter.stride, shorter.tokens) == (8, 3, found.tokens)
 
 
@@ -206,7 +215,7 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
 def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, message: str) -> None:
     work.pretrain("training.steps=1")
     with pytest.raises(UsageError, match=message):
-        measure(str(work.run()), EvaluationText([str(work.text)], context=context, stride=stride))
+        measure_perplexity(str(work.run()), [str(work.text)], context=context, stride=stride)
 
 
 @pytest.mark.sampled(2)
@@ -216,7 +225,7 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
     text = work.folder / "long.txt"
     text.write_text("the cat sat on the mat and ran away home " * 4, encoding="utf-8")
     short, long = (
-        measure(str(work.run()), EvaluationText([str(text)], context=context)).perplexity for context in (None, 40)
+        measure_perplexity(str(work.run()), [str(text)], context=context).perplexity for context in (None, 40)
     )
     assert (short.context, long.context) == (16, 40)
     assert long.tokens == short.tokens
@@ -225,6 +234,6 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
 
 def test_as_many_learned_positions_are_read_as_there_are(work: Work) -> None:
     work.pretrain("training.steps=1", "model.position={kind: learned, size: 20}")
-    assert measure(str(work.run()), EvaluationText([str(work.text)], context=20)).perplexity.context == 20
+    assert measure_perplexity(str(work.run()), [str(work.text)], context=20).perplexity.context == 20
     with pytest.raises(UsageError, match="has 20 learned positions"):
-        measure(str(work.run()), EvaluationText([str(work.text)], context=21))
+        measure_perplexity(str(work.run()), [str(work.text)], context=21)

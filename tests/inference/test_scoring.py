@@ -13,7 +13,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import score, score_continuations
+from lmtool.inference.scoring import score_continuations, score_texts
 from tests.training.tiny import Work
 
 TEXTS = ["a cat sat on the mat", "the dog", "naïve ran", "a"]
@@ -61,7 +61,7 @@ def next_of(loaded: LoadedModel, row: list[int], source: list[int] | None = None
 def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -> None:
     loaded = load_run(str(runs[name]), CPU)
     first = [] if name == "stream" else [loaded.tokenizer.bos_id]
-    for text, found in zip(TEXTS, score(loaded, TEXTS), strict=True):
+    for text, found in zip(TEXTS, score_texts(loaded, TEXTS), strict=True):
         ids = loaded.tokenizer.encode(text)
         assert found.tokens == tuple(loaded.tokenizer.piece(i) for i in ids)
         wanted = [
@@ -76,7 +76,7 @@ def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -
 def test_each_token_of_an_encoder_is_given_all_others(runs: dict[str, Path]) -> None:
     loaded = load_run(str(runs["encoder"]), CPU)
     t = loaded.tokenizer
-    for text, found in zip(TEXTS, score(loaded, TEXTS), strict=True):
+    for text, found in zip(TEXTS, score_texts(loaded, TEXTS), strict=True):
         ids = t.encode(text)
         for i, token in enumerate(ids):
             row = [t.cls_id, *ids[:i], t.mask_id, *ids[i + 1 :], t.sep_id]
@@ -92,7 +92,7 @@ def test_each_token_of_an_encoder_is_given_all_others(runs: dict[str, Path]) -> 
 def test_each_token_of_a_target_is_given_its_source(name: str, runs: dict[str, Path]) -> None:
     loaded = load_run(str(runs[name]), CPU)
     t, sources = loaded.tokenizer, ["a dog ran", "the", "home and away", "on"]
-    for text, source, found in zip(TEXTS, sources, score(loaded, TEXTS, sources), strict=True):
+    for text, source, found in zip(TEXTS, sources, score_texts(loaded, TEXTS, sources), strict=True):
         ids = t.encode(text)
         for i, token in enumerate(ids):
             wanted = float(next_of(loaded, [t.bos_id, *ids[:i]], t.encode(source))[token])
@@ -103,16 +103,16 @@ def test_each_token_of_a_target_is_given_its_source(name: str, runs: dict[str, P
 
 def test_what_cannot_be_scored_is_refused(runs: dict[str, Path]) -> None:
     decoder, pairs = (load_run(str(runs[name]), CPU) for name in ("decoder", "encoder-decoder"))
-    assert score(decoder, []) == []
-    assert score(decoder, [""])[0].total == 0
+    assert score_texts(decoder, []) == []
+    assert score_texts(decoder, [""])[0].total == 0
     with pytest.raises(UsageError, match="give sources"):
-        score(pairs, ["a"])
+        score_texts(pairs, ["a"])
     with pytest.raises(UsageError, match="has no sources"):
-        score(decoder, ["a"], ["a"])
+        score_texts(decoder, ["a"], ["a"])
     with pytest.raises(UsageError, match="not as many: 2 and 1"):
-        score(pairs, ["a", "a"], ["a"])
+        score_texts(pairs, ["a", "a"], ["a"])
     with pytest.raises(UsageError, match="tokens, but the model reads"):
-        score(decoder, ["a cat " * 100])
+        score_texts(decoder, ["a cat " * 100])
 
 
 PREFIX = ("model.context=64", "model.shape=prefix", "objective={kind: prefix}")
@@ -204,6 +204,6 @@ def test_masked_models_answer_by_pseudo_likelihood(runs: dict[str, Path]) -> Non
     found = score_answers(loaded, PROMPTS, ANSWERS)
     for p, prompt in enumerate(PROMPTS):
         for a, answer in enumerate(ANSWERS):
-            (whole,) = score(loaded, [after(prompt, answer)])
+            (whole,) = score_texts(loaded, [after(prompt, answer)])
             n = found.tokens_PA[p, a]
             assert found.total_PA[p, a] == pytest.approx(sum(one or 0 for one in whole.logprobs[-n:]), rel=1e-4)

@@ -24,7 +24,7 @@ from lmtool.export.exporting import export
 from lmtool.generation.generate import TextGenerator
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.reference import run_of
+from lmtool.inference.reference import resolve_run_name
 from lmtool.interop.importing import import_run, imported
 from lmtool.interop.names import is_published
 from lmtool.run.directory import Run
@@ -427,7 +427,7 @@ def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, t
 
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     assert not is_published(str(tmp_path))
-    assert run_of(str(tmp_path)) == str(tmp_path)
+    assert resolve_run_name(str(tmp_path)) == str(tmp_path)
     assert not is_published(str(tmp_path / "missing.gguf"))
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         imported(str(tmp_path))
@@ -438,7 +438,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
 )
 def test_wrong_names_of_the_hub(reference: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        run_of(reference)
+        resolve_run_name(reference)
     assert "does not name a model" in caught.value.what
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.labelling.journal import Journal
 from lmtool.labelling.labelling import Labelling
-from lmtool.labelling.learning import features_of
+from lmtool.labelling.learning import extract_features
 from lmtool.labelling.table import TableToLabel
 from lmtool.recipe.spec.text import Data
 
@@ -45,7 +45,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Labelling]]:
             earlier.close()
         journal = Journal(tmp_path / "out.answers.jsonl", {"table": source.name})
         journals.append(journal)
-        features = features_of([" ".join(texts) or "-" for _, texts in rows.rows], None)
+        features = extract_features([" ".join(texts) or "-" for _, texts in rows.rows], None)
         return Labelling(rows, journal, features, [])
 
     yield call

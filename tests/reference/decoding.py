@@ -201,7 +201,7 @@ def repetition_penalty(scores, penalty, text):
     return [(s * penalty if s < 0 else s / penalty) if i in text else s for i, s in enumerate(scores)]
 
 
-def count_penalties(scores, frequency, presence, new):
+def apply_count_penalties(scores, frequency, presence, new):
     """mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence, as OpenAI's API documents it."""
     return [s - new.count(i) * frequency - float(new.count(i) > 0) * presence for i, s in enumerate(scores)]
 

@@ -59,7 +59,7 @@ def test_alternatives_are_the_most_probable_tokens():
 
 
 def test_alternatives_of_filled_masks():
-    from lmtool.generation.maskpredict import fill
+    from lmtool.generation.mask_predict import fill
 
     (filled,) = fill(SidesModel(), [[1, 10, 2]], 10, MaskPredict(rounds=1), details=True)
     (alternatives,) = filled.alternatives

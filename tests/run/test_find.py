@@ -18,7 +18,7 @@ def test_a_run_is_found_by_path_name_and_last(make: MakeRun, monkeypatch: pytest
         found = resolve_reference(reference)
         assert found.run.path.samefile(run.path)
         assert found.named is None
-        assert (found.newest()[0].step, found.checkpoint.step) == (20, 10)
+        assert (found.newest_checkpoint()[0].step, found.checkpoint.step) == (20, 10)
     assert resolve_reference("last").run.path.samefile(other.path)
     monkeypatch.chdir(run.path)
     assert resolve_reference(".").run.name == run.name
@@ -78,26 +78,26 @@ def test_a_checkpoint_is_found_by_its_path(make: MakeRun, monkeypatch: pytest.Mo
     for reference in (str(path), f"{path}/"):
         found = resolve_reference(reference)
         assert found.run.path.samefile(run.path)
-        assert (found.newest()[0].step, found.checkpoint.step) == (10, 10)
+        assert (found.newest_checkpoint()[0].step, found.checkpoint.step) == (10, 10)
     monkeypatch.chdir(path)
-    assert resolve_reference(".").newest()[0].step == 10
-    assert resolve_reference("../step-000020").newest()[0].step == 20
+    assert resolve_reference(".").newest_checkpoint()[0].step == 10
+    assert resolve_reference("../step-000020").newest_checkpoint()[0].step == 20
 
 
 def test_a_checkpoint_is_found_by_its_path_on_windows(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     name = make().name
     monkeypatch.setattr(os, "sep", "\\")
-    assert resolve_reference(f"{name}\\checkpoints\\step-000010\\").newest()[0].step == 10
+    assert resolve_reference(f"{name}\\checkpoints\\step-000010\\").newest_checkpoint()[0].step == 10
 
 
 def test_a_named_checkpoint_that_is_damaged_is_refused(make: MakeRun) -> None:
     run = make()
     path = run.path / "checkpoints" / "step-000020"
     (path / "model.safetensors").write_bytes(b"")
-    for read in (Reference.newest, lambda reference: reference.checkpoint):
+    for read in (Reference.newest_checkpoint, lambda reference: reference.checkpoint):
         with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
             read(resolve_reference(str(path)))
-    newest, (warning,) = resolve_reference(str(run.path)).newest()
+    newest, (warning,) = resolve_reference(str(run.path)).newest_checkpoint()
     assert newest.step == 10
     assert "step-000020" in warning
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_named_by_run_and_step(
         ):
             found = resolve_reference(reference)
             assert found.run.path.samefile(run.path)
-            assert (found.newest()[0].step, found.checkpoint.step) == (10, 10), reference
+            assert (found.newest_checkpoint()[0].step, found.checkpoint.step) == (10, 10), reference
         with pytest.raises(CheckpointError, match="no checkpoint 'step-000015' in this run") as caught:
             resolve_reference(f"{name}@15")
         assert caught.value.where == "it has: step-000010, step-000020"
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_named_by_run_and_step(
 def test_a_name_may_end_like_a_step(make: MakeRun, tmp_path: Path) -> None:
     run = make(folder=tmp_path / "mine@10")
     assert resolve_reference("mine@10").named is None
-    assert resolve_reference("mine@10@20").newest()[0].step == 20
+    assert resolve_reference("mine@10@20").newest_checkpoint()[0].step == 20
     assert resolve_reference("mine@10").run.path.samefile(run.path)
     with pytest.raises(CheckpointError, match="no run called 'mine@best'"):
         resolve_reference("mine@best")

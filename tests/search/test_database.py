@@ -16,7 +16,7 @@ from lmtool.errors import DataError, LmtoolError, ResourceError
 from lmtool.inference import reference
 from lmtool.inference.load import load_run
 from lmtool.search import database
-from lmtool.search.index import LISTS, SCHEMA, TEXTS, VECTORS, Entry, Index, add, open_index, remove
+from lmtool.search.index import LISTS, SCHEMA, TEXTS, VECTORS, Entry, Index, add_texts, open_index, remove_texts
 from tests.errors import refuses
 from tests.training.tiny import Work, no_report
 
@@ -36,7 +36,7 @@ def entries(lines=LINES):
 
 @pytest.fixture
 def path(tmp_path, loaded):
-    add(tmp_path / "i", loaded, entries(), no_report)
+    add_texts(tmp_path / "i", loaded, entries(), no_report)
     return tmp_path / "i"
 
 
@@ -49,8 +49,8 @@ def execute(path, *statements):
 def use(path, loaded):
     """All that is done with an index: it is searched, then changed."""
     Index(path, loaded).search(["the cat"], 99)
-    add(path, loaded, [Entry("b", "b", "a mat")], no_report)
-    remove(path, ["b"])
+    add_texts(path, loaded, [Entry("b", "b", "a mat")], no_report)
+    remove_texts(path, ["b"])
 
 
 # What is named
@@ -131,14 +131,18 @@ def test_changed_vectors_give_no_answers(path, loaded, kind, with_checksums):
             db.executemany("UPDATE texts SET xxh3 = ? WHERE vector = ?", sums)
         if kind in ("reversed", "negative"):
             return  # vectors as a program writes them
-    for call in (lambda: Index(path), lambda: add(path, loaded, entries(), no_report), lambda: remove(path, ["a.txt"])):
+    for call in (
+        lambda: Index(path),
+        lambda: add_texts(path, loaded, entries(), no_report),
+        lambda: remove_texts(path, ["a.txt"]),
+    ):
         with pytest.raises(DataError, match=VECTORS):
             call()
 
 
 def test_a_file_whose_pages_repeat_ends(path, loaded):
     """Pages of a tree that are all the same one: each row is read again and again."""
-    add(path, loaded, [Entry(f"{i}", "a", "the cat") for i in range(2000)], no_report)
+    add_texts(path, loaded, [Entry(f"{i}", "a", "the cat") for i in range(2000)], no_report)
     with closing(sqlite3.connect(path / TEXTS)) as db:
         ((root, size),) = db.execute(
             "SELECT rootpage, (SELECT page_size FROM pragma_page_size) FROM sqlite_master WHERE name = 'texts'"
@@ -191,7 +195,7 @@ def test_a_special_file_is_not_waited_for(path, loaded, name, kind):
         Index(path)
     assert name in error.value.what
     with pytest.raises(LmtoolError) as error:
-        add(path, loaded, entries(), no_report)
+        add_texts(path, loaded, entries(), no_report)
     assert error.value.exit_code > 1
 
 
@@ -207,7 +211,7 @@ def test_nothing_is_written_through_a_link(path, loaded, tmp_path, name):
     (path / name).symlink_to(tmp_path / "elsewhere")
     assert len(Index(path, loaded).search(["the cat"], 3)[0]) == 3
     with pytest.raises(DataError, match="link"):
-        add(path, loaded, [Entry("b", "b", "a mat")], no_report)
+        add_texts(path, loaded, [Entry("b", "b", "a mat")], no_report)
 
 
 # What a process leaves that is killed
@@ -269,12 +273,12 @@ def limited(monkeypatch, *, timeout=60.0, pages=None):
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_full_disk_is_told_as_that(path, loaded, monkeypatch, is_new):
-    database._schema_made_by(SCHEMA)
+    database._expected_schema(SCHEMA)
     limited(monkeypatch, pages=1)
     more = [Entry(f"{i}", "b.txt", "the cat " * 500) for i in range(20)]
     where = path.with_name("new") if is_new else path
     with refuses("no_space") as error:
-        add(where, loaded, more, no_report)
+        add_texts(where, loaded, more, no_report)
     assert error.value.exit_code == 5
     monkeypatch.undo()
     assert not path.with_name("new").exists()
@@ -297,10 +301,10 @@ def test_every_error_of_sqlite_has_its_exit_code(tmp_path, name, writes):
         return
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = value
-    with suppress(DataError, ResourceError), database.sqlite_errors(tmp_path, writes=writes):
+    with suppress(DataError, ResourceError), database.convert_sqlite_errors(tmp_path, writes=writes):
         raise error
     system = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-    with pytest.raises(LmtoolError) as raised, database.sqlite_errors(tmp_path, writes=writes):
+    with pytest.raises(LmtoolError) as raised, database.convert_sqlite_errors(tmp_path, writes=writes):
         raise error
     if value & 0xFF in system:
         assert isinstance(raised.value, ResourceError)

@@ -12,7 +12,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification, Embedding, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.search.entries import Entry, as_csv, as_json_lines, columns_of_texts, read_entries
+from lmtool.search.entries import Entry, hits_to_csv, hits_to_json_lines, read_entries, text_columns_of_run
 from tests.errors import refuses
 
 ROWS = [("k1", "Cats", "They purr."), ("k2", "", "No title."), ("k3", " ", ""), ("k4", "Été", 'A "quoted", thing')]
@@ -75,9 +75,11 @@ def test_texts_are_those_of_the_columns_that_the_run_was_trained_on(folder, colu
     write(folder / "a.csv")
     recipe = load("transformer-tiny", []).recipe
     recipe = recipe.with_values({"data": Data(**columns), "objective": objective})
-    found = read_entries(["a.csv"], Data(), usual=columns_of_texts(recipe))
+    found = read_entries(["a.csv"], Data(), default_columns=text_columns_of_run(recipe))
     assert [entry.text for entry in found] == read
-    (named,) = [entry.text for entry in read_entries(["a.csv"], Data(text_columns=("key",)), usual=("title",))][:1]
+    (named,) = [
+        entry.text for entry in read_entries(["a.csv"], Data(text_columns=("key",)), default_columns=("title",))
+    ][:1]
     assert named == "k1"
 
 
@@ -160,10 +162,10 @@ def test_what_is_found_is_written_and_read_back():
         Entry("k2", "a.csv", "été", 0.25),
     ]
     answers = [('say "hi", you', found), ("nothing", []), ("two", found[1:])]
-    rows = list(csv.DictReader(io.StringIO("".join(as_csv(answers)), newline="")))
+    rows = list(csv.DictReader(io.StringIO("".join(hits_to_csv(answers)), newline="")))
     wanted = [(query, str(rank), one) for query, hits in answers for rank, one in enumerate(hits, 1)]
     assert [
         (row.pop("query"), row.pop("rank"), Entry(**row)._replace(score=float(row["score"]))) for row in rows
     ] == wanted
-    records = [json.loads(line) for line in as_json_lines(answers)]
+    records = [json.loads(line) for line in hits_to_json_lines(answers)]
     assert [(one["query"], [Entry(**hit) for hit in one["hits"]]) for one in records] == answers

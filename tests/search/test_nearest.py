@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lmtool.search import nearest as module
-from lmtool.search.nearest import near_duplicates, nearest, unit
+from lmtool.search.nearest import find_near_duplicates, find_nearest, normalize
 from tests.reference import search as plain
 
 
@@ -15,9 +15,9 @@ def vectors(n: int, width: int = 8, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
 @pytest.mark.parametrize("k", [1, 5, 40, 99])
 def test_the_ranking_is_that_of_a_loop(monkeypatch, at_once, k):
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "MAX_SIMILARITIES", at_once)
     rows, queries = vectors(40), vectors(7, seed=1)
-    found = list(nearest(unit(rows), unit(queries), k, np.arange(40)))
+    found = list(find_nearest(normalize(rows), normalize(queries), k, np.arange(40)))
     assert len(found) == 7
     for (score_K, row_K), query in zip(found, queries, strict=True):
         wanted = plain.ranking(query.tolist(), rows.tolist(), k)
@@ -28,14 +28,14 @@ def test_the_ranking_is_that_of_a_loop(monkeypatch, at_once, k):
 def test_rows_that_may_not_be_found_are_not():
     rows = vectors(30)
     allowed = np.arange(1, 30, 2)
-    ((score_K, row_K),) = nearest(unit(rows), unit(rows[:1]), 4, allowed)
+    ((score_K, row_K),) = find_nearest(normalize(rows), normalize(rows[:1]), 4, allowed)
     wanted = plain.ranking(rows[0].tolist(), rows[allowed].tolist(), 4)
     assert row_K.tolist() == [int(allowed[i]) for i, _ in wanted]
     assert score_K[0] < 0.99
 
 
 def test_a_vector_without_length_stays():
-    assert unit(np.array([[0, 0], [3, 4]], np.float32)).tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
+    assert normalize(np.array([[0, 0], [3, 4]], np.float32)).tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
 
 
 def test_the_ranking_is_that_of_sentence_transformers():
@@ -43,7 +43,9 @@ def test_the_ranking_is_that_of_sentence_transformers():
     torch = pytest.importorskip("torch")
     rows, queries = vectors(500, 32), vectors(9, 32, seed=1)
     theirs = util.semantic_search(torch.tensor(queries), torch.tensor(rows), top_k=20)
-    for hits, (score_K, row_K) in zip(theirs, nearest(unit(rows), unit(queries), 20, np.arange(500)), strict=True):
+    for hits, (score_K, row_K) in zip(
+        theirs, find_nearest(normalize(rows), normalize(queries), 20, np.arange(500)), strict=True
+    ):
         assert [hit["corpus_id"] for hit in hits] == row_K.tolist()
         np.testing.assert_allclose([hit["score"] for hit in hits], score_K, atol=1e-6)
 
@@ -51,9 +53,9 @@ def test_the_ranking_is_that_of_sentence_transformers():
 @pytest.mark.parametrize("at_once", [1, 300, 1 << 20])
 @pytest.mark.parametrize(("threshold", "n_kept"), [(0.5, 0), (0.7, 0), (0.5, 20), (-1, 0), (2, 0)])
 def test_near_duplicates_are_those_of_a_loop(monkeypatch, at_once, threshold, n_kept):
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "MAX_SIMILARITIES", at_once)
     rows = vectors(60, 4)
-    found = list(near_duplicates(unit(rows), threshold, n_kept))
+    found = list(find_near_duplicates(normalize(rows), threshold, n_kept))
     kept = plain.without_near(rows.tolist(), threshold, n_kept)
     assert [row for row, _, _ in found] == [i for i in range(60) if i not in kept]
     for row, other, similarity in found:
@@ -64,4 +66,4 @@ def test_near_duplicates_are_those_of_a_loop(monkeypatch, at_once, threshold, n_
 
 
 def test_no_rows_have_no_near_duplicates():
-    assert list(near_duplicates(vectors(0), 0.5)) == []
+    assert list(find_near_duplicates(vectors(0), 0.5)) == []

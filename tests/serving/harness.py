@@ -12,7 +12,7 @@ import openai
 
 from lmtool.generation.generate import TextGenerator
 from lmtool.serving.scheduler import Scheduler
-from lmtool.serving.server import Serving, answering, assemble, listen
+from lmtool.serving.server import ServerConfig, build_server, open_listener, running_server
 
 
 @dataclass
@@ -33,16 +33,16 @@ class Served:
 
 
 @contextmanager
-def served(run: str, serving: Serving | None = None) -> Iterator[Served]:
+def served(run: str, serving: ServerConfig | None = None) -> Iterator[Served]:
     """Serve a run on a free port."""
     generator = TextGenerator.open(run, device="cpu")
-    guard, scheduler = assemble(generator, serving or Serving())
+    guard, scheduler = build_server(generator, serving or ServerConfig())
     listening, ending = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
-    found = listen("127.0.0.1", 0)
+    found = open_listener("127.0.0.1", 0)
 
     async def answer() -> None:
-        async with answering(guard, scheduler, found):
+        async with running_server(guard, scheduler, found):
             listening.set()
             await ending.wait()
 

@@ -16,8 +16,8 @@ from lmtool.generation.chat import Conversation
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.search.index import Entry, Index, add
-from lmtool.serving.server import Serving
+from lmtool.search.index import Entry, Index, add_texts
+from lmtool.serving.server import ServerConfig
 from lmtool.tasks.predict import predict
 from tests.serving.harness import Served, served
 
@@ -148,9 +148,9 @@ def test_embeddings_are_those_of_embed(client: openai.OpenAI, server: Served, na
 def test_a_search_finds_what_lmtool_search_does(talker: str, server: Served, tmp_path: Path) -> None:
     loaded = server.generator.loaded
     texts = [Entry(f"a:{i}", "a", text) for i, text in enumerate(["Tom saw it", "yes", "no", "yes it is", "the cat"])]
-    add(tmp_path / "i", loaded, texts, silent)
+    add_texts(tmp_path / "i", loaded, texts, silent)
     expected = Index(tmp_path / "i", loaded).search(["yes it", "cat"], 3)
-    with served(talker, Serving(index=Index(tmp_path / "i"))) as searching, searching.http() as http:
+    with served(talker, ServerConfig(index=Index(tmp_path / "i"))) as searching, searching.http() as http:
         answer = http.post("/search", json={"input": ["yes it", "cat"], "k": 3}).json()["data"]
         assert [one["index"] for one in answer] == [0, 1]
         for one, hits in zip(answer, expected, strict=True):

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from lmtool.generation.constrained import LONGEST_CERTAIN, FormState, begin_form
+from lmtool.generation.constrained import MAX_FORCED_CHARACTERS, FormState, start_form
 from lmtool.generation.engine import Engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.serving.protocol import LONGEST_FORM
-from lmtool.serving.scheduler import CHUNK, Scheduler
-from lmtool.serving.server import Serving
-from lmtool.serving.service import TOKENS_AT_ONCE
+from lmtool.serving.protocol import MAX_FORM_CHARACTERS
+from lmtool.serving.scheduler import CHUNK_TOKENS, Scheduler
+from lmtool.serving.server import ServerConfig
+from lmtool.serving.service import GROUP_TOKENS
 from tests.serving.harness import Served, served
 
 VICTIM = {"prompt": "Who saw", "max_tokens": 25, "seed": 1, "logit_bias": {"1": -100}}
@@ -52,8 +52,8 @@ class Watched:
 
 @pytest.fixture
 def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    turn, step = Scheduler._iterate, Engine.step
-    with served(talker, Serving(n_rows=N_ROWS)) as server:
+    turn, step = Scheduler._run_iteration, Engine.step
+    with served(talker, ServerConfig(n_rows=N_ROWS)) as server:
         found = Watched(server)
 
         def turning(self: Scheduler, call: Any) -> None:
@@ -70,14 +70,14 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
             call = getattr(ModelRunner, name)
 
             def counting(self: ModelRunner, tokens: Sequence[Any], state: Any) -> Any:
-                found.steps[-1].n_read += sum(len(row) if name == "advance" else 1 for row in tokens)
+                found.steps[-1].n_read += sum(len(row) if name == "read_tokens" else 1 for row in tokens)
                 return call(self, tokens, state)
 
             return counting
 
-        monkeypatch.setattr(Scheduler, "_iterate", turning)
+        monkeypatch.setattr(Scheduler, "_run_iteration", turning)
         monkeypatch.setattr(Engine, "step", stepping)
-        for name in ("advance", "step"):
+        for name in ("read_tokens", "decode_step"):
             monkeypatch.setattr(ModelRunner, name, counted(name))
         yield found
 
@@ -133,7 +133,7 @@ HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
 @pytest.mark.parametrize("kind", HEAVY)
 def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
     path, body, expected = HEAVY[kind]
-    max_read = CHUNK + N_ROWS + (TOKENS_AT_ONCE if kind == "vectors" else 0)
+    max_read = CHUNK_TOKENS + N_ROWS + (GROUP_TOKENS if kind == "vectors" else 0)
 
     async def ask() -> list[int]:
         async with httpx.AsyncClient(base_url=watched.server.address) as client:
@@ -167,7 +167,7 @@ def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
                 await asyncio.sleep(0.005)
             await asyncio.gather(many, text("one"))
 
-    with served(talker, Serving(n_rows=2)) as server:
+    with served(talker, ServerConfig(n_rows=2)) as server:
         asyncio.run(ask())
     assert ended == ["one", "many"]
 
@@ -175,14 +175,14 @@ def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
 def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_computed, compute = 0, Engine._read_tokens
+    n_computed, compute = 0, Engine._score_read_tokens
 
     def counted(self: Engine, *given: Any) -> Any:
         nonlocal n_computed
         n_computed += 1
         return compute(self, *given)
 
-    monkeypatch.setattr(Engine, "_read_tokens", counted)
+    monkeypatch.setattr(Engine, "_score_read_tokens", counted)
     with server.http() as client:
         body = {"prompt": "Who saw the ball?", "n": 8, "max_tokens": 2, "echo": True, "logprobs": 2}
         choices = client.post("/v1/completions", json=body).json()["choices"]
@@ -194,7 +194,7 @@ def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
 
 def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = server.generator.loaded.tokenizer
-    vocabulary = begin_form(TextForm("regex", "a"), tokenizer)._vocabulary
+    vocabulary = start_form(TextForm("regex", "a"), tokenizer)._vocabulary
     lengths, encode = list[int](), tokenizer.encode_inside
 
     def encoded(text: str) -> list[int]:
@@ -202,18 +202,18 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
         return encode(text)
 
     monkeypatch.setattr(vocabulary, "_encode", lambda: encoded)
-    state = begin_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
+    state = start_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
     assert len(state.forced) > 200
-    assert max(lengths) == LONGEST_CERTAIN
+    assert max(lengths) == MAX_FORCED_CHARACTERS
 
 
 def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
     tokenizer = server.generator.loaded.tokenizer
     schema = json.dumps({"type": "string", "minLength": 300})
-    state = begin_form(TextForm("json-schema", schema, complete=True), tokenizer)
+    state = start_form(TextForm("json-schema", schema, complete=True), tokenizer)
     gc.collect()
     before = sum(isinstance(one, FormState) for one in gc.get_objects())
-    assert len(state.closing or ()) > 200
+    assert len(state.closing_tokens or ()) > 200
     assert sum(isinstance(one, FormState) for one in gc.get_objects()) <= before + 2
 
 
@@ -236,7 +236,7 @@ def test_an_end_is_searched_for_once_in_a_while(server: Served, monkeypatch: pyt
 
 
 def test_a_schema_that_is_very_large_is_refused(server: Served) -> None:
-    large = {"enum": ["x" * 100] * (LONGEST_FORM // 100)}
+    large = {"enum": ["x" * 100] * (MAX_FORM_CHARACTERS // 100)}
     with server.http() as client:
         answer = client.post("/v1/completions", json={"prompt": "a", "guided_json": large})
     assert answer.status_code == 400

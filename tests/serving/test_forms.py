@@ -161,7 +161,7 @@ UNSPELLED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("guided", UNSPELLED, ids=[next(iter(guided)) for guided in UNSPELLED])
 def test_what_no_token_spells_is_said(letters: Served, guided: Any) -> None:
-    what, asked = "no token of this model goes on with it", {"prompt": "a cat", "max_tokens": 20, **guided}
+    what, asked = "no token of this model continues it", {"prompt": "a cat", "max_tokens": 20, **guided}
     with letters.http() as client:
         answer = client.post("/v1/completions", json=asked)
         assert answer.status_code == 400
@@ -181,14 +181,14 @@ def test_formats_that_are_none_are_refused(server: Served, form: Any) -> None:
 
 def test_a_form_that_fails_ends_its_own_answer_only(server: Served, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose grammar takes too much."""
-    plus = constrained.FormState.plus
+    plus = constrained.FormState.with_token
 
     def failing(self: constrained.FormState, token: int) -> constrained.FormState:
         if self.form.source == "[xy]+":
             raise self.form.wrong("ParserTooComplex")
         return plus(self, token)
 
-    monkeypatch.setattr(constrained.FormState, "plus", failing)
+    monkeypatch.setattr(constrained.FormState, "with_token", failing)
 
     async def together() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:

@@ -19,10 +19,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from lmtool.errors import UsageError
-from lmtool.generation.prefixes import BLOCK
+from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.serving import application, server
-from lmtool.serving.guard import Access, read_key
-from lmtool.serving.server import Serving
+from lmtool.serving.guard import AccessPolicy, read_key
+from lmtool.serving.server import ServerConfig
 from tests.serving import harness
 from tests.serving.harness import Served, served
 
@@ -59,7 +59,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ],
 )
 def test_hosts_are_addresses_and_known_names(host: str, known: bool) -> None:
-    assert Access("127.0.0.1", None, ["box.example"]).knows_host(host) is known
+    assert AccessPolicy("127.0.0.1", None, ["box.example"]).knows_host(host) is known
 
 
 def test_a_page_elsewhere_cannot_use_the_server(client: httpx.Client, server: Served) -> None:
@@ -73,7 +73,7 @@ def test_a_page_elsewhere_cannot_use_the_server(client: httpx.Client, server: Se
 
 
 def test_a_key_is_asked_for(talker: str) -> None:
-    with served(talker, Serving(access=Access("127.0.0.1", KEY))) as found, found.http() as client:
+    with served(talker, ServerConfig(access=AccessPolicy("127.0.0.1", KEY))) as found, found.http() as client:
         assert client.get("/").status_code == client.get("/health").status_code == 200
         for given in ("", KEY, "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer é"):
             answer = client.get("/v1/models", headers={"authorization": given.encode()})
@@ -106,7 +106,7 @@ def test_what_is_nowhere_and_what_is_no_json(client: httpx.Client, monkeypatch: 
         answer = client.post("/v1/completions", content=body, headers=json_type)
         assert answer.status_code == 400, body
         error_of(answer)
-    monkeypatch.setattr(application, "MAX_BODY", 1000)
+    monkeypatch.setattr(application, "MAX_BODY_BYTES", 1000)
     assert client.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 413
 
 
@@ -121,7 +121,7 @@ def test_a_body_of_another_type_is_told_the_header_to_send(client: httpx.Client,
 
 
 def test_a_body_that_does_not_come(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(application, "BODY_TIMEOUT_SECONDS", 0.1)
     host, port = server.address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -161,7 +161,7 @@ def half_heads(found: Served, number: int, address: str) -> list[socket.socket]:
 @pytest.mark.parametrize("asking", ["127.0.0.1", "127.0.0.2"])
 def test_half_requests_of_one_client_shut_nobody_out(asking: str, talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(server, "MAX_OF_CLIENT", 4)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_CLIENT", 4)
     with served(talker) as found, ExitStack() as stack:
         for address in ("127.0.0.1", "127.0.0.3"):
             for connection in half_heads(found, 10, address):
@@ -171,7 +171,7 @@ def test_half_requests_of_one_client_shut_nobody_out(asking: str, talker: str, m
 
 
 def test_requests_that_run_are_not_closed_for_others(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_OF_CLIENT", 1)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_CLIENT", 1)
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     body = json.dumps(ASKED).encode()
     with served(talker) as found, connected(found) as first:
@@ -193,7 +193,7 @@ def test_requests_that_run_are_not_closed_for_others(talker: str, monkeypatch: p
     ],
 )
 def test_a_network_of_ipv6_is_one_client(one: str, other: str, alike: bool) -> None:
-    assert (server._network_of((one, 1)) == server._network_of((other, 2))) is alike
+    assert (server._client_network((one, 1)) == server._client_network((other, 2))) is alike
 
 
 def connected(found: Served) -> socket.socket:
@@ -267,7 +267,7 @@ def test_nobody_holds_a_connection_with_half_a_request(talker: str, monkeypatch:
 
 
 def test_a_body_after_a_first_answer_comes_in_time_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(application, "BODY_TIMEOUT_SECONDS", 0.1)
     head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
     with connected(server) as connection:
         assert [status_of(connection, HEALTH), status_of(connection, head)] == [200, 408]
@@ -275,7 +275,7 @@ def test_a_body_after_a_first_answer_comes_in_time_too(server: Served, monkeypat
 
 def with_little_memory(host: str, port: int) -> socket.socket:
     """A socket that listens, whose connections hold little that is not yet read."""
-    found = server.listen(host, port)
+    found = server.open_listener(host, port)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return found
 
@@ -287,7 +287,7 @@ def test_an_answer_that_nobody_reads_holds_no_connection(
 ) -> None:
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(harness, "listen", with_little_memory)
+    monkeypatch.setattr(harness, "open_listener", with_little_memory)
     asked = {"prompt": ["Who saw it? " * 14] * 16, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": streams}
     body = json.dumps(asked).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -327,7 +327,7 @@ def test_the_log_holds_no_prompts_unless_asked(talker: str, caplog: pytest.LogCa
     caplog.set_level(logging.INFO)
     for logs_prompts in (False, True):
         caplog.clear()
-        with served(talker, Serving(logs_prompts=logs_prompts)) as found, found.http() as client:
+        with served(talker, ServerConfig(logs_prompts=logs_prompts)) as found, found.http() as client:
             for asked in ({"prompt": "Who saw secret"}, {"prompt": "Who saw secret", "secret": 1}):
                 client.post("/v1/completions", json={**asked, "max_tokens": 2})
         assert "POST /v1/completions 200" in caplog.text
@@ -356,7 +356,7 @@ def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
 
         n, none, text = reused()
         assert none == 0
-        assert reused() == (n, (n - 1) // BLOCK * BLOCK, text)
+        assert reused() == (n, (n - 1) // BLOCK_TOKENS * BLOCK_TOKENS, text)
         messages[1] = {"role": "user", "content": "Did Anna see it?"}
         _, n_system, _ = reused()
         assert 0 < n_system < n
@@ -386,5 +386,5 @@ def test_metrics_count(talker: str) -> None:
 
 
 def test_who_connects_before_the_server_runs_waits() -> None:
-    with server.listen("127.0.0.1", 0) as found:
+    with server.open_listener("127.0.0.1", 0) as found:
         socket.create_connection(found.getsockname()[:2], timeout=10).close()

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from lmtool.serving.errors import BadRequest
-from lmtool.serving.protocol import ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, parse
+from lmtool.serving.protocol import ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, parse_body
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,6 @@ from lmtool.serving.protocol import ChatBody, ClassifyBody, CompletionBody, Embe
 )
 def test_a_field_at_fault_is_named_in_plain_words(kind: type[BaseModel], body: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        parse(kind, json.dumps(body).encode())
+        parse_body(kind, json.dumps(body).encode())
     assert str(caught.value).startswith(message)
     assert caught.value.body["error"]["param"] == message.partition(":")[0]

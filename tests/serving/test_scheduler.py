@@ -13,18 +13,18 @@ import torch
 
 from lmtool.errors import NumericalError
 from lmtool.generation import filters
+from lmtool.generation.detokenizer import IncrementalDetokenizer
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
-from lmtool.generation.generate import Drafter, TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.prefixes import PrefixCache
-from lmtool.generation.request import Request, Token, requests_for
+from lmtool.generation.prefix_cache import PrefixCache
+from lmtool.generation.request import Request, Token, build_requests
 from lmtool.generation.strategy import Sampler
-from lmtool.generation.text import IncrementalText
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_slots
+from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_cache_slots
 from tests.training.tiny import Work
 
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ def opened(generator: TextGenerator, **options: Any) -> Iterator[Scheduler]:
 def asking(generator: TextGenerator, prompt: str, settings: SamplingParams, n: int = 1, **fields: Any) -> list[Request]:
     prompt_format = generator.loaded.prompt_format
     prompts = [prompt_format.prompt(prompt)]
-    return [*requests_for(prompts, n, params=settings, prompt_format=prompt_format, **fields)]
+    return [*build_requests(prompts, n, params=settings, prompt_format=prompt_format, **fields)]
 
 
 async def texts_of(scheduler: Scheduler, asked: list[Request]) -> list[str]:
@@ -84,7 +84,7 @@ async def texts_of(scheduler: Scheduler, asked: list[Request]) -> list[str]:
 
 def counted(scheduler: Scheduler, name: str) -> float:
     """The value of a counter."""
-    (line,) = (line for line in scheduler._metrics.text().splitlines() if line.startswith(f"{name} "))
+    (line,) = (line for line in scheduler._metrics.to_prometheus().splitlines() if line.startswith(f"{name} "))
     return float(line.split()[1])
 
 
@@ -109,7 +109,7 @@ def test_texts_are_those_of_generate_alone(
     if not made.run(family).exists():
         steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
         made.pretrain(*FAMILIES[family], steps, name=family)
-    monkeypatch.setattr(scheduling, "CHUNK", chunk)
+    monkeypatch.setattr(scheduling, "CHUNK_TOKENS", chunk)
     monkeypatch.setattr(scheduling, "PrefixCache", partial(PrefixCache, n_block=2))
     generator = TextGenerator.open(str(made.run(family)), device="cpu")
     asked = [
@@ -162,7 +162,7 @@ def test_prompts_that_were_read_are_reused_where_the_state_goes_back(
 def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str) -> None:
     """Alone and beside others, also where a stop string or a client ends them amid what is accepted."""
     draft: Draft = NGramDraft(4) if kind == "ngram" else ModelDraft(decoder.loaded.model, 4)
-    drafting = TextGenerator(decoder.loaded, Drafter(draft, None))
+    drafting = TextGenerator(decoder.loaded, draft)
     greedy = SamplingParams(seed=1, temperature=0.0, max_new_tokens=60)
     asked = [asking(decoder, prompt, settings) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
     expected = [decoder.complete(prompt, settings) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
@@ -239,8 +239,8 @@ def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
                         async with scheduler.generate(long):
                             pass
                     with pytest.raises(QueueFull):
-                        await scheduler.compute(lambda: 1)
-                scheduler.refuse()
+                        await scheduler.run_between_steps(lambda: 1)
+                scheduler.stop_accepting()
                 with pytest.raises(ShuttingDown):
                     async with scheduler.generate(long):
                         pass
@@ -261,10 +261,10 @@ def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
             with pytest.raises(NumericalError):
                 await texts_of(scheduler, asked)
             with pytest.raises(ZeroDivisionError):
-                await scheduler.compute(lambda: 1 // 0)
+                await scheduler.run_between_steps(lambda: 1 // 0)
             monkeypatch.setattr(type(model), "logits", working)
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params)
-            assert await scheduler.compute(lambda: 3) == 3
+            assert await scheduler.run_between_steps(lambda: 3) == 3
 
     run(failing())
 
@@ -290,17 +290,17 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
         case "joining":
             patch(Engine, "add", lambda self, state: [state.request.prompt.text])
         case "reading":
-            patch(ModelRunner, "start", lambda self, windows: [window.tokens for window in windows])
+            patch(ModelRunner, "start_state", lambda self, windows: [window.tokens for window in windows])
         case "advancing":
-            patch(ModelRunner, "advance", lambda self, tokens, state: tokens)
+            patch(ModelRunner, "read_tokens", lambda self, tokens, state: tokens)
         case "filtering":
-            patch(filters, "steer", lambda scores, params, texts, *rest: texts)
+            patch(filters, "process_logits", lambda scores, params, texts, *rest: texts)
         case "choosing":
-            patch(Sampler, "extend", lambda self, state, *rest: [state.hypotheses[0].text])
+            patch(Sampler, "make_step", lambda self, state, *rest: [state.hypotheses[0].text])
         case "writing":
-            patch(IncrementalText, "__init__", lambda self, request, form: [request.prompt.text])
+            patch(IncrementalDetokenizer, "__init__", lambda self, request, form: [request.prompt.text])
         case "nan":
-            advance = ModelRunner.advance
+            advance = ModelRunner.read_tokens
 
             def spoilt(self: ModelRunner, tokens: Any, state: Any) -> Any:
                 hidden_BTD, after = advance(self, tokens, state)
@@ -308,7 +308,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
                 hidden_BTD[[tuple(ids) == poison for ids in tokens]] = torch.nan
                 return hidden_BTD, after
 
-            monkeypatch.setattr(ModelRunner, "advance", spoilt)
+            monkeypatch.setattr(ModelRunner, "read_tokens", spoilt)
 
 
 async def together(scheduler: Scheduler, every: list[list[Request]]) -> list[Any]:
@@ -345,7 +345,7 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
     poison = decoder.loaded.tokenizer.encode("d")[0]
     never = SamplingParams(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
     some = replace(never, logit_bias=(((poison,), 3.0),), max_new_tokens=200)
-    step, advance, push = ModelRunner.step, ModelRunner.advance, IncrementalText.push
+    step, advance, push = ModelRunner.decode_step, ModelRunner.read_tokens, IncrementalDetokenizer.push
 
     def stepping(self: ModelRunner, tokens: Sequence[int], state: Any) -> Any:
         assert poison not in tokens
@@ -355,7 +355,7 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
         assert not any(poison in ids for ids in tokens)
         return advance(self, tokens, state)
 
-    def pushing(self: IncrementalText, token: Token, *rest: Any) -> Any:
+    def pushing(self: IncrementalDetokenizer, token: Token, *rest: Any) -> Any:
         assert token.id != poison
         return push(self, token, *rest)
 
@@ -370,11 +370,11 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
             assert [first, last] == expected
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "step", stepping)
-        patch.setattr(ModelRunner, "advance", advancing)
+        patch.setattr(ModelRunner, "decode_step", stepping)
+        patch.setattr(ModelRunner, "read_tokens", advancing)
         run(failing())
     assert "requests apart" in caplog.text
-    monkeypatch.setattr(IncrementalText, "push", pushing)
+    monkeypatch.setattr(IncrementalDetokenizer, "push", pushing)
     run(failing())
 
 
@@ -413,7 +413,7 @@ def test_memory_that_is_short_for_all_together_ends_all(
     async def failing() -> None:
         with opened(decoder) as scheduler:
             with monkeypatch.context() as patch:
-                patch.setattr(ModelRunner, "step", full)
+                patch.setattr(ModelRunner, "decode_step", full)
                 assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params, n=2)
 
@@ -436,8 +436,8 @@ def test_a_slow_reader_stalls_nobody(decoder: TextGenerator) -> None:
 
 
 def test_the_default_budget() -> None:
-    assert default_slots(0, 8, 64, 1 << 30) is None
-    assert default_slots(1000, 8, 64, 1 << 40) == 8 * 64
-    assert default_slots(1000, 8, 10**6, 16_000_000) == 10**6
-    assert default_slots(1000, 8, None, 16_000_000) == 1000
-    assert default_slots(1000, 8, 100, 16_000_000) == 800
+    assert default_cache_slots(0, 8, 64, 1 << 30) is None
+    assert default_cache_slots(1000, 8, 64, 1 << 40) == 8 * 64
+    assert default_cache_slots(1000, 8, 10**6, 16_000_000) == 10**6
+    assert default_cache_slots(1000, 8, None, 16_000_000) == 1000
+    assert default_cache_slots(1000, 8, 100, 16_000_000) == 800

@@ -213,12 +213,12 @@ def test_a_conversation_keeps_calls_and_results(server: Served, tmp_path: Path) 
     reply = conversation.answer([Message(role="user", content=user)])
     assert "".join(reply) == ""
     assert [call.name for call in reply.calls] == ["now", "look"]
-    assert conversation.unanswered == reply.calls
+    assert conversation.pending_calls == reply.calls
     conversation.add(Message(role="tool", content="x", tool_call_id=reply.calls[0].id))
-    assert conversation.unanswered == reply.calls[1:]
+    assert conversation.pending_calls == reply.calls[1:]
     last = conversation.answer([Message(role="tool", content="x", tool_call_id=reply.calls[1].id)])
     assert "".join(last) == "Done."
-    assert conversation.unanswered == ()
+    assert conversation.pending_calls == ()
     conversation.save(tmp_path / "a.jsonl")
     table = open_table(str(tmp_path / "a.jsonl"))
     columns = choose_columns(table)
@@ -274,7 +274,9 @@ def test_a_person_is_asked_for_results(server: Served, monkeypatch: pytest.Monke
     conversation.tools = TOOLS
     command = import_module("lmtool.cli.commands.chat")
     with pytest.raises(RuntimeError, match="StopIteration"):
-        command._talk(command._typed(sys.stderr, conversation), conversation, nullcontext, False, True)
+        command._run_conversation(
+            command._read_typed_lines(sys.stderr, conversation), conversation, nullcontext, False, True
+        )
     assert asked_for == ["> ", "result of now> ", "result of look> ", "> "]
     assert conversation.turns[-1].content == "Done."
 

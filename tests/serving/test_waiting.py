@@ -16,8 +16,8 @@ from lmtool.generation import engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.request import Request
-from lmtool.serving import answer, protocol, service
-from lmtool.serving.application import SHORT_BODY
+from lmtool.serving import protocol, response_builder, service
+from lmtool.serving.application import SHORT_BODY_BYTES
 from lmtool.serving.protocol import MAX_VALUES
 from lmtool.serving.scheduler import Scheduler
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -28,11 +28,11 @@ WORK: list[tuple[Any, str]] = [
     (Tokenizer, "encode_many"),
     (Tokenizer, "encode_with_places"),
     (Tokenizer, "piece"),
-    (engine, "random_key"),
-    (protocol, "parse"),
-    (answer, "encode_with_list"),
-    (service, "encode_with_list"),
-    (service, "begin_form"),
+    (engine, "request_key"),
+    (protocol, "parse_body"),
+    (response_builder, "encode_json_list"),
+    (service, "encode_json_list"),
+    (service, "start_form"),
     (TextForm, "__post_init__"),
 ]
 """What takes the longer, the longer a request or its answer is."""
@@ -58,7 +58,7 @@ def where(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
     for owner, name in WORK:
         monkeypatch.setattr(owner, name, watched(name, getattr(owner, name)))
-    monkeypatch.setattr("lmtool.serving.application.parse", protocol.parse)
+    monkeypatch.setattr("lmtool.serving.application.parse_body", protocol.parse_body)
     return found
 
 
@@ -66,19 +66,19 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (
         "/v1/completions",
         {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True},
-        {"encode", "piece", "random_key", "encode_with_list"},
+        {"encode", "piece", "request_key", "encode_json_list"},
     ),
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
-        {"piece", "random_key", "encode_with_list"},
+        {"piece", "request_key", "encode_json_list"},
     ),
     "form": (
         "/v1/completions",
         {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
-        {"encode", "begin_form", "__post_init__"},
+        {"encode", "start_form", "__post_init__"},
     ),
-    "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "encode_with_list"}),
+    "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "encode_json_list"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),
 }
 
@@ -90,7 +90,9 @@ def test_work_is_done_beside_the_event_loop_and_the_model(
     path, asked, kinds = REQUESTS[name]
     with server.http() as client:
         assert client.post(path, json=asked).status_code in (200, 400)
-    assert {kind: where.get(kind) for kind in ("parse", *kinds)} == {kind: {"beside"} for kind in ("parse", *kinds)}
+    assert {kind: where.get(kind) for kind in ("parse_body", *kinds)} == {
+        kind: {"beside"} for kind in ("parse_body", *kinds)
+    }
     assert all(threads == {"beside"} for threads in where.values())
 
 
@@ -98,11 +100,11 @@ def test_classes_are_judged_of_texts_that_are_encoded_beside(classifier: str, wh
     with served(classifier) as found, found.http() as client:
         where.clear()
         assert client.post("/classify", json={"input": ["the cat sat"] * 20}).status_code == 200
-    assert where == {kind: {"beside"} for kind in ("parse", "encode_many", "encode_with_list")}
+    assert where == {kind: {"beside"} for kind in ("parse_body", "encode_many", "encode_json_list")}
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    long, released, begun = "Who " * SHORT_BODY, threading.Event(), threading.Event()
+    long, released, begun = "Who " * SHORT_BODY_BYTES, threading.Event(), threading.Event()
     encode = Tokenizer.encode
 
     def waiting(self: Tokenizer, text: str) -> list[int]:
@@ -175,15 +177,15 @@ def test_many_fields_at_fault_are_not_listed_one_by_one(server: Served) -> None:
 def test_no_computation_of_a_text_is_long(
     server: Served, classifier: str, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(service, "TOKENS_AT_ONCE", 20)
+    monkeypatch.setattr(service, "GROUP_TOKENS", 20)
     steps: list[int] = []
-    compute = Scheduler.compute
+    compute = Scheduler.run_between_steps
 
     async def counted(self: Scheduler, call: Callable[[], Any]) -> Any:
         steps.append(sum(len(row.tokens) for row in call.args[0]))
         return await compute(self, call)
 
-    monkeypatch.setattr(Scheduler, "compute", counted)
+    monkeypatch.setattr(Scheduler, "run_between_steps", counted)
     with served(classifier) if path == "/classify" else nullcontext(server) as found, found.http() as client:
         answer = client.post(path, json={"input": [*["cat"] * 20, "the cat sat on the mat", "a", "dog"]})
     assert answer.status_code == 200
@@ -194,7 +196,7 @@ def test_no_computation_of_a_text_is_long(
 
 
 def test_a_model_without_a_context_embeds_no_very_long_text(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LONGEST_TEXT", 40)
+    monkeypatch.setattr(service, "MAX_EMBEDDED_TOKENS", 40)
     monkeypatch.setattr(server.generator.loaded.model, "context", None)
     with server.http() as client:
         assert client.post("/v1/embeddings", json={"input": ["a", "cat"]}).status_code == 200

@@ -110,7 +110,7 @@ def never_whole() -> Iterator[None]:
 def measured(work: Work, name: str) -> None:
     """Writes NAME.json, of a model that processes without memory share."""
     genuine, load.device_memory = load.device_memory, lambda device: 1  # type: ignore[attr-defined]
-    found = perplexity.measure(str(work.run(name)), perplexity.EvaluationText([str(work.text)]), device="cpu")
+    found = perplexity.measure_perplexity(str(work.run(name)), [str(work.text)], device="cpu")
     load.device_memory = genuine  # type: ignore[attr-defined]
     assert all(map(is_sharded, found.loaded.model.parameters()))
     if is_main():

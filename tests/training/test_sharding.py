@@ -20,7 +20,7 @@ from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import RecipeError, UsageError
 from lmtool.inference import load as loading
 from lmtool.inference.load import build_for_training, load_run, load_weights
-from lmtool.inference.perplexity import EvaluationText, measure
+from lmtool.inference.perplexity import measure_perplexity
 from lmtool.inference.reference import resolve_reference
 from lmtool.model.size import training_bytes
 from lmtool.recipe.spec.recipe import Recipe
@@ -99,7 +99,7 @@ def test_two_processes_train_as_one(place: Work) -> None:
     for name in ("adamw", "muon"):
         assert_loaded_by_rows(place, f"sharded {name}")
     for name in MEASURED:
-        alone = measure(str(place.run(name)), EvaluationText([str(place.text)]), device="cpu").record()
+        alone = measure_perplexity(str(place.run(name)), [str(place.text)], device="cpu").record()
         found = json.loads((place.folder / f"{name}.json").read_text())
         assert found.keys() == alone.keys()
         assert found["loss"] == pytest.approx(alone["loss"], abs=1e-5)
@@ -237,7 +237,9 @@ def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch
         monkeypatch.setattr(loading, "device_memory", lambda device: memory)
         compute = Compute(CPU.device, precision)
         found = together(
-            monkeypatch, size, lambda world: loading._shares(recipe, base.checkpoint, replace(compute, world=world))
+            monkeypatch,
+            size,
+            lambda world: loading._needs_sharding(recipe, base.checkpoint, replace(compute, world=world)),
         )
         assert len(set(found)) == 1
         return found[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
 from lmtool.inference import reference
-from lmtool.inference.load import load_run, trained_model, weights_of
+from lmtool.inference.load import load_run, load_trained_model, read_merged_weights
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
@@ -52,7 +52,7 @@ def weights(run: Path, step: int) -> dict[str, Tensor]:
 def model_of(run: Path) -> LanguageModel:
     """The model of a run's best checkpoint, as in training."""
     base = resolve_reference(str(run))
-    return trained_model(base, CPU)
+    return load_trained_model(base, CPU)
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -262,7 +262,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
     assert lasting(work.run("again"), 12) == lasting(work.run("whole"), 12)
     base = resolve_reference(str(tuned))
     model = model_of(work.run("again"))
-    merged = weights_of(base)
+    merged = read_merged_weights(base)
     for name, tensor in model.state_dict().items():
         if name in merged and name.startswith("body."):
             assert torch.equal(tensor, merged[name])

@@ -44,7 +44,7 @@ def attention(
     from lmtool.analysis.attention import attention as attend
     from lmtool.analysis.attribution import attribution
     from lmtool.compute.device import choose_compute
-    from lmtool.generation.prompts import text_or_stdin
+    from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
@@ -55,7 +55,7 @@ def attention(
     warn_of_files(filter(None, [*(text or ()), source, target]))
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
-    texts = [text_or_stdin(one) for one in text or ()]
+    texts = [resolve_stdin_text(one) for one in text or ()]
     attended = attend(loaded, texts, source=source, target=target)
     decided = attribution(loaded, texts, attended) if isinstance(loaded.model, Classifier) else None
     shown = attended.part(kind)

@@ -15,7 +15,7 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
 from lmtool.cli.output import describe, put_data, put_json, tell, warn_of_cut_forms
-from lmtool.cli.settings import form_in, with_sampling_options
+from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.generation.params import COMMON
@@ -63,14 +63,14 @@ def chat(
     lmtool chat last --tools functions.json
     lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct
     """
-    from lmtool.generation.chat import LONGEST_ANSWER, Conversation
+    from lmtool.generation.chat import MAX_ANSWER_TOKENS, Conversation
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import choose_params
     from lmtool.tokenization.tools import load_tools
 
     if settings["max_new_tokens"] is None:
-        settings["max_new_tokens"] = LONGEST_ANSWER
-    settings["form"] = form = form_in(settings)
+        settings["max_new_tokens"] = MAX_ANSWER_TOKENS
+    settings["form"] = form = pop_form(settings)
     if tools is not None and form is not None:
         raise UsageError(f"--tools contradicts --{form.kind}: a call has its own form", fix="give only one of them")
     params = choose_params("greedy" if greedy else "sample", **settings)
@@ -82,38 +82,40 @@ def chat(
     describe(generator.loaded, quiet, f"seed {params.seed}")
     if conversation.is_plain and not quiet:
         tell("the model has no chat template: it reads a plain one, which it was not trained on")
-    terminal = _terminal()
+    terminal = _find_terminal()
     if terminal is None:
-        raise typer.Exit(_talk(_piped(), conversation, nullcontext, as_json, quiet))
+        raise typer.Exit(_run_conversation(_read_piped_lines(), conversation, nullcontext, as_json, quiet))
     with on_ctrl_c(signal.SIG_IGN):
         if not quiet:
             tell("/help lists the commands, Ctrl-D ends")
-        _talk(_typed(terminal, conversation), conversation, partial(on_ctrl_c, interrupt_once), as_json, quiet)
+        _run_conversation(
+            _read_typed_lines(terminal, conversation), conversation, partial(on_ctrl_c, interrupt_once), as_json, quiet
+        )
 
 
-def _talk(
+def _run_conversation(
     lines: "Iterator[str]", conversation: "Conversation", stoppable: "Stoppable", as_json: bool, quiet: bool
 ) -> int:
-    """Answer each line or obey its command. Returns the exit code of the first error; all are told.
+    """Answers each line or runs its command. Prints all errors and returns the exit code of the first.
 
-    stoppable: makes a block that Ctrl-C may end.
+    stoppable: makes a context that Ctrl-C may end.
     """
     code = 0
     for line in lines:
         try:
             if line.startswith("/"):
-                if not _obey(line, conversation):
+                if not _run_command(line, conversation):
                     break
             elif line.strip():
-                _answer(conversation, line, stoppable, as_json, quiet)
+                _print_answer(conversation, line, stoppable, as_json, quiet)
         except LmtoolError as error:
             tell(*error.lines())
             code = code or error.exit_code
     return code
 
 
-def _obey(line: str, conversation: "Conversation") -> bool:
-    """Carry out a command. Returns whether the conversation goes on."""
+def _run_command(line: str, conversation: "Conversation") -> bool:
+    """Runs a command. Returns whether the conversation goes on."""
     command, _, rest = line.partition(" ")
     rest = rest.strip()
     if rest and command not in ("/save", "/system"):
@@ -141,14 +143,14 @@ def _obey(line: str, conversation: "Conversation") -> bool:
     return True
 
 
-def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_json: bool, quiet: bool) -> None:
-    """Print the answer to a message as it is generated, or as a JSON record.
+def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_json: bool, quiet: bool) -> None:
+    """Prints the answer to a message as it is generated, or as a JSON record.
 
-    text: of the user, or the result of the first call that has none, which is answered once all have one.
+    text: message of the user, or the result of the first pending tool call; the model answers once none is pending.
     """
     from lmtool.tokenization.chat import Message
 
-    calls = conversation.unanswered
+    calls = conversation.pending_calls
     message = (
         Message(role="tool", content=text, tool_call_id=calls[0].id) if calls else Message(role="user", content=text)
     )
@@ -186,21 +188,21 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
         tell(f"the answer was cut after {counted(len(completion.tokens), 'token')}")
 
 
-def _terminal() -> "TextIO | None":
-    """Where to prompt for messages; None when nobody types them."""
+def _find_terminal() -> "TextIO | None":
+    """Returns the stream on which to prompt for messages; None if input is not a terminal."""
     if not sys.stdin.isatty():
         return None
     return next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
 
 
-def _typed(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":
-    """The lines that a person types, until Ctrl-D; Ctrl-C clears a line."""
+def _read_typed_lines(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":
+    """Yields the lines that a person types, until Ctrl-D; Ctrl-C clears a line."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
 
     session: PromptSession[str] = PromptSession(output=create_output(stdout=terminal))
     while True:
-        calls = conversation.unanswered
+        calls = conversation.pending_calls
         try:
             line = session.prompt(f"result of {calls[0].name}{PROMPT}" if calls else PROMPT)
         except KeyboardInterrupt:
@@ -210,8 +212,8 @@ def _typed(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":
         yield line
 
 
-def _piped() -> "Iterator[str]":
-    """The lines of standard input, each as soon as it is there. Bytes that are not UTF-8 are surrogates in them."""
+def _read_piped_lines() -> "Iterator[str]":
+    """Yields the lines of standard input as they come. Bytes that are not UTF-8 become surrogates."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     for line in sys.stdin or ():

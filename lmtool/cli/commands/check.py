@@ -1,4 +1,4 @@
-"""`lmtool check`: verify a run, or look for what ruins training in a table or a text."""
+"""`lmtool check`: verify a run, or look in a table or text for problems that would ruin training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels, with_stdin
+from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, Column, Overrides, key_options, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import aligned, counted
 
@@ -24,32 +24,32 @@ MOST = 20
 """Damaged files that are listed."""
 
 
-@sets(READING | LABELS)
+@key_options(READ_OPTIONS | LABEL_OPTIONS)
 def check(
     names: list[str] | None = argument("RUN|TABLE|TEXT", "A run, a table, texts, or a folder of tokens."),
     valid: list[str] | None = option("FILE", "Validation text or table. May be repeated."),
     test: str | None = option("TABLE", "Test table."),
-    tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
+    tokenizer: str | None = option("RUN", "Check whether the text fits the tokenizer of this run or file."),
     column: Column = None,
     fix: Path | None = option(
         "FILE", "Write the table without duplicates, contradictions and leaks to a new file.", parser=file_to_write
     ),
     run: str | None = option(
-        "RUN", "Another way to name the run. With --fix: without rows, too, whose vectors by it are nearly equal."
+        "RUN", "Another way to name the run. With --fix, also drop rows whose vectors by this run are nearly equal."
     ),
-    near: float | None = option("X", "From which cosine similarity on.", shown=str(NEAR), min=0.0, max=1.0),
+    near: float | None = option("X", "Minimum similarity of nearly equal rows.", shown=str(NEAR), min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
     with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
-    with_device: bool = flag("Compare every fast way of computing here with the plain one.", "--device"),
+    with_device: bool = flag("Compare every fast computation on this machine with the plain one.", "--device"),
     strict: bool = flag("Any finding is an error, exit code 3.", "--strict"),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Verify every file of a run; or look in a table or a text for what ruins training before it starts.
+    """Verify every file of a run, or look in a table or text for problems that would ruin training.
 
-    Duplicates, rows or text that are held out and trained on, labels that contradict each other, cut texts.
+    It finds duplicates, held-out rows or text in the training data, contradictory labels, and truncated texts.
 
     Examples:
     lmtool check last
@@ -59,7 +59,7 @@ def check(
     lmtool check --device
     """
     from lmtool.data.files import unpacked_name
-    from lmtool.inference.reference import run_of
+    from lmtool.inference.reference import resolve_run_name
     from lmtool.interop.names import HUB
 
     if run is not None and fix is None and not names:
@@ -70,11 +70,9 @@ def check(
     if not names and (fix is not None or not (with_cache or with_device)):
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache or --device")
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
-        names = [run_of(names[0])]
+        names = [resolve_run_name(names[0])]
     if run is not None and fix is None:
-        raise UsageError(
-            "--run needs --fix, which then leaves out nearly equal rows", fix="name a new file: --fix FILE"
-        )
+        raise UsageError("--run needs --fix, which then drops nearly equal rows", fix="name a new file: --fix FILE")
     if near is not None and run is None:
         raise UsageError("--near needs --run, whose vectors are compared", fix="name one: --run RUN")
     if fix is not None and names and Path(names[0]).is_dir():
@@ -84,21 +82,21 @@ def check(
         check_new(fix, *filter(None, [Path(unpacked_name(Path(names[0]))).suffix]))
         check_new(log)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
-    others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
-    settings = settings_in(options, READING, *others, overrides=overrides)
-    reports = [_look(names, settings, tokenizer, quiet)] if names else []
+    others = *texts, ("data.test", test, "--test")
+    settings = to_settings(options, READ_OPTIONS, *others, overrides=overrides)
+    reports = [_check_subject(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache
 
         reports.append(check_cache())
     for checked in reports:
-        _show(checked, as_json)
+        _print_check(checked, as_json)
     if fix is not None and log is not None:
         from lmtool.checks.fixing import write_fixed
         from lmtool.recipe.load import settings_of
 
         # no rows are held out of the table that is fixed
-        recipe = _recipe([*settings, *settings_of(["data.valid_fraction=0"])])
+        recipe = _load_recipe([*settings, *settings_of(["data.valid_fraction=0"])])
         model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
         n_gone = write_fixed(recipe, fix, log, model)
         if as_json:
@@ -128,11 +126,11 @@ def _check_device(as_json: bool) -> None:
         raise ResourceError(what, fix=fix)
 
 
-def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
+def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
     from lmtool.training.finetuning import open_for_training
 
-    recipe = _recipe(settings)
+    recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
@@ -142,32 +140,32 @@ def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, qu
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
-                return checking.check_labelled(*open_for_training(settings), *_tokenizer(tokenizer))
-        return checking.check_text(data, recipe.seed, *_tokenizer(tokenizer), display.report)
+                return checking.check_labelled(*open_for_training(settings), *_load_tokenizer(tokenizer))
+        return checking.check_text(data, recipe.seed, *_load_tokenizer(tokenizer), display.report)
 
 
-def _recipe(settings: "list[Setting]") -> "Recipe":
+def _load_recipe(settings: "list[Setting]") -> "Recipe":
     from lmtool.recipe.load import load
 
     return load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
 
 
-def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
+def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
-    from lmtool.inference.reference import tokenizer_path
+    from lmtool.inference.reference import find_tokenizer
     from lmtool.run.directory import Run
     from lmtool.run.paths import INFO
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:
         return None, None
-    path = Path(tokenizer_path(name))
+    path = Path(find_tokenizer(name))
     folder = path if path.is_dir() else path.parent
     data = Run.open(folder).info.data if (folder / INFO).exists() else None
     return Tokenizer.load(path), None if data is None else data.bytes_per_token
 
 
-def _show(checked: "Checked", as_json: bool) -> None:
+def _print_check(checked: "Checked", as_json: bool) -> None:
     if as_json:
         put_json(checked.record)
         return

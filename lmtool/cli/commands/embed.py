@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_data, put_json
+from lmtool.cli.output import check_new, describe, open_model, put, put_data, put_json, warn_of_skipped
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
+from lmtool.cli.settings import TEXTS_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
 from lmtool.printable import counted
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtool.search.entries import Entry
 
 
-@sets(OF_TEXTS)
+@key_options(TEXTS_OPTIONS)
 def embed(
     run: RunName,
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}, the default."),
@@ -54,40 +54,42 @@ def embed(
     check_new(output, ".npz", ".jsonl")
     loaded = open_model(run, device, precision)
     describe(loaded, quiet or output is None)
-    texts = (entry.text for entry in _read(text, typed, loaded.recipe, reading))
+    texts = (entry.text for entry in _read_texts(text, typed, loaded.recipe, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
-        for line in embedding.as_lines(embedded):
+        for line in embedding.to_json_lines(embedded):
             if is_main():
                 put_data(line)
         return
-    embedding.save(output, embedded)
+    embedding.save_embeddings(output, embedded)
     put_data(output)
 
 
-def _read(
+def _read_texts(
     files: list[str] | None, typed: list[str] | None, recipe: "Recipe", reading: dict[str, Any]
 ) -> "Iterator[Entry]":
-    """The texts that are typed, then those of files, by default of standard input; bad rows that are skipped are told.
+    """Yields typed texts, then those of files, by default of standard input. Warns of skipped bad rows.
 
-    recipe: of the run, whose columns are read of tables, unless the options of reading name others.
+    recipe: recipe of the run, whose columns are read from tables unless the options name others.
     """
     from lmtool.recipe.load import Setting
-    from lmtool.search.entries import Entry, columns_of_texts, read_entries
+    from lmtool.search.entries import Entry, read_entries, text_columns_of_run
 
     sources = files or ([] if typed else ["-"])
-    stated = settings_in(reading, OF_TEXTS)
+    stated = to_settings(reading, TEXTS_OPTIONS)
     if stated and not sources:
         raise UsageError(
             f"{stated[0].flag} is for files and tables, and there are only typed texts", fix="leave it out"
         )
     yield from (Entry("", "", text) for text in typed or [])
-    data = as_data([*stated, Setting("data.column", recipe.data.column, "")])
-    usual = columns_of_texts(recipe)
-    describe_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
+    data = to_data([*stated, Setting("data.column", recipe.data.column, "")])
+    usual = text_columns_of_run(recipe)
+    warn_of_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
 
 
-@sets(OF_TEXTS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))})
+@key_options(
+    TEXTS_OPTIONS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))}
+)
 def index(
     texts: list[str] | None = argument("TEXT|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
@@ -118,11 +120,11 @@ def index(
     if texts:
         loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)
-        entries = list(_read(texts, None, loaded.recipe, reading))
+        entries = list(_read_texts(texts, None, loaded.recipe, reading))
         with Display(shown=True, quiet=quiet) as display:
-            counts = indexing.add(output, loaded, entries, display.report)
+            counts = indexing.add_texts(output, loaded, entries, display.report)
     else:
-        counts = indexing.remove(output, remove or [])
+        counts = indexing.remove_texts(output, remove or [])
     n_texts = len(indexing.Index(output).row_N)
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})
@@ -130,7 +132,7 @@ def index(
         put(f"{output}: {counted(n_texts, 'text')}; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
-@sets(OF_TEXTS)
+@key_options(TEXTS_OPTIONS)
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
     queries: list[str] | None = argument(
@@ -138,7 +140,7 @@ def query(
     ),
     query_file: list[str] | None = option("FILE", "Queries: lines of text, rows of a table; - is standard input."),
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
-    rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
+    rerank: str | None = option("RUN", "A model of pairs of texts, which reranks the nearest 100."),
     run: str | None = option("RUN", "The model of the index, where it has been moved."),
     output: Path | None = option(
         "FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o", parser=file_to_write
@@ -158,23 +160,23 @@ def query(
     """
     from lmtool import durable
     from lmtool.data.stdin import STDIN
-    from lmtool.search.entries import as_csv, as_json_lines
+    from lmtool.search.entries import hits_to_csv, hits_to_json_lines
     from lmtool.search.index import open_index
 
     check_new(output, ".jsonl", ".csv")
     opened = open_index(index, run, rerank=rerank, device=device)
     if STDIN in (queries or ()):
         queries, query_file = [text for text in queries or () if text != STDIN], [*(query_file or ()), STDIN]
-    texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe, reading)]
+    texts = [entry.text for entry in _read_texts(query_file, queries, opened.loaded.recipe, reading)]
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
-    answers = opened.answers(texts, k)
+    answers = opened.search_each(texts, k)
     if output is not None:
-        lines = as_csv(answers) if output.suffix == ".csv" else as_json_lines(answers)
+        lines = hits_to_csv(answers) if output.suffix == ".csv" else hits_to_json_lines(answers)
         durable.write_output(output, map(str.encode, lines))
         put_data(output)
     elif as_json:
-        for line in as_json_lines(answers):
+        for line in hits_to_json_lines(answers):
             put_data(line, end="")
     else:
         for text, entries in answers:
@@ -182,7 +184,7 @@ def query(
             put(*([text] if len(texts) > 1 else []), *shown)
 
 
-HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."
+HELP = "Find texts by meaning: lmtool search INDEX QUERY searches an index that lmtool search index made."
 searches = group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
 register(searches, "index", index)
 register(searches, "query", query)

@@ -19,16 +19,16 @@ from lmtool.cli.arguments import (
     TypedText,
 )
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, tell, warn, warn_of_leaks
+from lmtool.cli.output import check_new, describe, open_model, put_result, tell, warn, warn_of_leaks, warn_of_skipped
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
+from lmtool.cli.settings import READ_OPTIONS, Column, key_options, to_data, to_settings
 from lmtool.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from lmtool.inference.load import LoadedModel
 
 
-@sets(READING)
+@key_options(READ_OPTIONS)
 def evaluate(
     run: RunName,
     text: list[str] | None = argument("TEXT", TEXT_HELP),
@@ -82,7 +82,7 @@ def evaluate(
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_files, text_files
     from lmtool.data.table import Skipped
-    from lmtool.inference.perplexity import EvaluationText, measure
+    from lmtool.inference.perplexity import measure_perplexity
     from lmtool.interop.names import is_published
     from lmtool.tasks.benchmarks import import_lm_eval, measure_tasks, open_tasks, texts_of
     from lmtool.tasks.predict import answers_tables, measure_tables
@@ -92,7 +92,7 @@ def evaluate(
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
         others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--task": task}
         others |= {"--answers": answers, "--calibrate": calibrate}
-        others |= {one.flag or one.key: True for one in settings_in(reading)}
+        others |= {one.flag or one.key: True for one in to_settings(reading)}
         if ignored := [name for name, value in others.items() if value]:
             what = "this does not go with --tasks"
             raise UsageError(what, where=", ".join(ignored), fix="omit it, or write it into the YAML file of a task")
@@ -129,8 +129,8 @@ def evaluate(
     if baseline is not None and (prompt is not None or answers_tables(run)):
         fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
         raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
-    settings = settings_in(reading)
-    data, skipped = as_data(settings), Skipped()
+    settings = to_settings(reading)
+    data, skipped = to_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
@@ -143,7 +143,7 @@ def evaluate(
                 if not number:
                     describe(model, quiet)
                 put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
-        describe_skipped(skipped)
+        warn_of_skipped(skipped)
         return
     if answers_tables(run):
         if typed:
@@ -160,28 +160,37 @@ def evaluate(
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.named for item in results.items))
                 if is_main() and costs is None:
-                    _keep(model, [source], results.record())
+                    _save_evaluation(model, [source], results.record())
                 put_result(results, as_json, leaks)
-                describe_skipped(skipped)
+                warn_of_skipped(skipped)
                 skipped.kinds.clear()
-                _refuse_undefined(results.loss, run)
+                _check_loss(results.loss, run)
         return
     if settings:
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
     with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), typed or ()) as sources:
-        read = EvaluationText(sources, column, context, stride)
-        measured = measure(run, read, baseline=baseline, device=device, precision=precision, report=display.report)
+        measured = measure_perplexity(
+            run,
+            sources,
+            column=column,
+            context=context,
+            stride=stride,
+            baseline=baseline,
+            device=device,
+            precision=precision,
+            report=display.report,
+        )
     describe(measured.loaded, quiet)
     if is_main() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
-        _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
+        _save_evaluation(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)
-    _refuse_undefined(measured.perplexity.loss, run)
+    _check_loss(measured.perplexity.loss, run)
 
 
-def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
-    """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
+def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
+    """Saves figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
     from lmtool.run.listing import keep_evaluation
 
@@ -192,8 +201,8 @@ def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, objec
         keep_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
 
 
-def _refuse_undefined(loss: float, run: str) -> None:
-    """Raise NumericalError, after the results are printed, for a model whose outputs are no numbers."""
+def _check_loss(loss: float, run: str) -> None:
+    """Raises NumericalError, after the results are printed, for a model whose loss is NaN."""
     if math.isnan(loss):
         fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
         raise NumericalError("the loss is NaN: the weights of this model are useless", where=run, fix=fix)

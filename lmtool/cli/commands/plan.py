@@ -1,20 +1,19 @@
-"""`lmtool plan`: what training takes before it is begun."""
+"""`lmtool plan`: estimate what training needs."""
 
 from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
-from lmtool.cli.progress import Display, scaled
+from lmtool.cli.progress import Display, format_quantity
 from lmtool.cli.settings import (
-    LABELS,
-    OF_TEXT,
-    READING,
+    LABEL_OPTIONS,
+    READ_OPTIONS,
+    TEXT_OPTIONS,
     Overrides,
     is_recipe,
-    sets,
-    settings_in,
-    stated_labels,
+    key_options,
+    to_settings,
     with_stdin,
 )
 from lmtool.errors import UsageError
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast
 
 
-@sets(OF_TEXT | READING | LABELS)
+@key_options(TEXT_OPTIONS | READ_OPTIONS | LABEL_OPTIONS)
 def plan(
     names: list[str] | None = argument(
-        "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
+        "TEXT|TABLE|RECIPE", "A text or table to train on, as for pretrain or finetune, a recipe, or both."
     ),
-    recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r"),
+    recipe: str | None = option("NAME", "The recipe, if it is not an argument.", "--recipe", "-r"),
     text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}", hidden=True),
     source: str | None = option("RUN", "The run that would be trained further.", "--from"),
     *,
@@ -41,10 +40,10 @@ def plan(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Say what training takes before it is begun: parameters, FLOPs, memory, steps, time.
+    """Estimate what training needs: parameters, FLOPs, memory, steps, time.
 
-    Of a text, a labelled table, or a recipe alone. On this machine, a second or two of steps are measured; nothing is
-    kept but the tokens of the text.
+    It takes a text, a labelled table, or a recipe alone. On this machine it times a second or two of training steps. It
+    keeps only the tokens of the text.
 
     Examples:
     lmtool plan book.txt --recipe tiny
@@ -54,15 +53,15 @@ def plan(
     from lmtool.recipe.load import check_settings, settings_of
     from lmtool.recipe.resolve import resolve
 
-    # here and below mistakes are told before anything heavy is imported
+    # here and below mistakes are reported before anything heavy is imported
     check_settings(settings_of(overrides or ()))
     names, text, options["valid"] = with_stdin("text or table", names, text, options["valid"])
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
         raise UsageError(f"a plan takes one recipe, not {' and '.join(recipes)}", fix="name one of them")
-    others = ("data.train", sources, "TEXT"), stated_labels(options.pop("labels"))
-    settings = settings_in(options, OF_TEXT | READING, *others, overrides=overrides)
+    text_setting = "data.train", sources, "TEXT"
+    settings = to_settings(options, TEXT_OPTIONS | READ_OPTIONS, text_setting, overrides=overrides)
     if recipes:
         resolve(recipes[0], settings)
 
@@ -76,38 +75,40 @@ def plan(
     if as_json:
         put_json(result.record())
     else:
-        put(*_lines(result))
+        put(*_format_forecast(result))
 
 
-def _lines(forecast: "Forecast") -> list[str]:
+def _format_forecast(forecast: "Forecast") -> list[str]:
     lines = [f"model: {forecast.title}, {forecast.parameters:,} parameters, vocabulary {forecast.vocab_size:,}"]
     if forecast.flops_per_token:
-        lines.append(f"compute: {scaled(forecast.flops_per_token, 'FLOP')} a token, forward and backward")
+        lines.append(f"compute: {format_quantity(forecast.flops_per_token, 'FLOP')} a token, forward and backward")
     where = f"{forecast.n_devices} x {forecast.device}" if forecast.n_devices > 1 else forecast.device
     footprint = forecast.footprint
     if footprint is not None:
         parts = ("weights", "gradients", "moments", "activations", "logits")
-        listed = ", ".join(f"{part} {scaled(getattr(footprint, part), 'B')}" for part in parts)
-        lines.append(f"memory: {listed}; {scaled(footprint.peak, 'B')} at the peak")
+        listed = ", ".join(f"{part} {format_quantity(getattr(footprint, part), 'B')}" for part in parts)
+        lines.append(f"memory: {listed}; {format_quantity(footprint.peak, 'B')} at the peak")
     rows = f"micro-batch {forecast.rows}" + (f", {forecast.micro_batches} a step" if forecast.micro_batches > 1 else "")
     if forecast.memory is not None:
-        rows = f"{scaled(forecast.memory, 'B')}: {'fits' if forecast.fits else 'does not fit'} with {rows}"
+        rows = f"{format_quantity(forecast.memory, 'B')}: {'fits' if forecast.fits else 'does not fit'} with {rows}"
     lines.append(f"device: {where}, {forecast.precision}{'; ' if forecast.memory is None else ', '}{rows}")
     if forecast.tokens is None:
         extent, over = counted(forecast.examples, "row"), "table"
     else:
-        extent, over = f"{scaled(forecast.tokens, '')}tokens", "text"
+        extent, over = f"{format_quantity(forecast.tokens, '')}tokens", "text"
     passes = "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {over}"
     lines.append(f"length: {counted(forecast.steps, 'step')}, {extent}{passes}")
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")
     else:
-        lines.append(f"time: {_duration(forecast.seconds)}, {_short(forecast.step_seconds)} a step ({forecast.basis})")
+        lines.append(
+            f"time: {_format_duration(forecast.seconds)}, {_short(forecast.step_seconds)} a step ({forecast.basis})"
+        )
     if forecast.tokens is not None and forecast.optimal_tokens:
         share = forecast.tokens / forecast.optimal_tokens
         times = f"{share:,.3g} times" if share >= 2 else f"{100 * share:.3g} % of"
         rule = "by the rule of 20 a parameter (Hoffmann et al. 2022)"
-        tokens = f"{scaled(forecast.optimal_tokens, '')}tokens"
+        tokens = f"{format_quantity(forecast.optimal_tokens, '')}tokens"
         lines.append(f"compute-optimal: {tokens} for this size, {rule}; planned are {times} them")
     return [*lines, *(f"note: {note}" for note in forecast.notes)]
 
@@ -116,7 +117,7 @@ def _short(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"

@@ -7,15 +7,15 @@ from typing import Any
 
 from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell, warn_of_cut_forms
-from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
+from lmtool.cli.output import describe, open_model, put_data, tell, warn_of_cut_forms, warn_of_skipped
+from lmtool.cli.settings import FORM_OPTIONS, READ_OPTIONS, key_options, pop_form, to_data, to_settings
 from lmtool.errors import UsageError
 
-LONGEST_ANSWER = 64
+DEFAULT_NEW_TOKENS = 64
 """Maximum new tokens after a prompt by default."""
 
 
-@sets(READING, FORMS)
+@key_options(READ_OPTIONS, FORM_OPTIONS)
 def predict(
     run: RunName,
     table: str | None = argument(
@@ -38,7 +38,9 @@ def predict(
     prompt: str | None = option(
         "TEMPLATE", "Let a language model write after this prompt, with {text} or {COLUMN} for the texts of the row."
     ),
-    max_new_tokens: int | None = option("N", "Maximum new tokens after a prompt.", shown=str(LONGEST_ANSWER), min=1),
+    max_new_tokens: int | None = option(
+        "N", "Maximum new tokens after a prompt.", shown=str(DEFAULT_NEW_TOKENS), min=1
+    ),
     guard_formulas: bool = flag(
         "Put an apostrophe before fields that a spreadsheet would read as formulas.", "--guard-formulas"
     ),
@@ -81,8 +83,8 @@ def predict(
     if as_json and guard_formulas:
         raise UsageError("--guard-formulas is for CSV, and this is JSON", fix="omit it")
     loaded = open_model(run, device, precision)
-    form = form_in(reading)
-    data = as_data(settings_in(reading))
+    form = pop_form(reading)
+    data = to_data(to_settings(reading))
     if prompt is None and (form is not None or max_new_tokens is not None):
         raise UsageError("only what a language model writes after a prompt has a form and a length", fix="add --prompt")
     if prompt is not None and task:
@@ -92,7 +94,7 @@ def predict(
         if prompt is None:
             answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
         else:
-            limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or LONGEST_ANSWER, "form": form}
+            limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or DEFAULT_NEW_TOKENS, "form": form}
             params = SamplingParams("greedy", **limits)
             if num_beams is not None:
                 params = SamplingParams("beam", **limits, num_beams=num_beams)
@@ -125,7 +127,7 @@ def predict(
                 put_data(line, end="")
         else:
             write_table(output, answers.table, lines)
-    describe_skipped(answers.skipped)
+    warn_of_skipped(answers.skipped)
     if prompt is not None:
         warn_of_cut_forms(params, reasons)
     if min_probability is not None:

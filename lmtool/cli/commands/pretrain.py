@@ -5,14 +5,14 @@ from typing import Any
 
 from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume, Until
 from lmtool.cli.help import argument, option
-from lmtool.cli.settings import OF_TEXT, Overrides, recipe_name, sets, settings_in, with_stdin
-from lmtool.cli.training import continued, follow
+from lmtool.cli.settings import TEXT_OPTIONS, Overrides, key_options, recipe_option, to_settings, with_stdin
+from lmtool.cli.training import resume_if_begun, run_training
 
 
-@sets(OF_TEXT)
+@key_options(TEXT_OPTIONS)
 def pretrain(
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP} Omit it for a recipe with data.mixture."),
-    recipe: str | None = recipe_name(None),
+    recipe: str | None = recipe_option(None),
     overrides: Overrides = None,
     *,
     source: str | None = option(
@@ -34,15 +34,15 @@ def pretrain(
     lmtool pretrain poems/*.txt --recipe lstm -s training.steps=500
     lmtool pretrain letters.txt --from last -o runs/letters
     """
-    if start_or_resume and continued(output, quiet, until):
+    if start_or_resume and resume_if_begun(output, quiet, until):
         return
     from lmtool.recipe.load import check_settings
     from lmtool.recipe.resolve import resolve
 
     text, options["valid"] = with_stdin("text", text, options["valid"])
     others = ("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher")
-    chosen = settings_in(options, OF_TEXT, *others, overrides=overrides)
-    # mistakes are told before anything heavy is imported
+    chosen = to_settings(options, TEXT_OPTIONS, *others, overrides=overrides)
+    # mistakes are reported before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
     from lmtool.run.creation import check_folder
@@ -50,7 +50,7 @@ def pretrain(
     from lmtool.training.start import start
 
     check_folder(output, start_or_resume)  # before the text is read
-    follow(
+    run_training(
         lambda invocation: start(plan_pretraining(source, recipe, chosen, invocation.report), invocation),
         quiet,
         output=output,
@@ -70,7 +70,7 @@ def resume(
 ) -> None:
     """Continue a run from its newest intact checkpoint, exactly as if it had never been interrupted.
 
-    Without RUN, runs that are finished are passed over, and those without a checkpoint.
+    Without RUN, finished runs and runs without a checkpoint are skipped.
 
     `-s training.steps=+500` trains the last run longer; where it was finished, with new optimizer moments, unless it
     kept them (checkpoint.keep_optimizer). Name a checkpoint to continue from that instead of the newest.
@@ -85,4 +85,4 @@ def resume(
     check_settings(settings := settings_of(overrides or ()))
     from lmtool.training.resuming import resume as start
 
-    follow(partial(start, run, settings), quiet)
+    run_training(partial(start, run, settings), quiet)

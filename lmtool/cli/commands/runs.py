@@ -14,9 +14,9 @@ from rich.filesize import decimal
 
 from lmtool.cli.arguments import TASKS_HELP, Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
-from lmtool.cli.output import open_model, put, put_data, put_json, put_table, show_lines, tell, warn, warn_of_leaks
+from lmtool.cli.output import open_model, print_picture, put, put_data, put_json, put_table, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import READING, as_data, sets, settings_in, with_stdin
+from lmtool.cli.settings import READ_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import UsageError
 from lmtool.printable import counted, plain
 
@@ -47,7 +47,7 @@ def ls(json: Json = False) -> None:
     elif not runs:
         tell(f"there are no runs yet in the folder {runs_root()}")
     else:
-        _list(runs)
+        _print_runs(runs)
 
 
 def show(run: RunName = "last", json: Json = False) -> None:
@@ -74,19 +74,19 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("recipe", summary.recipe),
         ("model", summary.model),
         ("step", str(summary.step)),
-        ("result", _result(summary)),
+        ("result", _format_result(summary)),
         *(
-            ("test", _figures(figures, f" {source}".removesuffix(" test").strip()))
+            ("test", _format_figures(figures, f" {source}".removesuffix(" test").strip()))
             for source, figures in summary.test.items()
         ),
-        (f"{part} loss", _loss(summary.valid_loss)),
-        (f"lowest {part} loss", _loss(summary.best_valid_loss)),
+        (f"{part} loss", _format_loss(summary.valid_loss)),
+        (f"lowest {part} loss", _format_loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
     ]
     facts += [*trained_on(shown), *lineage(shown)]
     for session in shown.info.sessions:
         began = "started" if session.step == 0 else f"resumed at step {session.step}"
-        facts.append(("session", f"{_time(session.started)} {began}: {shlex.join(session.command)}"))
+        facts.append(("session", f"{_format_time(session.started)} {began}: {shlex.join(session.command)}"))
         facts.append(("", ", ".join(f"{k} {v}" for k, v in session.environment.items() if v is not None)))
     for checkpoint in summary.checkpoints:
         notes = [decimal(checkpoint.bytes), *(["best"] if checkpoint.best else []), checkpoint.problem]
@@ -99,7 +99,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
 
 
 def _draw_losses(run: "Run", *, held_out: bool) -> None:
-    """The losses over the steps, as wide as the terminal: in ASCII where colours are not wanted."""
+    """Draws the losses over the steps, as wide as the terminal, in ASCII without colours."""
     from lmtool.report.terminal import plot
     from lmtool.run.history import number
 
@@ -110,10 +110,10 @@ def _draw_losses(run: "Run", *, held_out: bool) -> None:
                 points.append((float(record["step"]), value))
     names = "training loss", "validation loss" if held_out else "loss of the rows trained on"
     named = zip(names, drawn.values(), strict=True)
-    show_lines(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
+    print_picture(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
 
 
-@sets(READING)
+@key_options(READ_OPTIONS)
 def compare(
     runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True),
     test: list[str] | None = option(
@@ -145,7 +145,7 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
-    settings = settings_in(reading)
+    settings = to_settings(reading)
     if settings and not test:
         raise UsageError(
             "this option says how a table is read, and none is named",
@@ -157,15 +157,15 @@ def compare(
         import_lm_eval()
     histories = [History.of(resolve_reference(run).run) for run in runs]
     different = differences(histories)
-    tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
-    tested += [] if tasks is None else _compared_on_tasks(tasks.split(","), runs, json)
+    tested = [one for table in test or () for one in _compare_on_table(table, runs, task, to_data(settings))]
+    tested += [] if tasks is None else _compare_on_tasks(tasks.split(","), runs, json)
     notes = doubts(histories, are_tested=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.record() for one in tested]} if tested else {}
         put_json(finite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
-    rows = [[name, *map(_compared, values)] for name, values in (figures(histories) | different).items()]
+    rows = [[name, *map(_format_value, values)] for name, values in (figures(histories) | different).items()]
     heading = ["", *(history.name for history in histories)]
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:
@@ -177,8 +177,8 @@ def compare(
         put(*comparison.lines())
 
 
-def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on a table."""
+def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[Comparison]":
+    """Compares the first run with each other one, row by row, on a table."""
     from lmtool.tasks.comparison import compare_rows, score_rows
 
     scored = []
@@ -190,8 +190,8 @@ def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") ->
     return (compare_rows(table, scored[0], other) for other in scored[1:])
 
 
-def _compared_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on each task of lm-eval."""
+def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
+    """Compares the first run with each other one, row by row, on each task of lm-eval."""
     from lmtool.tasks.benchmarks import measure_tasks, open_tasks, texts_of
     from lmtool.tasks.comparison import compare_rows, score_tasks
 
@@ -206,7 +206,7 @@ def _compared_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "I
     return (compare_rows(name, scored[0][name], other[name]) for other in scored[1:] for name in other)
 
 
-def _compared(value: object) -> str:
+def _format_value(value: object) -> str:
     match value:
         case None:
             return "-"
@@ -217,7 +217,7 @@ def _compared(value: object) -> str:
         case int():
             return f"{value:,}"
         case list():
-            return ", ".join(map(_compared, value)) or "-"
+            return ", ".join(map(_format_value, value)) or "-"
     return str(value)
 
 
@@ -234,7 +234,7 @@ def merge(
     Examples:
     lmtool runs merge last -o runs/merged
     """
-    from lmtool.inference.merging import merge as make_merged
+    from lmtool.inference.merging import merge_adapters as make_merged
 
     merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
@@ -272,7 +272,7 @@ def rm(
             tell(f"no runs older than {older_than}")
             return
     lines = [f"{path}, {decimal(size_of(path))}" for path in paths]
-    if not yes and not _is_confirmed(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
+    if not yes and not _ask_confirmation(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
         return
     freed = 0
     for path in paths:
@@ -288,8 +288,8 @@ def rm(
         put(f"{decimal(freed)} freed in all")
 
 
-def _is_confirmed(lines: Sequence[str], question: str) -> bool:
-    """Whether somebody wants what these lines name to be removed. Raises UsageError where nobody can be asked."""
+def _ask_confirmation(lines: Sequence[str], question: str) -> bool:
+    """Asks whether to remove what these lines name. Raises UsageError if there is no terminal to ask on."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked before anything is removed", fix="add --yes")
     tell(*lines)
@@ -310,8 +310,8 @@ def cache(
 ) -> None:
     """Show what the cache holds, and how much; with KIND each entry of that kind. Or clear it.
 
-    What is removed is made, imported or downloaded again when it is needed. What a process is making stays, and so does
-    a model to which a run holds adapters.
+    Removed entries are made, imported or downloaded again when they are needed. Entries that a process is making stay,
+    and so do the base models of adapters.
 
     Examples:
     lmtool runs cache
@@ -327,11 +327,11 @@ def cache(
     from lmtool.run.removal import parse_age
 
     entries = find_entries(kinds or (), None if older_than is None else parse_age(older_than))
-    rows = _rows_of_cache(entries, single=bool(kinds))
+    rows = _cache_rows(entries, single=bool(kinds))
     total = f"{decimal(sum(entry.size for entry in entries))} in {cache_folder()}"
     kept: dict[Path, str] = {}
     if clear and entries:
-        if not yes and not _is_confirmed([*map("\t".join, rows), total], "remove them?"):
+        if not yes and not _ask_confirmation([*map("\t".join, rows), total], "remove them?"):
             return
         kept = {entry.path: why for entry in entries if (why := remove_entry(entry))}
         tell(*(f"kept {path}: {why}" for path, why in kept.items()))
@@ -354,27 +354,31 @@ def cache(
         put(total)
 
 
-def _rows_of_cache(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
-    """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
+def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
+    """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
     from lmtool.checks.cache import KINDS, describe_entry
 
     if single:
-        return [[plain(describe_entry(one)), decimal(one.size), _time(one.used.isoformat())] for one in entries]
+        return [[plain(describe_entry(one)), decimal(one.size), _format_time(one.used.isoformat())] for one in entries]
     rows = []
     for kind in KINDS:
         if some := [entry for entry in entries if entry.kind == kind]:
             size = decimal(sum(entry.size for entry in some))
-            rows.append([kind, KINDS[kind].what, f"{len(some):,}", size, _time(some[0].used.isoformat())])
+            rows.append([kind, KINDS[kind].what, f"{len(some):,}", size, _format_time(some[0].used.isoformat())])
     return rows
 
 
-def _list(summaries: "list[Summary]") -> None:
-    """A line for each run; on a terminal with a heading, and the columns that fit."""
+def _print_runs(summaries: "list[Summary]") -> None:
+    """Prints a line for each run; on a terminal with a heading, and the columns that fit."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
-    shown = {"result": _result, "started": lambda run: _time(run.started), "size": lambda run: decimal(run.bytes)}
+    shown = {
+        "result": _format_result,
+        "started": lambda run: _format_time(run.started),
+        "size": lambda run: decimal(run.bytes),
+    }
     names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
     cells = {name: [plain(str(shown.get(name, attrgetter(name))(run))) for run in summaries] for name in names}
     console, table = Console(), Table(box=None, pad_edge=False)
@@ -389,12 +393,12 @@ def _list(summaries: "list[Summary]") -> None:
     put_table(table, zip(*(cells[name] for name in widths), strict=True), console)
 
 
-def _loss(loss: float | None) -> str:
+def _format_loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"
 
 
-def _result(summary: "Summary") -> str:
-    """What counts for a run, with its name, and how far so few rows tell; test and training are named."""
+def _format_result(summary: "Summary") -> str:
+    """Formats the main result of a run with its metric, part and standard error."""
     if summary.value is None:
         return "-"
     part = "" if summary.part == "validation" else f"{summary.part} "
@@ -403,14 +407,14 @@ def _result(summary: "Summary") -> str:
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
 
 
-def _figures(figures: Mapping[str, float], source: str) -> str:
-    """The figures of a test. source: what they are of, if that is to be told."""
-    told = ", ".join(f"{name.replace('_', ' ')} {_compared(value)}" for name, value in figures.items())
+def _format_figures(figures: Mapping[str, float], source: str) -> str:
+    """Formats the figures of a test. source: its table, if it is to be named."""
+    told = ", ".join(f"{name.replace('_', ' ')} {_format_value(value)}" for name, value in figures.items())
     return f"{source}: {told}" if source else told
 
 
-def _time(stamp: str) -> str:
-    """An ISO 8601 time as local time, to the minute."""
+def _format_time(stamp: str) -> str:
+    """Formats an ISO 8601 time as local time, to the minute."""
     from datetime import datetime
 
     try:

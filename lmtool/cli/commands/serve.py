@@ -1,4 +1,4 @@
-"""`lmtool serve`: answer over HTTP; `lmtool label`: label a table on a page, by one key a row."""
+"""`lmtool serve`: serve a model over HTTP; `lmtool label`: label a table on a page with one key per row."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,10 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
-from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in, with_stdin
+from lmtool.cli.output import attach_draft, check_new, describe, open_model, put_json, put_result, tell, warn_of_skipped
+from lmtool.cli.settings import READ_OPTIONS, TEXTS_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
-from lmtool.generation.params import DRAFT_TOKENS
+from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
 from lmtool.printable import counted
 
 
@@ -19,23 +19,23 @@ def serve(
     host: str = option("ADDRESS", "The address to listen on.", default="127.0.0.1"),
     port: int = option("N", "The port; 0 for any that is free.", default=8000, min=0, max=65535),
     api_key_file: Path | None = option("FILE", "A file with the key that clients must send."),
-    no_auth: bool = flag("Answer everyone on an address that others reach.", "--no-auth"),
+    no_auth: bool = flag("Serve without a key on an address that others can reach.", "--no-auth"),
     allow_host: list[str] | None = option("NAME", "A name of this machine in URLs; may be repeated."),
     index: Path | None = option("INDEX", "An index of lmtool search index, made by this model, to search at /search."),
     max_tokens: int = option("N", "Maximum new tokens of a text.", default=4096, min=1),
-    max_rows: int = option("N", "Texts that are generated at once.", default=64, min=1),
-    max_in_flight: int | None = option("N", "Tokens of all these texts.", shown="a quarter of the memory", min=1),
-    max_queue: int = option("N", "Requests that wait.", default=256, min=1),
-    draft: str | None = option("RUN|ngram", "Proposes tokens of a text that is alone; ngram looks them up."),
-    draft_tokens: int | None = option("N", "Tokens proposed at once.", shown=str(DRAFT_TOKENS), min=1),
-    no_prefix_cache: bool = flag("Keep no keys and values of what texts begin with.", "--no-prefix-cache"),
+    max_rows: int = option("N", "Maximum texts generated at once.", default=64, min=1),
+    max_in_flight: int | None = option("N", "Maximum tokens of these texts.", shown="a quarter of the memory", min=1),
+    max_queue: int = option("N", "Maximum waiting requests.", default=256, min=1),
+    draft: str | None = option("RUN|ngram", "A draft that proposes tokens of a single text; ngram is look-up."),
+    draft_tokens: int | None = option("N", "Tokens proposed at once.", shown=str(DEFAULT_DRAFT_TOKENS), min=1),
+    no_prefix_cache: bool = flag("Do not cache keys and values of prefixes.", "--no-prefix-cache"),
     grace: float = option("SECONDS", "Time to finish requests after a signal.", default=30.0, min=0, max=86400),
     log_prompts: bool = flag("Write prompts to the log.", "--log-prompts"),
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Answer over HTTP, many at once, through the interface of the OpenAI API; and a page to write prompts in.
+    """Serve a model over HTTP with the OpenAI API, for many clients at once, and a page for prompts.
 
     Examples:
     lmtool serve last --port 8000
@@ -44,10 +44,10 @@ def serve(
     """
     _check_installed("serve")
 
-    from lmtool.generation.generate import Drafter, TextGenerator
+    from lmtool.generation.generate import TextGenerator
     from lmtool.search.index import Index
-    from lmtool.serving.guard import Access, is_loopback, read_key
-    from lmtool.serving.server import Serving
+    from lmtool.serving.guard import AccessPolicy, is_loopback, read_key
+    from lmtool.serving.server import ServerConfig
     from lmtool.serving.server import serve as answer
 
     if api_key_file is not None and no_auth:
@@ -57,29 +57,24 @@ def serve(
         raise UsageError("other machines can reach this address", where=f"--host {host}", fix=fix)
     if draft is None and draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
-    access = Access(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
+    access = AccessPolicy(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)
-    drafting = []
-    if draft is not None:
-        generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
-        warn(generator.drafter.warnings)
-        drafting.append(generator.drafter.describe())
-    describe(generator.loaded, quiet, *drafting)
+    describe(generator.loaded, quiet, *attach_draft(generator, draft, draft_tokens))
     limits = grace, max_tokens, max_rows, max_in_flight, max_queue, not no_prefix_cache
     texts = None if index is None else Index(index, generator.loaded)
-    serving = Serving(host, port, access, *limits, log_prompts, texts)
+    serving = ServerConfig(host, port, access, *limits, log_prompts, texts)
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
 
 
-@sets(OF_TEXTS | {"data.label_column": READING["data.label_column"]})
+@key_options(TEXTS_OPTIONS | {"data.label_column": READ_OPTIONS["data.label_column"]})
 def label(
     table: str = argument(
         "TABLE", "The table: .csv, .tsv, .jsonl, .json, .parquet, or - for standard input. It stays as it is.", ...
     ),
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
     multi: bool = flag("Any number of labels a row.", "--multi"),
-    run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),
+    run: str | None = option("RUN", "Choose rows by the vectors of this model, best one trained to embed texts."),
     output: Path | None = option(
         "FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv", parser=file_to_write
     ),
@@ -90,9 +85,9 @@ def label(
     quiet: Quiet = False,
     **reading: Any,
 ) -> None:
-    """Label the rows of a table on a page, by one key a row; which row is next, a model of the answers chooses.
+    """Label the rows of a table on a page with one key per row. A model of the answers chooses the next row.
 
-    Every answer is on the disk before the next row appears. The same command goes on where it has ended.
+    Each answer is saved before the next row appears. The same command continues where it ended.
 
     Examples:
     lmtool label reviews.csv --labels good,bad
@@ -105,18 +100,18 @@ def label(
     from lmtool.data.table import Skipped
     from lmtool.labelling.journal import Journal
     from lmtool.labelling.labelling import Labelling
-    from lmtool.labelling.learning import features_of
-    from lmtool.labelling.page import ask
+    from lmtool.labelling.learning import extract_features
+    from lmtool.labelling.page import serve_labelling
     from lmtool.labelling.table import TableToLabel
 
-    data = as_data(settings_in(reading))
+    data = to_data(to_settings(reading))
     names = [name for part in labels.split(",") if (name := part.strip())]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"the class {shown(twice)} is named twice", where=f"--labels {labels}", fix="name it once")
     (table,) = with_stdin("table", table)
     skipped = Skipped() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
-    describe_skipped(skipped)
+    warn_of_skipped(skipped)
     n_labelled = sum(labels is not None for labels in rows.labels)
     if n_labelled and data.label_column is None and not quiet:
         tell(f"column {shown(rows.label)} has {counted(n_labelled, 'label')}; --label-column NAME begins another one")
@@ -127,7 +122,7 @@ def label(
     loaded = None if run is None else open_model(run, device, "float32")
     if loaded is not None:
         describe(loaded, quiet)
-    features = features_of([" ".join(texts) for _, texts in rows.rows], loaded)
+    features = extract_features([" ".join(texts) for _, texts in rows.rows], loaded)
     labelling = Labelling(rows, Journal(journal, head), features, names)
 
     def told(line: str) -> None:
@@ -137,7 +132,7 @@ def label(
         elif is_address or not quiet:
             tell(line)
 
-    signal_number = ask(labelling, port, told)
+    signal_number = serve_labelling(labelling, port, told)
     put_result(labelling, as_json)
     raise typer.Exit(128 + signal_number)
 

@@ -1,4 +1,4 @@
-"""`lmtool sweep`: train with several values of keys, beside each other."""
+"""`lmtool sweep`: train with several values of keys, and compare the runs."""
 
 import random
 import shlex
@@ -12,19 +12,19 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, folder_to_write, option
 from lmtool.cli.output import put_data, put_json, put_table, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels, with_stdin
+from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 from lmtool.printable import counted
 
 _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N numbers A..B/N. May be repeated."
-_MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
+_MINUTES = "Search for N minutes: all runs start, the better third continues. Without values, common ones are tried."
 
 
-@sets(READING | LABELS)
+@key_options(READ_OPTIONS | LABEL_OPTIONS)
 def sweep(
-    data: list[str] = argument("TEXT|TABLE", f"What is trained on, as for pretrain or finetune. {TEXT_HELP}", ...),
-    recipe: str | None = recipe_name(None),
+    data: list[str] = argument("TEXT|TABLE", f"What to train on, as for pretrain or finetune. {TEXT_HELP}", ...),
+    recipe: str | None = recipe_option(None),
     values: list[str] | None = option("KEY=VALUES", _VALUES, "--set", "-s"),
     source: str | None = option("RUN", "The run that is trained further.", "--from"),
     *,
@@ -40,7 +40,7 @@ def sweep(
 ) -> None:
     """Train with each combination of values, and compare the runs by validation: a table, and a page.
 
-    Ctrl-C saves and stops; the same command with -o DIR goes on. A run that fails is told in the table.
+    Ctrl-C saves and stops; the same command with -o DIR continues. The table lists runs that failed.
 
     Examples:
     lmtool sweep book.txt -r tiny -s optimizer.lr=0.001..0.1/5 -s training.steps=500 -o runs/rates
@@ -60,7 +60,7 @@ def sweep(
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
     fixed, axes = read(values or ())
-    read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
+    read_by = to_settings(options)
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:

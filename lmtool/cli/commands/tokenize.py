@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, file_to_write, folder_to_write, option
 from lmtool.cli.output import check_new, put, put_data, put_json, warn_of_files
-from lmtool.cli.progress import Display, entries
+from lmtool.cli.progress import Display, describe_tokenizer
 from lmtool.cli.settings import (
     DEFAULT_RECIPE,
-    OF_TEXT,
+    TEXT_OPTIONS,
     KeyOptions,
     Overrides,
-    recipe_name,
-    sets,
-    settings_in,
+    key_options,
+    recipe_option,
+    to_settings,
     with_stdin,
 )
 from lmtool.errors import UsageError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TOKENIZER_HELP = "Use this tokenizer.json, or that of a folder, a run, a model or last."
 _Kind = Literal["bpe", "wordpiece", "char", "word"]
 OPTIONS: KeyOptions = {
-    "data.column": OF_TEXT["data.column"],
+    "data.column": TEXT_OPTIONS["data.column"],
     "tokenizer.kind": (_Kind, option("", "Kind of tokenizer to train.")),
     "tokenizer.vocab_size": (int, option("N", "Vocabulary size of the tokenizer to train.")),
     "tokenizer.path": (str, option("RUN", _TOKENIZER_HELP, "--tokenizer")),
@@ -37,13 +37,13 @@ OPTIONS: KeyOptions = {
 """The options that set keys of the recipe."""
 
 
-@sets(OPTIONS)
+@key_options(OPTIONS)
 def tokenize(
     text: list[str] | None = argument("TEXT", TEXT_HELP),
     output: Path | None = option(
         "DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o", parser=folder_to_write
     ),
-    recipe: str = recipe_name(DEFAULT_RECIPE),
+    recipe: str = recipe_option(DEFAULT_RECIPE),
     overrides: Overrides = None,
     *,
     show: str | None = option("TEXT", "Show the pieces and ids of this text; - is standard input."),
@@ -68,12 +68,12 @@ def tokenize(
         raise UsageError("--html needs --show", fix="add --show TEXT")
     check_new(html)
     if show is not None:
-        from lmtool.generation.prompts import text_or_stdin
+        from lmtool.generation.prompts import resolve_stdin_text
 
-        show = text_or_stdin(show)
+        show = resolve_stdin_text(show)
     (text,) = with_stdin("text", text)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
-    settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
+    settings = to_settings(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import prepare
@@ -85,7 +85,7 @@ def tokenize(
         spec = resolve_for_text(recipe, settings)[0].recipe.tokenizer
         if not isinstance(spec, TokenizerFile) or show is None:
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
-        _show(Tokenizer.load(spec.path), show, as_json, html)
+        _print_tokens(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
         resolved, _ = resolve_for_text(recipe, settings, display.report)
@@ -93,12 +93,12 @@ def tokenize(
         seed, report = resolved.recipe.seed, display.report
         prepared = prepare(data, spec, seed=seed, report=report, out=output)
     if show is not None:
-        _show(prepared.tokenizer, show, as_json, html)
+        _print_tokens(prepared.tokenizer, show, as_json, html)
         return
-    _summarise(prepared, spec, output, as_json)
+    _print_summary(prepared, spec, output, as_json)
 
 
-def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
+def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
     """Pieces and ids of a text; also as a page."""
     warn_of_files([text])
     if html is not None:
@@ -115,7 +115,7 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -
             put_data(f"{token}\t{piece}")
 
 
-def _summarise(
+def _print_summary(
     prepared: "Prepared", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
@@ -144,7 +144,7 @@ def _summarise(
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
     in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
-    put(f"tokenizer  {entries(prepared.tokenizer, requested)}")
+    put(f"tokenizer  {describe_tokenizer(prepared.tokenizer, requested)}")
     put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else counted(documents, 'document')}")
     put(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
     put(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")

@@ -1,21 +1,21 @@
-"""An answer to a client, as its tokens come."""
+"""Builds the response to a client from the generated tokens."""
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lmtool.generation.request import Alternative, Request, Token
-from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, encode_with_list
+from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, encode_json_list
 from lmtool.tokenization.tools import CallParser, ToolCall
 
-_FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
-"""Reasons why a text ends, as the API names them."""
+_FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
+"""Finish reasons of the API by ours."""
 
 
-class _ListedToken(NamedTuple):
-    """Of a text. offset: characters of the text before it. constrained: as in `Token`."""
+class _TokenLogprob(NamedTuple):
+    """A token of a list of log-probabilities. offset: characters before it. constrained: as in `Token`."""
 
     token: int
     logprob: float | None
@@ -26,26 +26,28 @@ class _ListedToken(NamedTuple):
 
 @dataclass
 class _Choice:
-    """One text of an answer so far, of a stream what is not yet sent.
+    """One text of a response so far; of a stream, the part that is not sent yet.
 
-    length: characters of all of it.
-    parser: finds the calls of tools in it. calls: all of them. n_sent: how many a stream has sent.
+    length: characters of the whole text.
+    parser: finds tool calls in the text. calls: those found. n_sent: how many of them a stream has sent.
+    begun: whether its first token has come.
     """
 
     parser: CallParser | None
     calls: list[ToolCall] = field(default_factory=list)
     n_sent: int = 0
     text: str = ""
-    tokens: list[_ListedToken] = field(default_factory=list)
+    tokens: list[_TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     length: int = 0
     begun: bool = False
 
 
-class ClientAnswer:
-    """The answer to a request for text, as its tokens come: events of a stream, or all at the end.
+class ResponseBuilder:
+    """Builds the response to a request for text: events of a stream, or the whole at the end.
 
-    requests: what is generated for it, `n` of each prompt. wants_usage: a last event of a stream counts the tokens.
+    requests: `n` generation requests of each prompt. include_usage_event: whether the last event of a stream counts
+    the tokens.
     """
 
     def __init__(
@@ -57,14 +59,14 @@ class ClientAnswer:
         n: int,
         echoed: tuple[str, ...] | None = None,
     ) -> None:
-        """model, fingerprint: of the run that answers. echoed: the texts of the prompts, where they are part of it."""
+        """model, fingerprint: of the run. echoed: texts of the prompts, if the response includes them."""
         self.requests, self._n, self._echoed = requests, n, echoed
         prompt_format = requests[0].prompt_format
         assert prompt_format is not None
         self._tokenizer = prompt_format.tokenizer
-        self.wants_usage = body.wants_usage
+        self.include_usage_event = body.include_usage_event
         self._is_chat = isinstance(body, ChatBody)
-        self._is_echo = body.max_tokens == 0  # nothing but the prompt is told
+        self._is_echo = body.max_tokens == 0  # only the prompt is returned
         self._wants_logprobs = bool(body.logprobs) if self._is_chat else body.logprobs is not None
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -78,31 +80,31 @@ class ClientAnswer:
         self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
         self._n_generated = 0
 
-    def stream_events(self, token: Token) -> Iterator[dict[str, Any]]:
-        """The events of one more token."""
+    def stream_event(self, token: Token) -> dict[str, Any] | None:
+        """Adds a token. Returns the event to send, if there is anything new to show."""
         choice = self._choices[token.request]
         is_first = not choice.begun
         self.add_token(token)
         calls = [{"index": n, **call.record()} for n, call in enumerate(choice.calls)][choice.n_sent :]
         if not (choice.text or choice.tokens or choice.finish or calls or is_first):
-            return
+            return None
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         delta |= {"content": choice.text, **({"tool_calls": calls} if calls else {})}
         choice.n_sent = len(choice.calls)
         event = self._choice(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
-        yield self._envelope(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
+        return self._build_envelope(".chunk", choices=[event], **({"usage": None} if self.include_usage_event else {}))
 
     def usage_event(self) -> dict[str, Any]:
-        """The last event of a stream that counts tokens."""
-        return self._envelope(".chunk", choices=[], usage=self._usage())
+        """Returns the last event of a stream, which counts tokens."""
+        return self._build_envelope(".chunk", choices=[], usage=self._count_usage())
 
     def to_json(self) -> bytes:
-        """The whole answer."""
-        choices = map(self._whole_choice, range(len(self._choices)))
-        return encode_with_list(self._envelope("", usage=self._usage()), "choices", choices)
+        """Returns the whole response."""
+        choices = map(self._build_choice, range(len(self._choices)))
+        return encode_json_list(self._build_envelope("", usage=self._count_usage()), "choices", choices)
 
-    def _whole_choice(self, index: int) -> dict[str, Any]:
+    def _build_choice(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
@@ -111,13 +113,18 @@ class ClientAnswer:
 
     def _choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
         choice = self._choices[index]
-        return {"index": index, **content, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
+        return {
+            "index": index,
+            **content,
+            "logprobs": self._format_logprobs(choice.tokens),
+            "finish_reason": choice.finish,
+        }
 
-    def _envelope(self, part: str, **more: Any) -> dict[str, Any]:
+    def _build_envelope(self, part: str, **more: Any) -> dict[str, Any]:
         kind = f"chat.completion{part}" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, **more}
 
-    def _usage(self) -> dict[str, int]:
+    def _count_usage(self) -> dict[str, int]:
         n_read = sum(
             len(prompt.tokens) + len(prompt.source or ())
             for prompt in (one.prompt for one in self.requests[:: self._n])
@@ -126,12 +133,12 @@ class ClientAnswer:
         return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
 
     def add_token(self, token: Token) -> None:
-        """Take one more token: its text, and what is told of it; with the first one also of those of the prompt."""
+        """Adds a token: its text and log-probability, and with the first token those of the prompt."""
         choice, request, echoed = self._choices[token.request], self.requests[token.request], ""
         if not choice.begun:
             echoed = "" if self._echoed is None else self._echoed[token.request // self._n]
-            if request.wants_prompt:
-                choice.tokens = self._prompt_tokens(request.prompt.tokens[0], token.prompt)
+            if request.prompt_logprobs:
+                choice.tokens = self._list_prompt_tokens(request.prompt.tokens[0], token.prompt)
         text = "" if self._is_echo else token.text
         if choice.parser is not None:
             text, calls = choice.parser.push(text, is_last=token.completion is not None)
@@ -142,34 +149,34 @@ class ClientAnswer:
             self._n_generated += 1
             if self._wants_logprobs and not (self._is_chat and token.finish_reason == "end"):
                 offset = choice.length + len(echoed)
-                told = token.id, token.logprob, token.alternatives or (), offset, token.constrained
-                choice.tokens.append(_ListedToken(*told))
+                alternatives = token.alternatives or ()
+                choice.tokens.append(_TokenLogprob(token.id, token.logprob, alternatives, offset, token.constrained))
         choice.begun = True
         choice.text += echoed + text
         choice.length += len(echoed) + len(text)
         if token.completion is not None:
-            choice.finish = "length" if self._is_echo else _FINISH[token.completion.finish_reason]
+            choice.finish = "length" if self._is_echo else _FINISH_REASONS[token.completion.finish_reason]
             if choice.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
 
-    def _prompt_tokens(self, first: int, read: Sequence[Token]) -> list[_ListedToken]:
-        """The tokens of a prompt; the first one has no probability."""
+    def _list_prompt_tokens(self, first: int, read: Sequence[Token]) -> list[_TokenLogprob]:
+        """Lists the tokens of a prompt; the first one has no probability."""
         decode = self._tokenizer.decode
-        tokens, offset = [_ListedToken(first, None, (), 0)], len(decode([first]))
+        tokens, offset = [_TokenLogprob(first, None, (), 0)], len(decode([first]))
         for one in read:
-            tokens.append(_ListedToken(one.id, one.logprob, one.alternatives or (), offset))
+            tokens.append(_TokenLogprob(one.id, one.logprob, one.alternatives or (), offset))
             offset += len(decode([one.id]))
         return tokens
 
-    def _logprobs(self, tokens: Sequence[_ListedToken]) -> dict[str, Any] | None:
-        """Log-probabilities as the API has them."""
+    def _format_logprobs(self, tokens: Sequence[_TokenLogprob]) -> dict[str, Any] | None:
+        """Returns log-probabilities in the format of the API."""
         if not self._wants_logprobs:
             return None
         if self._is_chat:
-            return {"content": [self._chat_logprob(one) for one in tokens], "refusal": None}
+            return {"content": [self._format_chat_logprob(one) for one in tokens], "refusal": None}
         piece = self._tokenizer.piece
-        among = [one.constrained for one in tokens]
-        constrained = {"constrained_logprobs": among} if any(p is not None for p in among) else {}
+        values = [one.constrained for one in tokens]
+        constrained = {"constrained_logprobs": values} if any(p is not None for p in values) else {}
         best = [{piece(other.id): other.logprob for other in one.alternatives} or None for one in tokens]
         return {
             "tokens": [piece(one.token) for one in tokens],
@@ -179,7 +186,7 @@ class ClientAnswer:
             **constrained,
         }
 
-    def _chat_logprob(self, one: _ListedToken) -> dict[str, Any]:
+    def _format_chat_logprob(self, one: _TokenLogprob) -> dict[str, Any]:
         def named(token: int, logprob: float | None) -> dict[str, Any]:
             written = self._tokenizer.decode([token]).encode()
             return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}

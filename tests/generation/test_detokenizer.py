@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtool.errors import UsageError
-from lmtool.generation.generate import complete, generate, in_order
+from lmtool.generation.detokenizer import StopStringFilter
+from lmtool.generation.generate import complete, generate, order_completions
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.text import StopStrings
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
 from lmtool.tokenization.inner import Roles
@@ -161,7 +161,7 @@ def test_a_stop_string_may_be_held_back_until_the_end_token():
 def test_stop_strings_do_not_depend_on_how_the_text_comes(text, stop, cuts):
     ends = [(i, i - len(s)) for i in range(len(text) + 1) for s in stop if text[:i].endswith(s)]
     expected = text[: min(ends)[1]] if ends else text
-    cutter = StopStrings(stop)
+    cutter = StopStringFilter(stop)
     shown, i = "", 0
     while i < len(text) and not cutter.stopped:
         length = cuts.draw(st.integers(1, len(text)))
@@ -173,7 +173,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_comes(text, stop, cuts):
 
 
 def test_of_several_stop_strings_in_one_piece_the_first_to_be_complete_counts():
-    cutter = StopStrings(["abc", "b"])
+    cutter = StopStringFilter(["abc", "b"])
     assert cutter.push("xabcd") == "xa"
     assert cutter.stopped
 
@@ -182,7 +182,7 @@ def test_the_work_for_a_character_does_not_grow_with_the_stop_string():
     stops = ["a" * 999 + "b", *("a" * n + "c" + "a" * 999 for n in range(100, 500, 100))]
 
     def counted(n):
-        cutter, steps = StopStrings(stops), 0
+        cutter, steps = StopStringFilter(stops), 0
 
         def count(frame, event, argument):
             nonlocal steps
@@ -237,7 +237,7 @@ def test_completions_come_in_order_and_equal_those_alone():
 def test_completions_do_not_wait_for_later_ones():
     model = TableModel([[1 / 263] * 263] * 263)
     pieces = generate(model, ["a", "b"] * 100, SamplingParams(max_new_tokens=2), PromptFormat(ByteTokenizer(), "past"))
-    completions = in_order(pieces)
+    completions = order_completions(pieces)
     assert next(completions).prompt == "a"
     assert next(pieces).request < 20
 
@@ -255,7 +255,7 @@ def test_a_completion_comes_as_soon_as_all_before_it_are_done():
             read.append(piece.request)
             yield piece
 
-    completions = in_order(pieces())
+    completions = order_completions(pieces())
     told = [(completion.prompt, len(read)) for completion in completions]
     assert told == [("a", 2), ("b", 2), ("c", 3)]
 
@@ -336,10 +336,10 @@ def test_a_trained_tokenizer_gives_whole_text():
             **dict(n=5),
         )
     )
-    for completion in in_order(pieces):
+    for completion in order_completions(pieces):
         assert completion.text == tokenizer.decode(completion.tokens)
     for request in range(10):
-        assert "".join(p.text for p in pieces if p.request == request) == list(in_order(pieces))[request].text
+        assert "".join(p.text for p in pieces if p.request == request) == list(order_completions(pieces))[request].text
 
 
 def test_prompts_that_are_no_text_are_refused():

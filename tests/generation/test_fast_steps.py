@@ -1,6 +1,6 @@
-"""Steps with caches of fixed size give what growing caches give; on a GPU, captured ones too.
+"""Steps with caches of fixed size give what growing caches give; on a GPU, graphs too.
 
-On a CPU nothing is captured, and all else is the same.
+On a CPU nothing is capture_graph, and all else is the same.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.generation import steps as module
+from lmtool.generation import fast_steps as module
+from lmtool.generation.fast_steps import FastStep, FastSteps
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.steps import CapturedStep, Steps
 from lmtool.model import LanguageModel, fixed
 from lmtool.tokenization.prompt_format import Prompt
 from tests.model import tiny
@@ -41,18 +41,18 @@ SETTINGS = [
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each step that is taken with a cache of fixed size, on a CPU too."""
-    monkeypatch.setattr(module, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(module, "GRAPH_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(fixed, "LEAST_SLOTS", 16)
     monkeypatch.setattr(fixed, "SOURCE_STEP", 4)
-    monkeypatch.setattr(module, "PATIENCE", 2)
+    monkeypatch.setattr(module, "STEPS_BEFORE_CAPTURE", 2)
     rows: list[int] = []
-    call = CapturedStep.__call__
+    call = FastStep.__call__
 
-    def noted(self: CapturedStep, tokens_B1: torch.Tensor, state: Any) -> Any:
+    def noted(self: FastStep, tokens_B1: torch.Tensor, state: Any) -> Any:
         rows.append(len(tokens_B1))
         return call(self, tokens_B1, state)
 
-    monkeypatch.setattr(CapturedStep, "__call__", noted)
+    monkeypatch.setattr(FastStep, "__call__", noted)
     return rows
 
 
@@ -85,41 +85,41 @@ def test_the_same_tokens(taken: list[int], family: str, settings: Any) -> None:
     assert {1, 2, 3} >= set(taken)
     assert len(taken) > 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "DEVICES", ())
+        patch.setattr(module, "GRAPH_DEVICES", ())
         assert_same(found, events(model, settings, **MORE))
 
 
 def test_each_shape_is_captured_once(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    captured = module.captured
-    monkeypatch.setattr(module, "captured", lambda *of: made.append(of) or captured(*of))
+    capture_graph = module.capture_graph
+    monkeypatch.setattr(module, "capture_graph", lambda *of: made.append(of) or capture_graph(*of))
     model = tiny.model(**FAMILIES["alibi"], context=200)
     events(model, SamplingParams("greedy", max_new_tokens=60), [3] * 4, max_rows=1)
     assert len(made) == 3  # of 16, 32 and 64 slots
-    monkeypatch.setattr(module, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(module, "MAX_GRAPHS", 1)
     events(model, SamplingParams("greedy", max_new_tokens=60), [3], max_rows=1)
     assert len(made) == 4
 
 
 def test_a_short_text_waits_for_no_capture(taken: list[int]) -> None:
-    events(tiny.model(**FAMILIES["gpt2"]), SamplingParams("greedy", max_new_tokens=module.PATIENCE + 1))
+    events(tiny.model(**FAMILIES["gpt2"]), SamplingParams("greedy", max_new_tokens=module.STEPS_BEFORE_CAPTURE + 1))
     assert not taken
 
 
 def test_what_cannot_be_captured_is_computed_as_before(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = tiny.model(**FAMILIES["alibi"], context=200), SamplingParams("greedy", max_new_tokens=60)
-    captured, left = module.captured, [1, 0]
+    capture_graph, left = module.capture_graph, [1, 0]
 
     def fails(*of: Any) -> Any:
         if not left.pop(0):
             raise RuntimeError("operation not permitted when stream is capturing")
-        return captured(*of)
+        return capture_graph(*of)
 
-    monkeypatch.setattr(module, "captured", fails)
+    monkeypatch.setattr(module, "capture_graph", fails)
     found = events(model, asked, [3])
     assert taken
     assert not left
-    monkeypatch.setattr(module, "DEVICES", ())
+    monkeypatch.setattr(module, "GRAPH_DEVICES", ())
     assert_same(found, events(model, asked, [3]))
 
 
@@ -133,16 +133,16 @@ def test_neither_are_unknown_mixers_many_rows_and_hypotheses_that_share_a_line(
     taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny.model(**FAMILIES["gpt2"])
-    events(model, SamplingParams("greedy", max_new_tokens=12), [2] * (module.MOST_ROWS + 1))
+    events(model, SamplingParams("greedy", max_new_tokens=12), [2] * (module.MAX_GRAPH_ROWS + 1))
     events(model, SamplingParams("beam", num_beams=3, max_new_tokens=12), [4])
     # a beam of one text starts from a line that is not shared yet
     assert set(taken) <= {3}
-    monkeypatch.setattr(module, "MIXERS", ())
-    assert Steps(model, CPU).of(tiny.start(model, 1)) is None
+    monkeypatch.setattr(module, "NATIVE_MIXERS", ())
+    assert FastSteps(model, CPU).find_step(tiny.start(model, 1)) is None
 
 
 def test_nothing_changes_on_a_cpu() -> None:
-    assert "cpu" not in module.DEVICES
+    assert "cpu" not in module.GRAPH_DEVICES
 
 
 @pytest.mark.gpu
@@ -153,7 +153,7 @@ def test_captured_steps_give_the_same_tokens(taken: list[int], family: str, sett
     found = events(model, settings, **MORE)
     assert len(taken) > 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "DEVICES", ())
+        patch.setattr(module, "GRAPH_DEVICES", ())
         assert_same(found, events(model, settings, **MORE))
 
 
@@ -176,7 +176,7 @@ def test_captured_steps_under_autocast(taken: list[int]) -> None:
     found = written()
     assert taken
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "DEVICES", ())
+        patch.setattr(module, "GRAPH_DEVICES", ())
         wanted = written()
     for prompt, pairs in found.items():
         # a near tie may be decided by rounding; until then the texts are the same

@@ -8,12 +8,12 @@ import torch
 
 from lmtool.errors import NumericalError, UsageError
 from lmtool.generation.generate import complete, generate
-from lmtool.generation.maskpredict import fill
+from lmtool.generation.mask_predict import fill
 from lmtool.generation.params import MaskPredict, SamplingParams
-from lmtool.generation.strategy import random_key
+from lmtool.generation.strategy import request_key
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.generation.models import HistoryModel, SidesModel
-from tests.generation.test_text import SPECIAL, ByteTokenizer
+from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
 from tests.reference import decoding as reference
 
 MASK = 3
@@ -52,7 +52,7 @@ def test_gibbs_sampling_equals_the_plain_reference(max_rows):
     for result in fill(model, [*TEXTS, TEXTS[0]], MASK, settings, n=2, banned_ids={9}, max_rows=max_rows):
         text = [*TEXTS, TEXTS[0]][result.request // 2]
         assert result.draw == result.sample + (2 if result.request // 2 == len(TEXTS) else 0)
-        key = random_key(5, result.draw, text)
+        key = request_key(5, result.draw, text)
         assert filled(text, result) == reference.gibbs(model.logits_of, text, MASK, 3, key, banned={9, MASK})
         assert result.steps == 3 * text.count(MASK)
 

@@ -8,7 +8,7 @@ import torch
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request
 from lmtool.model.language_model import DecodeState
 from lmtool.model.packed import pack
@@ -151,7 +151,7 @@ def test_probabilities_of_a_prompt_are_those_of_all_its_tokens():
     text = tiny.tokens(14).tolist()
     read = []
     for wants in (True, False, True):
-        request = request_for(engine, text, SETTINGS[0], wants_prompt=wants)
+        request = request_for(engine, text, SETTINGS[0], prompt_logprobs=wants)
         finished(engine, request)
         assert request.n_reused == (0 if wants else 12)
         read.append([(choice.id, choice.logprob) for choice in request.prompt])
@@ -187,7 +187,7 @@ def test_what_was_used_least_recently_gives_way_leaves_first():
     engine = Engine(model, chunk=64, prefixes=cache)
 
     def known(*text):
-        return cache.n_known([text])
+        return cache.n_cached_tokens([text])
 
     finished(engine, request_for(engine, [1, 1, 2, 2], settings))
     finished(engine, request_for(engine, [1, 1, 3, 3], settings))
@@ -220,9 +220,9 @@ def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkey
     """What begins with [1, 2, 3, 4] fails after that, or while blocks of it are kept."""
     model = tiny.model(**tiny.TRANSFORMERS["rotary"])
     cache = PrefixCache(ROOM, n_block=2)
-    engine = Engine(model, chunk=6, prefixes=cache, isolates=True)
+    engine = Engine(model, chunk=6, prefixes=cache, isolate_failures=True)
     runner = engine.runner
-    advance, part, n_parts = runner.advance, DecodeState.part, 0
+    advance, part, n_parts = runner.read_tokens, DecodeState.part, 0
 
     def advancing(tokens, state):
         if any(9 in ids for ids in tokens):
@@ -238,12 +238,12 @@ def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkey
 
     with monkeypatch.context() as patch:
         if fault == "reading":
-            patch.setattr(runner, "advance", advancing)
+            patch.setattr(runner, "read_tokens", advancing)
         else:
             patch.setattr(DecodeState, "part", cutting)
         finished(engine, request_for(engine, [1, 2, 3, 4, 5, 6, 9, 5], SETTINGS[0]))
     assert is_whole(cache)
-    assert cache.n_known([[1, 2, 3, 4, 5, 6]]) == (6 if fault == "reading" else 4)
+    assert cache.n_cached_tokens([[1, 2, 3, 4, 5, 6]]) == (6 if fault == "reading" else 4)
     texts = [[1, 2, 3, 4, i, 5, i] for i in (5, 7, 9)]
     requests = [request_for(engine, text, SETTINGS[0]) for text in texts]
     for text, (tokens, logprobs) in zip(texts, finished(engine, *requests), strict=True):

@@ -1,4 +1,4 @@
-"""From generated tokens to text: detokenization, stop strings, the forced prefix."""
+"""Incremental detokenization with stop strings and a forced prefix."""
 
 import codecs
 from collections.abc import Sequence
@@ -10,25 +10,25 @@ from lmtool.tokenization.decoder import StreamDecoder
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 
-class IncrementalText:
-    """The text of a request as its tokens come.
+class IncrementalDetokenizer:
+    """Builds the text of a request token by token.
 
-    text: so far. tokens: likewise.
+    text, tokens: those so far.
     """
 
     def __init__(self, request: Request, form: FormState | None) -> None:
-        """form: the beginning of the form of the text; None for anything."""
+        """form: start of the form of the text; None for no constraint."""
         self.text, self._unshown = "", request.prefix
         self.tokens: list[Token] = []
-        self._stop = StopStrings(request.stop)
+        self._stop = StopStringFilter(request.stop)
         self._decoder: StreamDecoder | None = None
         if request.prompt_format is not None:
-            self._decoder = _FormDecoder(form) if form else _decoder_after(request.prompt_format, request.prompt)
+            self._decoder = _FormDecoder(form) if form else _decoder_after_prompt(request.prompt_format, request.prompt)
 
     def push(self, token: Token, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
-        """What one more token adds to the text, and why the text ends with it.
+        """Adds a token. Returns the text that becomes visible, and why the text ends, if it does.
 
-        finish: why it ends there whatever its text is.
+        finish: why the text ends with this token apart from stop strings, if it does.
         """
         self.tokens.append(token)
         shown, self._unshown = self._unshown, ""
@@ -41,24 +41,24 @@ class IncrementalText:
         return shown, "stop" if self._stop.stopped else finish
 
 
-def reaches_stop(request: Request, ids: Sequence[int]) -> bool:
-    """Whether generated ids have a stop string of their request."""
+def contains_stop_string(request: Request, ids: Sequence[int]) -> bool:
+    """Whether the text of generated ids contains a stop string of their request."""
     if not request.stop or request.prompt_format is None:
         return False
-    decoder, stop = _decoder_after(request.prompt_format, request.prompt), StopStrings(request.stop)
+    decoder, stop = _decoder_after_prompt(request.prompt_format, request.prompt), StopStringFilter(request.stop)
     for token in ids:
         stop.push(decoder.push(token))
     return stop.stopped
 
 
 def ids_without_text(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
-    """The ids that no generated text holds: special tokens, and what the tokenizer does not have of a vocabulary."""
+    """Returns ids that are never generated: special tokens, and ids of the vocabulary that the tokenizer lacks."""
     tokenizer = prompt_format.tokenizer
     return {*tokenizer.special_ids - prompt_format.shown.keys(), *range(tokenizer.vocab_size, vocab_size)}
 
 
-def _decoder_after(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
-    """A decoder of what follows a prompt, so that a space between prompt and text becomes part of the text."""
+def _decoder_after_prompt(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
+    """Makes a decoder that has read a prompt, so that a space between prompt and text becomes part of the text."""
     decoder = prompt_format.tokenizer.stream(prompt_format.shown)
     for token in prompt.begun:
         decoder.push(token)
@@ -67,63 +67,63 @@ def _decoder_after(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder
 
 
 class _FormDecoder:
-    """A decoder of tokens as a form spells them: without the space that stands between prompt and text."""
+    """Decodes tokens as a form spells them: without the space between prompt and text."""
 
     def __init__(self, form: FormState) -> None:
         self._form = form
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        self._form = self._form.plus(token)
+        self._form = self._form.with_token(token)
         return self._utf8.decode(self._form.spelled)
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
 
 
-class StopStrings:
-    """Streamed text, truncated before the first complete stop string, for any split into pieces.
+class StopStringFilter:
+    """Truncates streamed text before the first complete stop string, for any split into pieces.
 
-    stopped: a stop string was found.
+    stopped: whether a stop string was found.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop
-        self._begun = [0] * len(stop)  # how much of the beginning of each the text ends with
+        self._matched = [0] * len(stop)  # length of the longest prefix of each that the text ends with
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that is safe to show now. A possible beginning of a stop string is held back."""
+        """Adds text. Returns the text that is safe to show; a possible beginning of a stop string is held back."""
         held = self._held + text
         safe = len(held)
         for end, character in enumerate(text if self._stop else "", len(self._held) + 1):
-            self._begun = [_longer(*pair, character) for pair in zip(self._stop, self._begun, strict=True)]
-            whole = [n for n, stop in zip(self._begun, self._stop, strict=True) if n == len(stop)]
+            self._matched = [_extend_match(*pair, character) for pair in zip(self._stop, self._matched, strict=True)]
+            whole = [n for n, stop in zip(self._matched, self._stop, strict=True) if n == len(stop)]
             if whole:
                 self.stopped = True
                 safe = end - max(whole)
                 break
         else:
-            safe -= max(self._begun, default=0)
+            safe -= max(self._matched, default=0)
         self._held = held[safe:]
         return held[:safe]
 
     def flush(self) -> str:
-        """The held-back text if the text ended without a stop string, else nothing."""
+        """Returns the held-back text if the text ended without a stop string, else nothing."""
         return "" if self.stopped else self._held
 
 
-def _longer(stop: str, n: int, character: str) -> int:
-    """How much of the beginning of a string a text ends with, which ended with n characters of it before one more."""
+def _extend_match(stop: str, n: int, character: str) -> int:
+    """Returns how many first characters of `stop` a text ends with after one more character; before it, n."""
     while n and (n == len(stop) or stop[n] != character):
-        n = _borders(stop)[n - 1]
+        n = _prefix_function(stop)[n - 1]
     return n + (stop[n] == character)
 
 
 @lru_cache(maxsize=1024)
-def _borders(stop: str) -> Sequence[int]:
-    """Of each beginning of a string, how much of it the beginning also ends with, not all (Knuth et al. 1977)."""
+def _prefix_function(stop: str) -> Sequence[int]:
+    """Returns the prefix function: for each prefix, the length of its longest proper border (Knuth et al. 1977)."""
     borders = [0]
     for character in stop[1:]:
         n = borders[-1]

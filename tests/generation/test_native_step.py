@@ -7,11 +7,11 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.compute.kernels import build
-from lmtool.generation import steps as module
+from lmtool.generation import fast_steps as module
 from lmtool.generation.generate import generate
 from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.native_step import NativeLayers
 from lmtool.generation.params import SamplingParams
-from lmtool.generation.rowstep import NativeLayers
 from lmtool.model import LanguageModel, fixed
 from lmtool.model.packed import pack
 from lmtool.tokenization.prompt_format import Prompt
@@ -55,8 +55,8 @@ def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         wanted, _ = model.advance(tokens[:, 3:], state)
         found = []
         for token in tokens[0, 3:].tolist():
-            assert runner._steps.of(state) is not None
-            hidden, state = runner.step([token], state)
+            assert runner._steps.find_step(state) is not None
+            hidden, state = runner.decode_step([token], state)
             found.append(hidden)
     return torch.cat(found), wanted[0]
 
@@ -86,13 +86,13 @@ def test_the_states_in_every_precision(family: str, precision: str) -> None:
 
 @pytest.mark.parametrize("family", sorted(OTHERS))
 def test_other_parts_are_computed_as_before(family: str) -> None:
-    assert NativeLayers.of(packed(family)) is None
+    assert NativeLayers.from_model(packed(family)) is None
 
 
 def test_neither_are_weights_that_may_change() -> None:
     model = tiny.model(dtype=torch.float32, **FAMILIES["gpt2"])
-    assert NativeLayers.of(model) is None
-    assert NativeLayers.of(tiny.model(**FAMILIES["lstm"])) is None
+    assert NativeLayers.from_model(model) is None
+    assert NativeLayers.from_model(tiny.model(**FAMILIES["lstm"])) is None
 
 
 @pytest.mark.sampled(2)
@@ -117,7 +117,7 @@ def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: A
         return sorted((event.request, event.id) for event in texts)
 
     found = [written(1), written(2)]
-    monkeypatch.setattr(module.NativeLayers, "of", lambda model: None)
+    monkeypatch.setattr(module.NativeLayers, "from_model", lambda model: None)
     assert found == [written(1), written(2)]
 
 
@@ -130,7 +130,7 @@ def test_a_padded_source() -> None:
         _, state = model.advance(tiny.tokens(2, 3), state)
         for row in range(2):
             wanted, _ = model.advance(torch.tensor([[8]]), state.pick([row]))
-            assert away(runner.step([8], state.pick([row]))[0], wanted[0]) < 1e-4
+            assert away(runner.decode_step([8], state.pick([row]))[0], wanted[0]) < 1e-4
 
 
 def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +140,7 @@ def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog
             patch.setenv(name, value)
             patch.delenv("CC", raising=False)
             assert build.library() is None
-            assert NativeLayers.of(packed("gpt2")) is None
+            assert NativeLayers.from_model(packed("gpt2")) is None
             assert told in caplog.text
     build.library.cache_clear()
 
@@ -153,7 +153,7 @@ def test_a_state_grows_in_the_type_of_the_model() -> None:
         _, state = model.advance(tiny.tokens(1, 3), model.start(Batch(tiny.tokens(1, 3))))
         before = state.dtype
         for token in (3, 4):
-            _, state = runner.step([token], state)
+            _, state = runner.decode_step([token], state)
         assert (before, state.dtype, state.growing().dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
 
 
@@ -162,8 +162,8 @@ def test_a_step_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch, caplo
         event.id for event in generate(packed("alibi"), [Prompt((3, 4))], SamplingParams("greedy", max_new_tokens=9))
     ]
     assert not caplog.text
-    call = module.RowStep.__call__
-    monkeypatch.setattr(module.RowStep, "__call__", lambda self, tokens: 1.2 * call(self, tokens))
+    call = module.NativeStep.__call__
+    monkeypatch.setattr(module.NativeStep, "__call__", lambda self, tokens: 1.2 * call(self, tokens))
     model = packed("alibi")
     for _ in range(2):
         assert [

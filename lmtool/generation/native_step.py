@@ -1,6 +1,6 @@
-"""The step of one text through the layers of a Transformer on a CPU: operations that C kernels run one after another.
+"""A decoding step of one text through the layers of a Transformer on a CPU, as a program of C kernels.
 
-Between them nothing returns to Python, which takes longer than the products of small models.
+The program does not return to Python between operations, which would take longer than the products of small models.
 
 Shapes: S slots of a cache, D model width, N heads, H head width, R rotated components of a head.
 """
@@ -35,27 +35,27 @@ from lmtool.model.layers.stack import Sublayer
 from lmtool.model.packed import PackedMatrix
 from lmtool.model.transformer import TransformerModel
 
-MIXERS = (SelfAttention, CrossAttention, FeedForward)
-MOST_MEMORY = 0.25
-"""Share of the machine's memory for matrices that are there a second time, in float32."""
+NATIVE_MIXERS = (SelfAttention, CrossAttention, FeedForward)
+MAX_COPY_MEMORY_SHARE = 0.25
+"""Maximum share of the machine's memory for second copies of matrices, in float32."""
 
-POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions, RelativePositions)
+NATIVE_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions, RelativePositions)
 
 
 class NativeLayers:
-    """The layers of a model, and their matrices as the kernels read them."""
+    """The layers of a model and their matrices in the layout of the C kernels."""
 
     def __init__(self, model: TransformerModel, matrices: dict[nn.Linear, NativeMatrix]) -> None:
         self.model, self.stack, self.matrices = model, model.stacks()[-1], matrices
 
     @classmethod
-    def of(cls, model: LanguageModel) -> "NativeLayers | None":
-        """None for a model that the kernels do not serve, or that is not packed, so that its weights may change."""
-        if not isinstance(model, TransformerModel) or not _can_step(model):
+    def from_model(cls, model: LanguageModel) -> "NativeLayers | None":
+        """Returns None for a model that the kernels do not support, or whose weights are not packed and may change."""
+        if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in linears_of(model.stacks()[-1])}
-        again = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
-        if again > MOST_MEMORY * (machine_memory() or math.inf):
+        n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
+        if n_copied > MAX_COPY_MEMORY_SHARE * (machine_memory() or math.inf):
             return None
         products = {linear: weight.product.native for linear, weight in weights.items()}
         matrices = {linear: matrix for linear, matrix in products.items() if matrix is not None}
@@ -68,20 +68,20 @@ class NativeLayers:
         return cls(model, matrices)
 
 
-def _can_step(model: TransformerModel) -> bool:
-    """Whether the kernels have all parts of its layers, whose matrices are packed."""
+def _supports_native_step(model: TransformerModel) -> bool:
+    """Whether kernels exist for all parts of the layers, and their matrices are packed."""
     stack = model.stacks()[-1]
     mixers, mask = mixers_of(stack), stack.mask
     scores = [mixer.score for mixer in mixers if isinstance(mixer, SelfAttention | CrossAttention)]
     rules = {type(stack.position), type(stack.window_position[0])}
     return (
         model.ngrams is None
-        and all(type(mixer) in MIXERS for mixer in mixers)
+        and all(type(mixer) in NATIVE_MIXERS for mixer in mixers)
         and all(type(score) is Score for score in scores)
-        and rules <= set(POSITIONS)
+        and rules <= set(NATIVE_POSITIONS)
         and mask.dilation == 1
         and not mask.n_global
-        # adapters are no part of a plain map
+        # adapters are not part of a plain linear map
         and all(
             type(linear) in (nn.Linear, JoinedLinear) and isinstance(linear.weight, PackedMatrix)
             for linear in linears_of(stack)
@@ -89,11 +89,8 @@ def _can_step(model: TransformerModel) -> bool:
     )
 
 
-class RowStep:
-    """One more token of one text, with a state of its own.
-
-    state: of one row, in float32.
-    """
+class NativeStep:
+    """Decodes one more token of one text, with a state of its own: of one row, in float32."""
 
     def __init__(self, layers: NativeLayers, state: FixedState) -> None:
         self._layers, self._state = layers, state
@@ -104,11 +101,11 @@ class RowStep:
         self._slots_1S = torch.arange(n_slots)[None]
         self._x, self._input, self._read, self._out = (self._program.reserve(self._width) for _ in range(4))
         self._inner, self._mixed = self._program.reserve(max(widths)), self._program.reserve(max(widths))
-        self._plan()
+        self._add_layers()
         self._program.build()
 
     def __call__(self, tokens_11: Tensor) -> Tensor:
-        """The hidden state (1, D) of the token at the next position, which the caches hold then."""
+        """Returns the hidden state (1, D) of the token at the next position, and adds it to the caches."""
         layers, memory = self._layers, self._program.memory
         self._state.newest_1.add_(1)
         position = int(self._state.newest_1)
@@ -117,17 +114,17 @@ class RowStep:
         self._program.run(position)
         return memory[self._out : self._out + self._width][None].clone()
 
-    def read_source(self, state: DecodeState) -> None:
-        """Attend to the source of this state, which is padded on the right, from now on."""
+    def set_source(self, state: DecodeState) -> None:
+        """Makes further steps attend to the source of this state, which is padded on the right."""
         keep_1S = state.source_keep_BS
         self._program.set_source(n_source_of(state) if keep_1S is None else int(keep_1S.sum()))
 
-    def _linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
+    def _add_linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
         matrix = self._layers.matrices[linear].in_c(self._program.hold(linear.bias))
         self._program.add(LinearStep(matrix, adds), src, dst)
 
-    def _plan(self) -> None:
-        """The sublayers as in `Stack` and `Sublayer`."""
+    def _add_layers(self) -> None:
+        """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
         stack, width, add = self._layers.stack, self._width, self._program.add
         sublayers = [cast(Sublayer, sublayer) for sublayer in stack.passed()]
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
@@ -135,23 +132,23 @@ class RowStep:
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
             if sublayer.norm_place == "pre":
-                read = self._norm(sublayer.norm, read, self._read)
+                read = self._add_norm(sublayer.norm, read, self._read)
             adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer
-            mixed = self._mix(sublayer.mixer, state, read, i // stack.per_layer in stack.full_layers)
-            self._linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)
+            mixed = self._add_mixer(sublayer.mixer, state, read, i // stack.per_layer in stack.full_layers)
+            self._add_linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)
             if sublayer.norm_place == "output":
-                self._norm(sublayer.norm, self._out, self._out)
+                self._add_norm(sublayer.norm, self._out, self._out)
             if not adds:
                 if stack.adds_to_layer:
                     add(CopyStep(width), self._input, self._x)
                 add(AddStep(width) if sublayer.residual else CopyStep(width), self._out, self._x)
             if sublayer.norm_place == "post":
-                self._norm(sublayer.norm, self._x, self._x)
-        if self._norm(stack.norm, self._x, self._out) != self._out:
+                self._add_norm(sublayer.norm, self._x, self._x)
+        if self._add_norm(stack.norm, self._x, self._out) != self._out:
             add(CopyStep(width), self._x, self._out)
 
-    def _norm(self, module: nn.Module, src: int, dst: int, n_parts: int = 1) -> int:
-        """Where the normalised numbers are."""
+    def _add_norm(self, module: nn.Module, src: int, dst: int, n_parts: int = 1) -> int:
+        """Adds a norm from `src` to `dst`. Returns the address of its output, which is `src` for an identity."""
         if isinstance(module, nn.Identity):
             return src
         norm = cast(nn.LayerNorm | RMSNorm, module)
@@ -161,30 +158,30 @@ class RowStep:
         self._program.add(NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst)
         return dst
 
-    def _mix(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
-        """Where the input of the projection into the residual stream is."""
+    def _add_mixer(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
+        """Adds a mixer. Returns the address of the input of its output projection."""
         match mixer, state:
             case FeedForward(), _:
-                self._linear(mixer.up, read, self._inner)
+                self._add_linear(mixer.up, read, self._inner)
                 function = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
                 activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATES)
                 self._program.add(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
-                self._linear(mixer.q, read, self._inner)
-                self._attend(mixer, state, n_source=1)  # a source of any length: see `read_source`
+                self._add_linear(mixer.q, read, self._inner)
+                self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
             case SelfAttention(), KeyValue():
-                self._linear(mixer.qkv, read, self._inner)
-                self._place(mixer, state, is_full)
+                self._add_linear(mixer.qkv, read, self._inner)
+                self._add_self_attention(mixer, state, is_full)
         return self._mixed
 
-    def _place(self, mixer: SelfAttention, state: KeyValue, is_full: bool) -> None:
-        """Queries, keys and values with their norms, rotations, biases and window."""
+    def _add_self_attention(self, mixer: SelfAttention, state: KeyValue, is_full: bool) -> None:
+        """Adds attention to the cache, with norms, rotations, position biases and window."""
         stack, hold = self._layers.stack, self._program.hold
         n_queries, n_keys, _ = mixer.qkv.widths
         for norm, first, n in ((mixer.q_norm, 0, n_queries), (mixer.k_norm, n_queries, n_keys)):
             if isinstance(norm, RMSNorm):
                 part = self._inner + first
-                self._norm(norm, part, part, n // norm.normalized_shape[0])
+                self._add_norm(norm, part, part, n // norm.normalized_shape[0])
         window = None if is_full else stack.mask.window
         rule = stack.position if window is None else stack.window_position[0]
         if (turns := rule.rotations(self._slots_1S, mixer.head_width, torch.float32)) is not None:
@@ -192,11 +189,11 @@ class RowStep:
             rotate = RotateStep(*angles, mixer.n_heads + mixer.n_kv_heads, mixer.head_width, turns[0].shape[-1])
             self._program.add(rotate, self._inner, self._inner)
         bias_PNTS = rule.bias(self._slots_1S[:, -1:], self._slots_1S)
-        # by the distance from the last query to each key
-        by_distance = None if bias_PNTS is None else hold(bias_PNTS[0, :, 0].flip(-1))
-        self._attend(mixer, state, by_distance, window or 0)
+        # indexed by the distance from the last query to each key
+        bias = None if bias_PNTS is None else hold(bias_PNTS[0, :, 0].flip(-1))
+        self._add_attention_step(mixer, state, bias, window or 0)
 
-    def _attend(
+    def _add_attention_step(
         self,
         mixer: SelfAttention | CrossAttention,
         state: KeyValue | Memory,
