@@ -22,9 +22,9 @@ from lmtool.analysis.attention import TextAttention
 from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.compute.device import InferenceName, choose_compute
 from lmtool.compute.processes import world_size
-from lmtool.data.python_rows import as_mappings, keep_rows
-from lmtool.data.stdin import text_files
-from lmtool.data.survey import Report, silent
+from lmtool.data.python_rows import cache_rows, rows_to_dicts
+from lmtool.data.stdin import open_text_sources
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import Drafter, TextGenerator
@@ -130,7 +130,12 @@ class TrainedModel(TextGenerator):
         reading: keys of `data` by which tables are read, such as text_columns and encoding.
         """
         data = Data(**{"column": self.recipe.data.column, **reading})
-        add(Path(path), self.loaded, list(read_entries(files, data, id_column, columns_of_texts(self.recipe))), silent)
+        add(
+            Path(path),
+            self.loaded,
+            list(read_entries(files, data, id_column, columns_of_texts(self.recipe))),
+            no_progress,
+        )
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Any) -> list[Prediction]:
@@ -166,7 +171,7 @@ class TrainedModel(TextGenerator):
             return [row if isinstance(row, str) else tuple(row) for row in rows]
         columns, _ = texts_of_a_row(self.loaded)
         found: list[str | tuple[str, ...]] = []
-        for number, row in enumerate(as_mappings(rows, labelled=False), 1):
+        for number, row in enumerate(rows_to_dicts(rows, has_labels=False), 1):
             if missing := [name for name in columns if name not in row]:
                 fix = f"give the columns {', '.join(columns)}"
                 raise UsageError(f"there is no column {missing[0]}", where=f"row {number}", fix=fix)
@@ -218,7 +223,7 @@ def pretrain(
     """
     paths = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
     names, texts = ([one for one in paths if ("\n" in one) is is_text] for is_text in (False, True))
-    with text_files(names, texts) as files:
+    with open_text_sources(names, texts) as files:
         return _trained(lambda report: plan_pretraining(source, recipe, _settings(files, settings), report), out)
 
 
@@ -231,7 +236,7 @@ def finetune(
     tuples of one text or several and a label. Rows are kept in the cache. source: the run, or published model, that is
     fine-tuned. Its scores are in `figures`.
     """
-    path = str(table) if isinstance(table, str | Path) else keep_rows(table)
+    path = str(table) if isinstance(table, str | Path) else cache_rows(table)
     return _trained(lambda report: plan_finetuning(source, recipe, _settings([path], settings), report), out)
 
 
@@ -240,14 +245,14 @@ def _settings(train: list[str], settings: Values) -> list[Setting]:
     return settings_of(stated, [Setting("data.train", train, "the first argument")])
 
 
-def _trained(make_plan: Callable[[Report], Plan], out: str) -> TrainedModel:
+def _trained(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
     if world_size() > 1:
         raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
     folder = Path(out) if out else None
-    invocation = Invocation(["lmtool", "from", "Python"], silent, lambda: False, folder)
+    invocation = Invocation(["lmtool", "from", "Python"], no_progress, lambda: False, folder)
     run = ""
     with closing(Loggers()) as loggers:
-        for event in start(make_plan(silent), invocation):
+        for event in start(make_plan(no_progress), invocation):
             run = str(event.path) if isinstance(event, Started) else run
             for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.compute.device import choose_compute
-from lmtool.data.files import shown, shown_all
-from lmtool.data.table import AS_INFERRED, Skipped, Table, as_number, open_table
+from lmtool.data.files import quote, quote_all
+from lmtool.data.table import INFERRED_FORMAT, SkippedRows, Table, open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
@@ -211,7 +211,7 @@ class Similarity:
     n_scored: int
     n_pairs: int
     missing: tuple[str, ...]
-    skipped: Skipped
+    skipped: SkippedRows
 
     def record(self) -> dict[str, object]:
         """The JSON record."""
@@ -234,7 +234,7 @@ class Similarity:
 
 
 def measure_similarity(
-    reference: str, source: str, *, device: DeviceName = "auto", reading: Data = AS_INFERRED
+    reference: str, source: str, *, device: DeviceName = "auto", reading: Data = INFERRED_FORMAT
 ) -> Similarity:
     """Compare a table of similarities with the static vectors of a run.
 
@@ -245,14 +245,14 @@ def measure_similarity(
     from scipy.stats import spearmanr
 
     table = open_table(source, reading)
-    skipped = Skipped()
+    skipped = SkippedRows()
     pairs = list(_pairs(table, skipped if reading.skip_bad_rows else None))
     loaded = load_run(reference, choose_compute(device, "float32"))
     token = {word: _token(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
     scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]
     if len(scored) < 2:
         what = f"{len(scored)} of {len(pairs)} pairs are of words that both have vectors; a correlation needs two"
-        raise DataError(what, where=shown(source), fix="name a table of words that are in the run's training text")
+        raise DataError(what, where=quote(source), fix="name a table of words that are in the run's training text")
     ones, others, scores = zip(*scored, strict=True)
     unit_VD = F.normalize(loaded.model.token_vectors().detach().double(), dim=-1)
     cosines = (unit_VD[list(ones)] * unit_VD[list(others)]).sum(1)
@@ -268,16 +268,16 @@ def _token(tokenizer: Tokenizer, word: str) -> int | None:
     return next((token for form in (word, word.lower()) if (token := token_of(tokenizer, form)) is not None), None)
 
 
-def _pairs(table: Table, skipped: Skipped | None) -> Iterator[tuple[str, str, float]]:
+def _pairs(table: Table, skipped: SkippedRows | None) -> Iterator[tuple[str, str, float]]:
     """The two words of each row, and their similarity."""
     column = None
     for row in table.rows(skipped):
         cells = [str(value) for value in row.values]
         if column is None:
-            column = next((i for i, cell in enumerate(cells) if i > 1 and as_number(cell) is not None), None)
-        similarity = None if column is None else as_number(cells[column])
+            column = next((i for i, cell in enumerate(cells) if i > 1 and parse_label_number(cell) is not None), None)
+        similarity = None if column is None else parse_label_number(cells[column])
         if similarity is None:
             what = "no number after two words: a table of similarities has two columns of words, then one of numbers"
-            fix = f"write it with a header, as word1,word2,similarity; it has {shown_all(table.names)}"
+            fix = f"write it with a header, as word1,word2,similarity; it has {quote_all(table.names)}"
             raise DataError(what, where=table.file.where(row.number, row.line, None), fix=fix)
         yield cells[0].strip(), cells[1].strip(), similarity

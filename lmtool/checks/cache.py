@@ -10,10 +10,10 @@ from pathlib import Path
 
 from lmtool import durable
 from lmtool.compute.kernels import build
-from lmtool.data.blocks import STREAMS
-from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, discard, lock_of_store
-from lmtool.data.hub import DATASETS
-from lmtool.data.store import read_manifest
+from lmtool.data.blocks import STREAMS_FOLDER
+from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, remove_cache_folder, store_lock_path
+from lmtool.data.hub import DATASETS_FOLDER
+from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.names import IMPORTS
 from lmtool.printable import counted
@@ -27,7 +27,7 @@ def _lock_beside(folder: Path, key: str) -> Path:
 
 
 def _lock_of_tokens(folder: Path, key: str) -> Path:
-    return lock_of_store(folder / key)
+    return store_lock_path(folder / key)
 
 
 def _lock_of_model(folder: Path, key: str) -> Path:
@@ -52,14 +52,14 @@ class CacheKind:
 
 KINDS = {
     "models": CacheKind("published models", IMPORTS, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _lock_of_model),
-    "datasets": CacheKind("datasets of the Hub", DATASETS, r"(?P<key>[0-9a-f]{64})\.jsonl"),
+    "datasets": CacheKind("datasets of the Hub", DATASETS_FOLDER, r"(?P<key>[0-9a-f]{64})\.jsonl"),
     "tokens": CacheKind(
         "tokens of texts", TOKENS, r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?", _lock_of_tokens
     ),
     "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
     "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
     "kernels": CacheKind("compiled kernels", build.FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
-    "streams": CacheKind("texts that are tokenized beside training", STREAMS, "(?!)(?P<key>)"),
+    "streams": CacheKind("texts that are tokenized beside training", STREAMS_FOLDER, "(?!)(?P<key>)"),
 }
 """By name. Besides, each folder may have scratch folders of processes."""
 
@@ -81,7 +81,7 @@ def describe_entry(entry: CacheEntry) -> str:
     if entry.kind != "tokens":
         return name
     try:
-        store = read_manifest(entry.path)
+        store = read_store_manifest(entry.path)
         size = f"{counted(store.documents, 'document')}, a vocabulary of {store.vocab_size:,}"
         return f"{name[:12]}: {counted(store.tokens, 'token')}, {size}"
     except (OSError, ValueError):
@@ -115,7 +115,7 @@ def remove_entry(entry: CacheEntry) -> str:
         if not is_free:
             return "a process is making it"
         if entry.path.is_dir() and not entry.path.is_symlink():
-            discard(entry.path)
+            remove_cache_folder(entry.path)
         else:
             with durable.refusing("cannot remove", entry.path, "change the permissions of its folder"):
                 entry.path.unlink(missing_ok=True)

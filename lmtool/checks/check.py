@@ -9,12 +9,12 @@ from typing import Literal
 from lmtool.checks.runs import verify_run
 from lmtool.checks.text import find_in_text
 from lmtool.compute.device import CPU
-from lmtool.data.cached import verify_cache
-from lmtool.data.files import TABLES, find_files, suffix, unpacked_name
-from lmtool.data.hub import PREFIX
-from lmtool.data.prepare import fingerprint_of, open_parts
-from lmtool.data.store import MANIFEST, TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.cached import find_damaged_entries
+from lmtool.data.files import TABLE_FORMATS, find_files, infer_format, name_without_compression
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.prepare import compute_fingerprint, open_train_and_valid
+from lmtool.data.store import STORE_MANIFEST, TokenStore
+from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
@@ -86,15 +86,15 @@ def subject_of(names: Sequence[str], data: Data, *, is_text: bool, by_cells: boo
     if len(names) == 1 and not is_text:
         name = names[0]
         folder = Path(name)
-        if any((folder / part / MANIFEST).exists() for part in _STORES):
+        if any((folder / part / STORE_MANIFEST).exists() for part in _STORES):
             return "tokens"
         if name == "last" or _run_path(name) is not None:
             return "run"
         if data.test:
             return "table"
-        if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
+        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format(folder) != ".txt"):
             return "table" if _is_labelled(name, data, by_cells) else "text"
-        if unpacked_name(folder).endswith(TABLES):
+        if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"
     return "text"
 
@@ -124,7 +124,7 @@ def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
 
 def check_tokens(folder: Path) -> Checked:
     """The token stores of a folder."""
-    stores = [folder / part for part in _STORES if (folder / part / MANIFEST).exists()]
+    stores = [folder / part for part in _STORES if (folder / part / STORE_MANIFEST).exists()]
     damage = []
     for store in stores:
         try:
@@ -142,15 +142,15 @@ def check_tokens(folder: Path) -> Checked:
 def check_cache() -> Checked:
     """All entries of the cache."""
     where = str(cache_folder())
-    return Checked("cache", where, (where,), tuple(verify_cache()), ())
+    return Checked("cache", where, (where,), tuple(find_damaged_entries()), ())
 
 
-def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, report: Report) -> Checked:
+def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, report: Progress) -> Checked:
     """The text that `data` names, against its validation text or the part that a run with this seed would hold out."""
     whole = data.with_values({"stream": False})
-    ((train, valid),), data = open_parts(whole, seed=seed, report=report)
+    ((train, valid),), data = open_train_and_valid(whole, seed=seed, report=report)
     notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
-    survey = train.text.survey
+    survey = train.text.stats
     kind = "one text" if data.split == "slice" else counted(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
     line = f"{kind}, {survey.characters:,} characters; validation: {held}"
@@ -165,7 +165,7 @@ def check_labelled(
     return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 
-def check_run(name: str, report: Report) -> Checked:
+def check_run(name: str, report: Progress) -> Checked:
     """Every file of a run: checksums, records, the recipe and the tokenizer against each checkpoint, weights that are
     finite and fit; and whether the training data, if they are still there, are those that it was started with.
 
@@ -205,7 +205,7 @@ def check_run(name: str, report: Report) -> Checked:
     return Checked("run", name, tuple(lines), tuple(damage), tuple(dict.fromkeys(notices)))
 
 
-def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report) -> Iterator[Notice]:
+def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Progress) -> Iterator[Notice]:
     """A notice where the training data are still there, and are not those that the run was started with."""
     if not is_there(recipe.data):
         return
@@ -215,7 +215,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
             _, rows = read_tables(recipe, tables, tokenizer, run.saved_split)
             fingerprint = rows.fingerprint
         else:
-            fingerprint = fingerprint_of(recipe.data, tokenizer, seed=recipe.seed, report=report)
+            fingerprint = compute_fingerprint(recipe.data, tokenizer, seed=recipe.seed, report=report)
     except LmtoolError as error:
         yield Notice("training data unusable", 1, f"the training data can no longer be read: {error.what}")
         return
@@ -230,6 +230,6 @@ def is_there(data: Data) -> bool:
     try:
         tables = [table for table, _ in tables_of_tasks(data).values()]
         sources = [*data.sources, *tables, *data.valid, *([data.test] if data.test else [])]
-        return all(not source.startswith(PREFIX) and find_files(source) for source in sources)
+        return all(not source.startswith(HUB_PREFIX) and find_files(source) for source in sources)
     except LmtoolError:
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmtool import durable
 from lmtool.data.files import display
-from lmtool.data.rowfile import Delimited, JsonLines
+from lmtool.data.rowfile import DelimitedFile, JsonLinesFile
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
@@ -36,7 +36,7 @@ def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, 
     """
     task, *others = open_tables(recipe.data, None)
     file = task.table.file
-    if others or not isinstance(file, Delimited | JsonLines):
+    if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display(file.path), fix=fix)
     parts = read_task(task, recipe, None, None, None).parts
@@ -44,7 +44,7 @@ def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, 
     gone |= removals(parts)
     if near is not None:
         gone |= near_removals(parts, gone, *near)
-    begins = [line or 0 for line, _, _ in file.records()]
+    begins = [line or 0 for line, _, _ in file.read_records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(path, "".join(kept).encode(file.encoding or "UTF-8"))
     lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))

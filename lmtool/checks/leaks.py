@@ -9,10 +9,10 @@ import numpy as np
 from lmtool.checks.check import is_there
 from lmtool.checks.text import BRIEF, WORD, N, overlap
 from lmtool.data.corpus import Chunk
-from lmtool.data.files import shown
-from lmtool.data.prepare import open_parts
-from lmtool.data.survey import silent
-from lmtool.data.table import Skipped
+from lmtool.data.files import quote
+from lmtool.data.prepare import open_train_and_valid
+from lmtool.data.survey import no_progress
+from lmtool.data.table import SkippedRows
 from lmtool.errors import LmtoolError
 from lmtool.inference.reference import Reference
 from lmtool.printable import counted
@@ -63,7 +63,7 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], most: int = BRIEF[0])
             if leaked or is_part:
                 share = f"{len(leaked):,} of {counted(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
                 what = f"{share} are in the training text of {trained.name}, {source}: the whole row"
-                first = "".join(f"; {name}: {shown(text, 60)}" for name, text in leaked[:TOLD])
+                first = "".join(f"; {name}: {quote(text, 60)}" for name, text in leaked[:TOLD])
                 part = f"; only its first {shared.trained:,} words were looked through" * is_part
                 text = f"{what}, or of {N} words and more {100 * SHARE:.0f} % of the words, in {N}-grams{first}{part}"
                 yield Notice("rows in the training text", len(leaked), text)
@@ -77,14 +77,14 @@ def _training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
     if run.info.origin is not None or data.messages_column is not None or not is_there(data):
         return "", iter(())
     if not isinstance(recipe.objective, RowSpec):
-        parts, _ = open_parts(data, seed=recipe.seed, report=silent)
+        parts, _ = open_train_and_valid(data, seed=recipe.seed, report=no_progress)
         return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
     tables, split = open_tables(data, kind_of_rows(recipe.objective)), run.saved_split
 
     def rows_of(one: TaskTables) -> Iterator[str]:
         held = split and split.of(one.name)
         left_out = {*held.test} if held else ()
-        rows = stream_texts(one.table, one.columns, Skipped())
+        rows = stream_texts(one.table, one.columns, SkippedRows())
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
 
     texts = chain.from_iterable(map(rows_of, tables))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.corpus import Chunk
-from lmtool.data.files import shown
+from lmtool.data.files import quote
 from lmtool.data.prepare import TextPart
 from lmtool.printable import counted
 from lmtool.tasks.notices import LEAST_BYTES, Notice, cut_texts, foreign_texts
@@ -61,7 +61,7 @@ def find_in_text(
     shared = overlap(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
     if shared.percent >= SHARED:
         what = f"{shared.percent:.1f} % of the {shared.words:,} words of the validation text are in {N}-grams of words"
-        text = f"{what} that the training text has too; first: {shown(shared.example, 80)}"
+        text = f"{what} that the training text has too; first: {quote(shared.example, 80)}"
         yield Notice("validation text in the training text", shared.shared, text)
     if tokenizer is not None:
         yield from foreign_texts(_long_lines(train.chunks()), tokenizer, usual, "text")
@@ -86,7 +86,7 @@ def _documents(chunks: Iterable[Chunk]) -> Iterator[Notice]:
                 seen.add(key)
     if n_twice:
         what = f"{n_twice:,} of {counted(len(lengths), 'document')} are equal to an earlier one"
-        yield Notice("duplicate documents", n_twice, f"{what}; first: {shown(first, 80)}")
+        yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
     yield from cut_texts(lengths, "document")
 
 

@@ -38,20 +38,20 @@ def is_recipe(name: str) -> bool:
     if name in shipped() or name.endswith((".yaml", ".yml")):
         return True
 
-    from lmtool.data.files import FORMATS, nearby
-    from lmtool.data.hub import PREFIX
+    from lmtool.data.files import FORMATS, suggest_files
+    from lmtool.data.hub import HUB_PREFIX
 
-    is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
-    return not is_other and bool(near(name)) and not nearby(Path(name))
+    is_other = name == "last" or os.path.exists(name) or name.startswith(HUB_PREFIX) or name.endswith(FORMATS)
+    return not is_other and bool(near(name)) and not suggest_files(Path(name))
 
 
 def with_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> Sequence[Any]:
-    """The names of files, lists of them and Nones, with a file in place of `-`; see `keep_stdin`."""
+    """The names of files, lists of them and Nones, with a file in place of `-`; see `cache_stdin`."""
     if "-" not in [one for name in names for one in (name if isinstance(name, list) else [name])]:
         return names
-    from lmtool.data.stdin import keep_stdin  # it imports much
+    from lmtool.data.stdin import cache_stdin  # it imports much
 
-    return keep_stdin(kind, *names)
+    return cache_stdin(kind, *names)
 
 
 KeyOptions = dict[str, tuple[Any, Any]]

@@ -18,7 +18,7 @@ from lmtool.cost.devices import KINDS, Devices, devices_of
 from lmtool.cost.footprint import Footprint, Rows, footprint
 from lmtool.cost.summary import model_summary
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import NumericalError, RecipeError, UsageError
 from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel, build
@@ -101,7 +101,7 @@ class Forecast:
         return asdict(self)
 
 
-def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
+def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float, report: Progress) -> Forecast:
     """What a training takes, on this machine or on `n_devices` of a named kind.
 
     The data that it names, if any, are read as for training. Here, some steps are measured; elsewhere, time follows
@@ -372,7 +372,7 @@ class _InventedText:
     def document(self, i: int) -> tuple[int, int]:
         return i * self._LENGTH, min(len(self), (i + 1) * self._LENGTH)
 
-    def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_documents(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
         return np.asarray(token) // self._LENGTH
 
 

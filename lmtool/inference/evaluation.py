@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluating
 from lmtool.objective import Loss
@@ -115,7 +115,7 @@ class Items:
         return sum(sum(self.lengths[i]) ** (1 if self.one_pass else 2) for i in group)
 
 
-def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Report = not_reported) -> Evaluated:
+def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Progress = not_reported) -> Evaluated:
     """Evaluate a model; each process computes its share, and all get the same sums.
 
     report: called with the tokens of this process done and in total, from 0 on.

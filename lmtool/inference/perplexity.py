@@ -15,10 +15,10 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, InferenceName, choose_compute
 from lmtool.data import bundled
 from lmtool.data.files import find_files
-from lmtool.data.hub import PREFIX
-from lmtool.data.prepare import encode_files, scored
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.prepare import count_predicted, tokenize_files
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Items, Validation, evaluate, not_reported
 from lmtool.inference.load import LoadedModel, load_packed
@@ -103,7 +103,7 @@ def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
     """
     windows = []
     for number in range(store.n_documents):
-        begin, end = store.document(number)
+        begin, end = store.document_range(number)
         start, first = begin, begin + 1
         while first < end:
             stop = min(end, start + context + 1)
@@ -167,7 +167,7 @@ class TokenizedText:
     stride: int
 
     def perplexity(
-        self, model: LanguageModel, objective: Objective, compute: Compute, report: Report = not_reported
+        self, model: LanguageModel, objective: Objective, compute: Compute, report: Progress = not_reported
     ) -> Perplexity:
         """The perplexity of the whole text, computed by all processes together.
 
@@ -176,7 +176,7 @@ class TokenizedText:
         """
         longest, n_tokens = objective.window(self.context), len(self.store)
         windows = HeldOut(self.store, spans(self.store, longest, min(self.stride, longest)))
-        n_bytes, n_words = scored(self.store, self.tokenizer)[0], int(np.sum(self.store.n_words))
+        n_bytes, n_words = count_predicted(self.store, self.tokenizer)[0], int(np.sum(self.store.n_words))
         if not windows.spans:
             raise DataError(
                 f"the text has {counted(n_tokens, 'token')}, so there is none to predict", fix="give more text"
@@ -190,7 +190,7 @@ class TokenizedText:
             raise DataError(f"the text has {size}, but no {unit} to predict", fix="give more text")
         return Perplexity(evaluated.total, count, n_bytes, n_words, self.context, self.stride, unit)
 
-    def unseen(self, model: NGramModel, objective: Objective, compute: Compute, report: Report) -> int:
+    def unseen(self, model: NGramModel, objective: Objective, compute: Compute, report: Progress) -> int:
         """How many of the scored n-grams a model of counts never counted."""
         windows = HeldOut(self.store, spans(self.store, self.context, self.stride))
         items = windows.items(model, objective.collate_spans, _unseen, compute)
@@ -272,7 +272,7 @@ def measure(
     baseline: str | None = None,
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
-    report: Report = not_reported,
+    report: Progress = not_reported,
 ) -> Measured:
     """Perplexity of a text under a run, computed by all processes together.
 
@@ -292,7 +292,7 @@ def measure(
         return replace(measured, baseline=_measure(other, replace(text, context=None, stride=None), report))
 
 
-def _measure(loaded: LoadedModel, text: EvaluationText, report: Report) -> Measured:
+def _measure(loaded: LoadedModel, text: EvaluationText, report: Progress) -> Measured:
     loaded.check_likelihood()
     lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
     context = text.context or lm.context or loaded.recipe.model.context
@@ -304,7 +304,7 @@ def _measure(loaded: LoadedModel, text: EvaluationText, report: Report) -> Measu
         raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
     if text.column is not None:
         data = data.with_values({"column": text.column})
-    store = loaded.compute.world.main_first(lambda: encode_files(text.sources, data, loaded.tokenizer, report))
+    store = loaded.compute.world.main_first(lambda: tokenize_files(text.sources, data, loaded.tokenizer, report))
     tokenized = TokenizedText(store, loaded.tokenizer, context, stride)
     with loaded.computing() as compute:
         result = tokenized.perplexity(lm, objective, compute, report)
@@ -323,6 +323,6 @@ def _unseen(model: LanguageModel, batch: Batch) -> Loss:
 
 def limit(sources: Sequence[str], data: Data) -> float | None:
     """The limit of bundled texts in bits per byte, for models of documents, which also predict their ends."""
-    if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
+    if data.split != "document" or any(source.startswith(HUB_PREFIX) for source in sources):
         return None
-    return bundled.limit([file for source in sources for file in find_files(source)])
+    return bundled.entropy_bound([file for source in sources for file in find_files(source)])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lmtool.data.survey import DividedText, Report, divide
+from lmtool.data.survey import DividedText, Progress, divide_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.interop.names import HUB, is_published, known_run
 from lmtool.printable import plain
@@ -232,15 +232,15 @@ def tokenizer_path(reference: str) -> str:
 
 
 def resolve_for_text(
-    recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+    recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> tuple[Resolved, DividedText | None]:
     """`resolve`, with the shape of the text where the recipe is the default one and names one; and that text.
 
-    report: None where the text is not read, and the recipe is as for any text. Raises as `divide` and `with_runs`.
+    report: None where the text is not read, and the recipe is as for any text. Raises as `divide_text` and `with_runs`.
     """
     resolved, divided = resolve(recipe, settings), None
     if report is not None and is_default(recipe) and resolved.recipe.data.sources:
-        divided = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
+        divided = divide_text(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
         resolved = resolve(recipe, settings, divided.text.shape)
     return with_runs(resolved), divided
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lmtool.batch import Batch, n_shared, padded
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, Items, RowLengths, evaluate, not_reported
 from lmtool.inference.load import LoadedModel
@@ -150,7 +150,7 @@ def score_continuations(
     *,
     begins: bool = False,
     cuts: bool = False,
-    report: Report = not_reported,
+    report: Progress = not_reported,
 ) -> list[list[ScoredContinuation]]:
     """log p(continuation | context), without an end token, by all processes together.
 
@@ -191,7 +191,7 @@ def check_continues(loaded: LoadedModel) -> None:
     loaded.check_likelihood()
 
 
-def score_whole(loaded: LoadedModel, texts: Sequence[str], report: Report = not_reported) -> list[float]:
+def score_whole(loaded: LoadedModel, texts: Sequence[str], report: Progress = not_reported) -> list[float]:
     """log p of each text of any length, without an end token, by all processes together; 0 for an empty one.
 
     Windows of the context follow each other, and the last one ends with the text; the first token is given the one that
@@ -296,7 +296,7 @@ def _first_id(loaded: LoadedModel) -> int:
 
 
 def _scored(
-    loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Report
+    loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Progress
 ) -> list[list[ScoredContinuation]]:
     """The continuations of each group; those with a common prefix apart from those without."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"
@@ -370,7 +370,7 @@ def _check(loaded: LoadedModel, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _read_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = not_reported) -> list[ScoredTokens]:
+def _read_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Progress = not_reported) -> list[ScoredTokens]:
     """The scores of the tokens of each row."""
     pad = loaded.tokenizer.pad_id
 
@@ -389,7 +389,7 @@ def _read_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = not_r
 
 
 def _evaluated(
-    loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Report
+    loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Progress
 ) -> list[ScoredTokens]:
     """What is read of each item; on a CPU in small batches, which have less padding and are as fast."""
     tokens = CPU_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
@@ -403,7 +403,7 @@ def _n_common(rows: Sequence[_Row]) -> int:
     return 0 if alone else n_shared(*(row.tokens for row in rows))
 
 
-def _read_common(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
+def _read_common(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Progress) -> list[ScoredTokens]:
     """The scores of the tokens of all rows of each group, whose common prefix is read once."""
     n_common = [_n_common(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]

@@ -17,9 +17,9 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
 from lmtool.data.corpus import Chunk
-from lmtool.data.prepare import encode
+from lmtool.data.prepare import encode_chunks
 from lmtool.data.store import StoreWriter
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.inference.load import build_for_training
 from lmtool.model.transformer import positions_in_text
 from lmtool.objective import Objective, build_objective
@@ -61,7 +61,7 @@ class BatchTable(NamedTuple):
     masks: Sequence[MaskPicture] = ()
 
 
-def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Report) -> Collated:
+def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Progress) -> Collated:
     """The first rows of the batch of a step, counted from 1, of the data of a plan.
 
     texts: documents to read in place of its training text. Raises the errors of reading data.
@@ -92,7 +92,7 @@ def _windows(texts: Sequence[str], recipe: Recipe, data: TrainingData, objective
     tokenizer = data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
-            for chunk in encode(iter([Chunk(list(map(without_surrogates, texts)))]), tokenizer):
+            for chunk in encode_chunks(iter([Chunk(list(map(without_surrogates, texts)))]), tokenizer):
                 writer.append(chunk)
             store = writer.finish()
         cuts = [objective.cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.rowfile import matching_column
+from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation.chat import LONGEST_ANSWER, checked, format_of
 from lmtool.generation.constrained import begin_form
@@ -316,7 +316,7 @@ def _encode_vector(vector: Vectors, form: str | None) -> Any:
 def _texts_of_row(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(texts, str):
         texts = {columns[0]: texts}
-    names = [matching_column(name, list(texts)) for name in columns]
+    names = [find_matching_column(name, list(texts)) for name in columns]
     if len(texts) != len(columns) or None in names:
         raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
     row = tuple(texts[name] for name in names if name is not None)

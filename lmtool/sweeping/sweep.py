@@ -20,8 +20,8 @@ import torch
 from lmtool import durable, system
 from lmtool.compute.machine import n_cores, threads_are_set
 from lmtool.data.files import find_files
-from lmtool.data.hub import PREFIX
-from lmtool.data.survey import Report
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.recipe import Recipe
@@ -72,13 +72,13 @@ class Typed:
     fixed: Sequence[str]
     read_by: Sequence[Setting] = ()
 
-    def planned(self, axes: Axes, report: Report) -> "tuple[Typed, str, str]":
+    def planned(self, axes: Axes, report: Progress) -> "tuple[Typed, str, str]":
         """The same with the run that is trained further named by its path, as the last one will soon be another, with
         the features that cross-validation chose, once for all runs, and with rows held out; the command for such data;
         and what was chosen, in lines. Raises LmtoolError, also where there are no data.
         """
         for source in self.data:
-            if not source.startswith(PREFIX):
+            if not source.startswith(HUB_PREFIX):
                 find_files(source)
         settings = self._settings({key: values[0] for key, values in axes.items()})
         plan = plan_training(self.source, self.recipe, settings, report)

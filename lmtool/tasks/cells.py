@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from lmtool.data.delimited import FIELD_LIMIT, misfit
-from lmtool.data.files import shown
+from lmtool.data.delimited import MAX_FIELD_CHARACTERS, find_field_fault
+from lmtool.data.files import quote
 from lmtool.errors import UsageError
 from lmtool.tasks.labels import LONGEST_LABEL, SEPARATOR, as_cell
 from lmtool.tokenization.chat import ROLES, ChatFormat, Message, RefusedMessages, with_calls
@@ -124,7 +124,7 @@ def as_entities(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
             fix = f"write B- and I- before the type of an entity, and {OUTSIDE} for other words"
             if _OTHER_SCHEMES.fullmatch(tag):
                 fix = "write E- and L- as I-, S- and U- as B-"
-            raise CellFault("no BIO tag", f"the tag {shown(tag, 40)} is not in the scheme BIO", fix)
+            raise CellFault("no BIO tag", f"the tag {quote(tag, 40)} is not in the scheme BIO", fix)
         if tag.startswith("I-") and (not repaired or repaired[-1][1:] != tag[1:]):
             tag = f"B{tag[1:]}"
             n_repaired += 1
@@ -165,7 +165,7 @@ def _as_answer(answer: dict[str, Any], context: str) -> AnswerSpan:
     text = without_surrogates(text)
     if start < 0 or context[start : start + len(text)] != text:
         other = context[max(0, start) : max(0, start) + len(text)]
-        what = f"the answer {shown(text, 40)} is not at answer_start {start}: there is {shown(other, 40)}"
+        what = f"the answer {quote(text, 40)} is not at answer_start {start}: there is {quote(other, 40)}"
         at = context.find(text)
         fix = "the context does not have it: correct one of them" if at < 0 else f"it begins at {at}: correct it"
         raise CellFault("answer outside the context", what, fix)
@@ -212,7 +212,7 @@ def _message(value: Any, number: int) -> Message:
     role = NAMES.get(author, author)
     if role not in ROLES:
         fix = f"name one of {', '.join(ROLES)}"
-        raise CellFault("wrong role", f"message {number} has the unknown role {shown(author, 30)}", fix)
+        raise CellFault("wrong role", f"message {number} has the unknown role {quote(author, 30)}", fix)
     if text is None and value.get("tool_calls"):
         text = ""
     if not isinstance(text, str):
@@ -220,7 +220,7 @@ def _message(value: Any, number: int) -> Message:
         raise CellFault("wrong type", f"message {number} has {what} {keys[1]}", "write text")
     if role == "assistant" and not text.strip() and not value.get("tool_calls"):
         raise CellFault("empty answer", f"message {number}, of the assistant, is empty", "fill it")
-    fault = misfit((text,), None, FIELD_LIMIT)
+    fault = find_field_fault((text,), None, MAX_FIELD_CHARACTERS)
     if fault is not None:
         raise CellFault(fault.kind, f"message {number}: {fault.what}", fault.fix)
     try:

@@ -8,9 +8,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.files import display, shown, shown_all
-from lmtool.data.rowfile import matching_column
-from lmtool.data.table import Skipped, Table, open_table, spelled_number
+from lmtool.data.files import display, quote, quote_all
+from lmtool.data.rowfile import find_matching_column
+from lmtool.data.table import SkippedRows, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import counted
@@ -64,7 +64,7 @@ class TaskTables:
         at = label_index(self.table, self.columns)
         if at is None:
             return self.table.n_rows
-        return sum(1 for _, values, fault in self.table.file.records() if fault or as_cell(values[at]) != "")
+        return sum(1 for _, values, fault in self.table.file.read_records() if fault or as_cell(values[at]) != "")
 
 
 def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -97,14 +97,14 @@ def tables_of_tasks(data: Data) -> dict[str, tuple[str, float]]:
         if name in named:
             raise UsageError(f"two tasks are named {name}", where="data.tasks", fix="give each a name of its own")
         file, _, last = rest.rpartition(":")
-        weight = spelled_number(last) if file else None
+        weight = parse_float(last) if file else None
         named[name] = (file, weight) if weight is not None and 0 < weight < math.inf else (rest, 1.0)
     return named
 
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
     """The texts of the first rows of a training table, a row's in one. Raises a RowFault as `read_labelled` does."""
-    skipped = Skipped() if skip_bad_rows else None
+    skipped = SkippedRows() if skip_bad_rows else None
     rows = stream_texts(tables.table, tables.columns, skipped)
     return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
@@ -259,7 +259,7 @@ def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
     """Raise UsageError or DataError for tables that the model of a recipe cannot learn from."""
     spec = recipe.objective
     for task in tasks:
-        where = f"{display(task.table.path)}, column {shown(task.columns.messages or '')}"
+        where = f"{display(task.table.path)}, column {quote(task.columns.messages or '')}"
         if task.columns.messages is not None and task.name:
             raise DataError("conversations are for one table, not for tasks", where=where, fix="name it as TABLE")
         if task.columns.messages is not None and (not isinstance(spec, Seq2Seq) or recipe.model.reads != "past"):
@@ -334,14 +334,14 @@ def read_task(
 def _refuse_other_names(train: Table, other: Table, names: Mapping[str, Any]) -> None:
     """Raise DataError for a table beside that of training which has not its columns. names: as of `_columns`."""
     each = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in names.values())
-    if missing := [name for name in each if not matching_column(name, other.names)]:
+    if missing := [name for name in each if not find_matching_column(name, other.names)]:
         nouns = "column" if len(missing) == 1 else "columns"
-        what = f"no {nouns} {shown_all(missing)}, which {train.path.name} has; found {shown_all(other.names)}"
+        what = f"no {nouns} {quote_all(missing)}, which {train.path.name} has; found {quote_all(other.names)}"
         fix = f"give both tables the same header: name the columns as in {train.path.name}"
         raise DataError(what, where=display(other.path), fix=fix)
 
 
-def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:
+def _skipped(skipped: SkippedRows, of: str = "") -> list[Notice]:
     return [Notice("skipped rows", skipped.count, str(skipped).replace(":", f"{of}:", 1))] if skipped.count else []
 
 

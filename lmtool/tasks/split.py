@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 
 from lmtool.data.files import display
-from lmtool.data.split import document_hash
+from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import HeldRows
 from lmtool.tasks.reading import LabelledTexts, count_labels
@@ -80,7 +80,7 @@ def _shuffled_strata(examples: LabelledTexts, seed: int) -> list[list[list[int]]
     shuffled = []
     for members in strata.values():
         rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
-        shuffled.append([members[i] for i in np.argsort(document_hash(seed, rows), kind="stable")])
+        shuffled.append([members[i] for i in np.argsort(hash_document_numbers(seed, rows), kind="stable")])
     return shuffled
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from lmtool.data.files import display, unpacked_name
-from lmtool.data.rowfile import ENDINGS
-from lmtool.data.table import Skipped
+from lmtool.data.files import display, name_without_compression
+from lmtool.data.rowfile import ROW_FILE_SUFFIXES
+from lmtool.data.table import SkippedRows
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.text import Data
@@ -76,13 +76,13 @@ def tables_in(source: str) -> dict[str, str]:
         return {}
     tables = {}
     for path in sorted(folder.iterdir()):
-        ending = next((one for one in ENDINGS if unpacked_name(path).endswith(one)), None)
+        ending = next((one for one in ROW_FILE_SUFFIXES if name_without_compression(path).endswith(one)), None)
         if ending is not None and path.is_file():
             name = path.name[: path.name.lower().rindex(ending)]
             if not re.search(r"[\W_]train$|^train$", name.lower()):
                 tables[name] = str(path)
     if not tables:
-        fix = f"put {', '.join(ENDINGS)} files there"
+        fix = f"put {', '.join(ROW_FILE_SUFFIXES)} files there"
         raise DataError("the folder has no table to evaluate on", where=display(folder), fix=fix)
     return tables
 
@@ -100,7 +100,7 @@ def measure_folder(
     runs: Mapping[str, str],
     load: Callable[[str], LoadedModel],
     reading: Data = AS_TRAINED,
-    skipped: Skipped | None = None,
+    skipped: SkippedRows | None = None,
 ) -> Suite:
     """Results on each table, by the run or the task of the same name.
 

@@ -15,9 +15,9 @@ from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
 from lmtool.data.blocks import BlockStores
-from lmtool.data.prepare import Prepared, prepare, scored
+from lmtool.data.prepare import TokenizedData, count_predicted, tokenize_data
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import DividedText, Report
+from lmtool.data.survey import DividedText, Progress
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Items, Validation, evaluate
 from lmtool.inference.perplexity import HeldOut, TokenizedText, limit
@@ -71,7 +71,7 @@ class TextData:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: TokenizedData,
         prompt_format: PromptFormat,
         objective: Objective,
         *,
@@ -114,7 +114,10 @@ class TextData:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
-        if bundled.limit([file for parts in texts for part in parts for file in part.text.corpus.files]) is not None:
+        if (
+            bundled.entropy_bound([file for parts in texts for part in parts for file in part.text.corpus.files])
+            is not None
+        ):
             return ()  # a program wrote the text, and its results stand beside what can be reached at best
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
@@ -164,7 +167,7 @@ class TextData:
     def bytes_per_token(self) -> float | None:
         if not self._is_causal:
             return None
-        n_bytes, n_tokens = scored(self._valid, self.prompt_format.tokenizer)
+        n_bytes, n_tokens = count_predicted(self._valid, self.prompt_format.tokenizer)
         return n_bytes / n_tokens if n_tokens else None
 
     @property
@@ -174,7 +177,7 @@ class TextData:
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training part, or in the head of one that is streamed."""
-        return self._train.counts()
+        return self._train.count_tokens()
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Initialize a new model with statistics of the data, if its family uses any."""
@@ -184,7 +187,7 @@ class TextData:
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
         for ngrams in ngrams_of(lm):
-            ngrams.count(torch.from_numpy(self._train.sample(MOST_COUNTED)))
+            ngrams.count(torch.from_numpy(self._train.sample_evenly(MOST_COUNTED)))
 
     def windows(self, objective: Objective) -> Windows:
         """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
@@ -266,7 +269,7 @@ class TextData:
         if not self._prepared.streamed:
             return 1.0
         held = [len(part) for part in self._prepared.parts]
-        whole = sum(n / text.share for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
+        whole = sum(n / text.head_fraction for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
         return sum(held) / whole
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
@@ -344,7 +347,7 @@ TrainingData = TextData | TableData
 
 def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
     """Whether any window of a document of a text has a target; reads the text as far as the first one."""
-    documents = map(store.document, range(store.n_documents))
+    documents = map(store.document_range, range(store.n_documents))
     starts = ((start, min(end, start + window)) for begin, end in documents for start in range(begin, end, window))
     return any(objective.collate_spans([(store.read(*span), 1)]).n_targets for span in starts)
 
@@ -354,7 +357,7 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
 
     is_stream: the text may begin within a line, the rest of which is left out.
     """
-    start, stop = store.document(0)
+    start, stop = store.document_range(0)
     text = tokenizer.decode(store.read(start, min(stop, start + 20 * LONGEST_PROMPT)).tolist())
     if is_stream:
         text = text.partition("\n")[2] or text.partition(" ")[2] or text
@@ -368,16 +371,18 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
 
 
 def read_text(
-    recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report, divided: DividedText | None = None
+    recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Progress, divided: DividedText | None = None
 ) -> tuple[Recipe, TextData]:
     """Prepare the text that a recipe names. Returns the recipe with the size of the vocabulary and how the text is
     divided, and the text.
 
-    tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `prepare`.
+    tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `tokenize_data`.
     Raises DataError for a text that is too short for the model's context.
     """
     spec = tokenizer or recipe.tokenizer
-    prepared = world.main_first(lambda: prepare(recipe.text, spec, seed=recipe.seed, report=report, divided=divided))
+    prepared = world.main_first(
+        lambda: tokenize_data(recipe.text, spec, seed=recipe.seed, report=report, divided=divided)
+    )
     context = recipe.model.context
     for part, store, needed in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
         if len(store) < needed:
@@ -387,7 +392,7 @@ def read_text(
     rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
     recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
-    counts = torch.from_numpy(prepared.train.counts()) if recipe.model.reads == "words" else None
+    counts = torch.from_numpy(prepared.train.count_tokens()) if recipe.model.reads == "words" else None
     return recipe, TextData(
         prepared,
         PromptFormat.of(recipe, prepared.tokenizer),

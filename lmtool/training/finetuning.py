@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple, cast
 
 from lmtool.checks.check import subject_of
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import not_reported
@@ -32,7 +32,7 @@ from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_a
 
 
 def plan_finetuning(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = not_reported
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = not_reported
 ) -> Plan:
     """Open the tables that the command line names, and resolve the recipe.
 
@@ -52,7 +52,7 @@ def plan_finetuning(
 
 
 def plan_training(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> Plan:
     """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
 
@@ -188,7 +188,7 @@ FEATURE_SETTINGS = (
 """The settings of FEATURES."""
 
 
-def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
+def _plan_linear(settings: Sequence[Setting], report: Progress) -> Plan:
     """The linear model of a labelled table, for which neither a run nor a recipe is named."""
     last = _last_body()
     named = "name one: --from RUN or --from hf:ORG/NAME"
@@ -273,7 +273,7 @@ def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTa
 
 
 def _choose_candidate(
-    candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Report
+    candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Progress
 ) -> tuple[int | None, str]:
     """The index of the recipe whose features are the best, or None for very many rows and classes; and the figures."""
     every = [RecipeWithData(*read_tables(recipe, tables, None)) for recipe in candidates]

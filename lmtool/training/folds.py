@@ -8,7 +8,7 @@ import numpy as np
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.pretrained import open_vectors
 from lmtool.inference.reference import base_of
@@ -114,7 +114,7 @@ def _fit_heads(
         yield fold, AnsweringModel(lm.eval(), objective, compute)
 
 
-def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_reported) -> tuple[int, list[float]]:
+def choose_features(candidates: Sequence[RecipeWithData], report: Progress = not_reported) -> tuple[int, list[float]]:
     """The index of the best features of texts for a linear model, by cross-validation, and how good each are.
 
     candidates: the same rows with each of the features, the most telling ones last. Of equally good ones the first is

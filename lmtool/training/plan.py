@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lmtool.compute.device import Compute, device_memory
 from lmtool.compute.processes import World, local_size
-from lmtool.data.survey import DividedText, Report
+from lmtool.data.survey import DividedText, Progress
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.pretrained import describe_features, open_features, open_vectors
@@ -59,7 +59,7 @@ class Plan:
         return replace(self, resolved=replace(self.resolved, recipe=recipe), candidates=tuple(candidates))
 
     def read(
-        self, report: Report, world: World | None = None
+        self, report: Progress, world: World | None = None
     ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
         """The recipe with what the data decide, the data, and the models that it names: its teacher, and that whose
         states it reads."""
@@ -77,7 +77,7 @@ class Plan:
             recipe, data = read_text(recipe, tokenizer, world or World(), report, self.text)
         return recipe, data, teacher, features
 
-    def job(self, compute: Compute, report: Report) -> TrainingJob:
+    def job(self, compute: Compute, report: Progress) -> TrainingJob:
         """Read the data, all processes together. compute: as `checked_compute` gives it.
 
         Raises the errors of data, and UsageError for models that do not fit them.
@@ -123,7 +123,7 @@ class Plan:
 
 
 def plan_pretraining(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> Plan:
     """A training on a text, which is read through where the recipe depends on it.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmtool.checks.runs import damaged_records
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import features_of
@@ -110,7 +110,7 @@ def _without_training(where: str) -> CheckpointError:
 
 
 def _job_of(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Report
+    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Progress
 ) -> TrainingJob:
     """What training goes on with at a checkpoint. Raises CheckpointError when the data of the run have changed."""
     tokenizer = read_tokenizer(run)

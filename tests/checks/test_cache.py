@@ -12,8 +12,8 @@ from lmtool import durable
 from lmtool.checks import cache as module
 from lmtool.checks.cache import KINDS, CacheEntry, describe_entry, find_entries, remove_entry
 from lmtool.data.cached import TOKENS
-from lmtool.data.hub import DATASETS
-from lmtool.data.prepare import encode_files
+from lmtool.data.hub import DATASETS_FOLDER
+from lmtool.data.prepare import tokenize_files
 from lmtool.durable import TEMPORARY, locked
 from lmtool.errors import UsageError
 from lmtool.interop.names import imports_folder
@@ -60,7 +60,7 @@ def test_what_tokens_are_of_is_told(folder: Path, tmp_path: Path) -> None:
     """Their names are checksums."""
     (tmp_path / "a.txt").write_text("one two\n\nthree", encoding="utf-8")
     data = Data(split="document", documents="blank-line")
-    encode_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
+    tokenize_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
     make(folder / TOKENS / KEY, is_folder=True)
     (damaged, whole) = sorted(map(describe_entry, find_entries(["tokens"])), key=lambda line: "documents" in line)
     assert "16 tokens, 2 documents" in whole
@@ -144,7 +144,7 @@ def test_nothing_outside_of_the_cache_is_touched(folder: Path, tmp_path: Path) -
         make(folder / "imports" / "locks" / KEY, is_folder=False),
         make(folder / "imports" / "digests" / KEY, is_folder=False),
     ]
-    (folder / DATASETS).symlink_to(tmp_path / "mine")  # a whole kind elsewhere
+    (folder / DATASETS_FOLDER).symlink_to(tmp_path / "mine")  # a whole kind elsewhere
     (folder / "tokens" / KEY).symlink_to(tmp_path / "mine" / KEY)
     inside = make(folder / "tokens" / KEY.replace("0", "f"), is_folder=True)
     (inside / "link").symlink_to(tmp_path / "mine")

@@ -397,10 +397,10 @@ def test_an_encoding_that_lacks_letters(home):
 
 
 def test_the_limit_of_a_bundled_text_stands_beside_the_figure(lmtool, home):
-    text = bundled.folder() / "stories.valid.txt"
+    text = bundled.data_folder() / "stories.valid.txt"
     small = ("-s", "model.context=16", "-s", "tokenizer.vocab_size=400")
     run = lmtool.succeeds("pretrain", text, *SMALL, *small).out.strip()
     shown = lmtool.succeeds("eval", run, "data/stories.valid.txt").out
-    assert f"the best possible model: {bundled.limit([text]):.4f}" in shown
+    assert f"the best possible model: {bundled.entropy_bound([text]):.4f}" in shown
     record = json.loads(lmtool.succeeds("eval", run, text, "--json").out)
-    assert record["limit_bits_per_byte"] == bundled.limit([text]) < record["bits_per_byte"]
+    assert record["limit_bits_per_byte"] == bundled.entropy_bound([text]) < record["bits_per_byte"]

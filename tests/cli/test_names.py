@@ -13,7 +13,7 @@ import typer
 import lmtool as api
 from lmtool.cli import app
 from lmtool.compute.device import CPU
-from lmtool.data.survey import silent
+from lmtool.data.survey import no_progress
 from lmtool.export.exporting import export, export_gguf
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import RESOLVED
@@ -144,7 +144,7 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
         (home / name).symlink_to(published / name)
     (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
-    add(home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], silent)
+    add(home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], no_progress)
     runs = dict.fromkeys(NAMES, home / "runs" / RUN)
     runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
     runs |= {"published directory": importing.imported("hf"), "GGUF file": importing.imported("model.gguf")}

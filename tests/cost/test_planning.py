@@ -12,7 +12,7 @@ from lmtool.compute.processes import World
 from lmtool.cost import planning
 from lmtool.cost.devices import KINDS, DeviceKind
 from lmtool.cost.planning import Forecast, forecast
-from lmtool.data.survey import Report, silent
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
@@ -46,12 +46,12 @@ class Known(NamedTuple):
     def tables(self) -> bool:
         return self.known is not None
 
-    def read(self, report: Report) -> tuple[Recipe, TextData | TableData | None, None, None]:
+    def read(self, report: Progress) -> tuple[Recipe, TextData | TableData | None, None, None]:
         return self.recipe, self.known, None, None
 
 
 def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:
-    return forecast(session, n_devices=n_devices, kind=kind, utilisation=utilisation, report=silent)
+    return forecast(session, n_devices=n_devices, kind=kind, utilisation=utilisation, report=no_progress)
 
 
 def planned(recipe: Recipe, **options: Any) -> Forecast:

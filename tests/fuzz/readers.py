@@ -597,7 +597,7 @@ def _read_store(folder: Path, content: bytes) -> None:
     store = TokenStore(path)
     store.read(0, min(20, len(store)))
     for number in islice(range(store.n_documents), 5):
-        store.document(number)
+        store.document_range(number)
 
 
 WIDTH = 8

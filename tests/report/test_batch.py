@@ -295,7 +295,7 @@ def test_the_batch_is_that_of_training(text):
     assert torch.equal(described.batch.tokens_BT, again.batch.tokens_BT)
     other = given("tiny", text, "model.context=16", rows=3, step=2)
     assert not torch.equal(described.batch.tokens_BT, other.batch.tokens_BT)
-    assert bundled.folder().is_dir()
+    assert bundled.data_folder().is_dir()
     assert (described.batch.targets_BT != IGNORE).any()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers
 
-from lmtool.data.corpus import safe_cut
+from lmtool.data.corpus import find_safe_cut
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import byte_alphabet
 from lmtool.tokenization.encoder import batch_encoder, fast_encoder
@@ -65,7 +65,7 @@ def test_any_texts_at_once(texts: list[str]) -> None:
 @given(st.one_of(NASTY, st.text()))
 @settings(max_examples=300, deadline=None)
 def test_a_safe_cut_changes_nothing(text: str) -> None:
-    cut = safe_cut(text)
+    cut = find_safe_cut(text)
     for tokenizer in ODD, TOKENIZERS["char"], TOKENIZERS["word-lower"], TOKENIZERS["wordpiece-lower"]:
         assert tokenizer.encode(text[:cut]) + tokenizer.encode(text[cut:]) == tokenizer.encode(text)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.survey import silent
+from lmtool.data.survey import no_progress
 from lmtool.recipe.load import settings_of
 from lmtool.sweeping.sweep import Typed
 from lmtool.training import finetuning, folds
@@ -120,10 +120,10 @@ def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recip
     path = str(table(folder / "rows.csv", 200, "ending"))
     assert not plan_finetuning(None, recipe, settings_of([f"data.train={path}"])).resolved.recipe.data.holds_out
     axes = {"optimizer.l2": ["0.1", "10"]}
-    typed, _, told = Typed([path], None, recipe, []).planned(axes, silent)
+    typed, _, told = Typed([path], None, recipe, []).planned(axes, no_progress)
     assert typed.resolved({}).data.valid_fraction == 0.25
     assert told.splitlines()[-1].startswith("a quarter of the rows is held out, to compare settings")
     for fixed in (["data.valid_fraction=0"], [f"data.valid=[{path}]"]):
-        named, _, told = Typed([path], None, recipe, fixed).planned(axes, silent)
+        named, _, told = Typed([path], None, recipe, fixed).planned(axes, no_progress)
         assert named.fixed[-1:] == fixed
         assert "a quarter" not in told

@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counted)
 
     recipes._parse_file.cache_clear()
-    count(survey, "content_hash", "hashed")
+    count(survey, "hash_files", "hashed")
     count(recipes, "parse", "parsed")
     count(loading, "build_model", "built")
     count(TextData, "validate", "validated")

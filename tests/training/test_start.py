@@ -21,7 +21,7 @@ from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.data import survey
-from lmtool.data.files import content_hash
+from lmtool.data.files import hash_files
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
 from lmtool.inference.evaluation import Validation
@@ -592,9 +592,9 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
 
     def hashes(files: Any) -> str:
         hashed.append(files)
-        return content_hash(files)
+        return hash_files(files)
 
-    monkeypatch.setattr(survey, "content_hash", hashes)
+    monkeypatch.setattr(survey, "hash_files", hashes)
     work.text.write_text(documents(200) if layout == "documents" else words(3000))
     settings = settings_of(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]

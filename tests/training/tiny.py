@@ -59,13 +59,13 @@ class MemoryStore:
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         return self._tokens[start:stop].copy()
 
-    def document(self, i: int) -> tuple[int, int]:
+    def document_range(self, i: int) -> tuple[int, int]:
         return int(self._ends[i - 1]) if i else 0, int(self._ends[i])
 
     def document_lengths(self) -> NDArray[np.int64]:
         return np.diff(self._ends, prepend=0)
 
-    def document_at(self, token: int) -> NDArray[np.int64]:
+    def find_documents(self, token: int) -> NDArray[np.int64]:
         return np.searchsorted(self._ends, token, side="right")
 
 

@@ -58,7 +58,7 @@ def check(
     lmtool check book.txt --tokenizer last --json
     lmtool check --device
     """
-    from lmtool.data.files import unpacked_name
+    from lmtool.data.files import name_without_compression
     from lmtool.inference.reference import run_of
     from lmtool.interop.names import HUB
 
@@ -81,7 +81,7 @@ def check(
         raise UsageError("--fix needs a table, not a folder", where=names[0], fix="name a table")
     log = None if fix is None else fix.with_suffix(".removed.jsonl")
     if fix is not None and names:
-        check_new(fix, *filter(None, [Path(unpacked_name(Path(names[0]))).suffix]))
+        check_new(fix, *filter(None, [Path(name_without_compression(Path(names[0]))).suffix]))
         check_new(log)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))

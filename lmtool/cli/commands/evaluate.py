@@ -84,8 +84,8 @@ def evaluate(
     lmtool eval last --suite bundled
     """
     from lmtool.compute.processes import is_main
-    from lmtool.data.stdin import table_files, text_files
-    from lmtool.data.table import Skipped
+    from lmtool.data.stdin import open_table_sources, open_text_sources
+    from lmtool.data.table import SkippedRows
     from lmtool.inference.perplexity import EvaluationText, measure
     from lmtool.interop.names import is_published
     from lmtool.tasks.predict import answers_tables, measure_tables
@@ -118,13 +118,13 @@ def evaluate(
             fix="omit it, or name a table and its run",
         )
     settings = settings_in(reading)
-    data, skipped = as_data(settings), Skipped()
+    data, skipped = as_data(settings), SkippedRows()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
         model = open_model(run, device, precision)
         other = None if baseline is None else open_model(baseline, device, precision)
-        with Display(shown=is_main(), quiet=quiet) as display, table_files(text, data.encoding) as sources:
+        with Display(shown=is_main(), quiet=quiet) as display, open_table_sources(text, data.encoding) as sources:
             labels = answers.split(",") if answers else ()
             prompting = Prompting(prompt.replace("\\n", "\n"), labels, shots, seed, train, calibrate)
             for number, source in enumerate(sources):
@@ -157,7 +157,7 @@ def evaluate(
             raise UsageError("this run needs labelled rows", where=run, fix=fix)
         model = opened(run)
         describe(model, quiet)
-        with table_files(text or (), data.encoding) as sources:
+        with open_table_sources(text or (), data.encoding) as sources:
             shows = is_main() and not quiet
             each = measure_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
@@ -172,7 +172,7 @@ def evaluate(
     if settings:
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
-    with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), typed or ()) as sources:
+    with Display(shown=is_main(), quiet=quiet) as display, open_text_sources(text or (), typed or ()) as sources:
         read = EvaluationText(sources, column, context, stride)
         measured = measure(run, read, baseline=baseline, device=device, precision=precision, report=display.report)
     describe(measured.loaded, quiet)

@@ -15,8 +15,8 @@ from lmtool import __version__, durable
 from lmtool.checksum import sha256_of_json
 from lmtool.compute.processes import is_main
 from lmtool.data.catalogue import read_catalogue
-from lmtool.data.files import content_hash
-from lmtool.data.survey import Report
+from lmtool.data.files import hash_files
+from lmtool.data.survey import Progress
 from lmtool.data.table import Table, open_table
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.generation.generate import TextGenerator
@@ -70,7 +70,7 @@ def open_tasks(loaded: LoadedModel, tasks: Mapping[str, AnyTask]) -> list[Render
 
 
 def measure_suite(
-    loaded: LoadedModel, suite: str, tasks: Sequence[Rendering], folder: Path, report: Report = not_reported
+    loaded: LoadedModel, suite: str, tasks: Sequence[Rendering], folder: Path, report: Progress = not_reported
 ) -> SuiteResults:
     """Results of each task of a suite by all processes together. folder: where rows are kept, and found again."""
     with loaded.joined() as loaded:
@@ -123,11 +123,11 @@ def _table(source: str, reading: Data) -> Table:
         raise
 
 
-def _measure(loaded: LoadedModel, rendering: Rendering, folder: Path, report: Report) -> TaskFigures:
+def _measure(loaded: LoadedModel, rendering: Rendering, folder: Path, report: Progress) -> TaskFigures:
     """Results of a task; its rows that were scored before are read."""
     task, table = rendering.task, rendering.table
     paths = [one.path for one in (table, rendering.pool) if one is not None]
-    what = [__version__, loaded.checkpoint_hash, loaded.compute.precision, content_hash(paths)]
+    what = [__version__, loaded.checkpoint_hash, loaded.compute.precision, hash_files(paths)]
     key = sha256_of_json([*what, task.model_dump(exclude={"table", "examples", "limit"})])
     results, world = TaskFigures(task, folder / f"{key[:32]}.jsonl"), loaded.compute.world
     done = int(world.from_main(str(_read(results))))

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
-from lmtool.data.files import shown, shown_all
+from lmtool.data.files import quote, quote_all
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.scoring import Continued
@@ -67,12 +67,12 @@ class Rendering:
                 SandboxedTemplate(text, trims_lines=False) for text in ([value] if isinstance(value, str) else value)
             ]
         except Exception as error:
-            raise UsageError(f"not a template: {shown(str(error), 120)}", where=where, fix="correct it") from error
+            raise UsageError(f"not a template: {quote(str(error), 120)}", where=where, fix="correct it") from error
         for table in filter(None, (self.table, self.pool)):
             unknown = sorted({name for one in templates for name in one.variables} - {*table.names, "row"})
             if unknown:
-                what = f"the template names {shown(unknown[0], 40)}, which is not a column"
-                raise UsageError(what, where=where, fix=f"columns: {shown_all(table.names)}")
+                what = f"the template names {quote(unknown[0], 40)}, which is not a column"
+                raise UsageError(what, where=where, fix=f"columns: {quote_all(table.names)}")
         return templates
 
     def item(self, table: Table, row: Row) -> TaskItem:
@@ -111,7 +111,7 @@ class Rendering:
             listed = listed if isinstance(listed, list) else [listed]
             return [one if isinstance(one, str) else json.dumps(one) for one in listed]
         except Exception as error:
-            what = f"the template {self.name}.{key} fails: {shown(str(error), 120)}"
+            what = f"the template {self.name}.{key} fails: {quote(str(error), 120)}"
             raise DataError(what, where=where, fix="correct it, or the row") from error
 
     def _right(self, texts: Sequence[str], answer: str, table: Table, row: Row) -> int:
@@ -120,7 +120,7 @@ class Rendering:
             return texts.index(answer)
         if answer.isdecimal() and int(answer) < len(texts) > 1:
             return int(answer)
-        what = f"{self.name}: the answer {shown(answer, 40)} is none of {shown_all(texts)}, nor a number of one"
+        what = f"{self.name}: the answer {quote(answer, 40)} is none of {quote_all(texts)}, nor a number of one"
         fix = "give two or more, and the right one or its number from 0"
         raise DataError(what, where=table.file.where(row.number, row.line, None), fix=fix)
 
