@@ -93,11 +93,11 @@ class TrainedModel(TextGenerator):
         """
         self.check_generates()
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
-        window = runner.fit_prompt(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
+        window = runner.fit_prompt(self.loaded.prompt_format.make_prompt(prompt), "refuse", "prompt")
         with self.computing():
             hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
         p_V = runner.logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
-        return [(tokenizer.piece(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
+        return [(tokenizer.display_token(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""

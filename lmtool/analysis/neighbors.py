@@ -26,7 +26,7 @@ from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
-from lmtool.tokenization.tokenizer import Tokenizer, find_words
+from lmtool.tokenization.tokenizer import Tokenizer, find_word_spans
 
 MapName = Literal["pca", "tsne"]
 
@@ -35,7 +35,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A token, as shown by `Tokenizer.piece`, or a word, and the cosine similarity of its vector to the asked word's.
+    """A token (`Tokenizer.display_token`) or a word, and the cosine similarity of its vector to the asked word's.
 
     text: that the word is in, and where it begins there; None for a token.
     """
@@ -65,7 +65,7 @@ def neighbors(loaded: LoadedModel, word: str, k: int) -> Neighbors:
     Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
     """
     token = find_token(loaded.tokenizer, word)
-    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.piece(token), k)
+    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.display_token(token), k)
 
 
 @torch.inference_mode()
@@ -77,7 +77,7 @@ def analogy(loaded: LoadedModel, words: tuple[str, str, str], k: int) -> Neighbo
     """
     tokens = [find_token(loaded.tokenizer, word) for word in words]
     a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
-    one, less, more = (loaded.tokenizer.piece(token).strip() for token in tokens)
+    one, less, more = (loaded.tokenizer.display_token(token).strip() for token in tokens)
     return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
 
 
@@ -90,7 +90,7 @@ def _closest(loaded: LoadedModel, query_D: Tensor, left_out: list[int], name: st
     similarity_V[list(never)] = -torch.inf
     best = similarity_V.topk(min(k, tokenizer.vocab_size - len(never)))
     ids = best.indices.tolist()
-    nearest = [Neighbor(tokenizer.piece(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
+    nearest = [Neighbor(tokenizer.display_token(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
     return Neighbors(name, nearest, loaded, torch.cat((query_D[None], vectors_VD[ids])).float().cpu().numpy())
 
 
@@ -129,7 +129,7 @@ def neighbors_in_context(
 def _start(occurrence: Neighbor) -> int:
     """Where a word begins in its text. occurrence: `start` is its number among the words there."""
     assert occurrence.text is not None
-    spans = find_words(occurrence.text)
+    spans = find_word_spans(occurrence.text)
     same = (start for start, stop in spans[occurrence.start :] if occurrence.text[start:stop] == occurrence.word)
     return next(same)
 
@@ -182,7 +182,7 @@ def find_token(tokenizer: Tokenizer, word: str) -> int:
     """
     if (token := token_of(tokenizer, word)) is not None:
         return token
-    words = {tokenizer.piece(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+    words = {tokenizer.display_token(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
     what, fix = f"{word!r} is not a token of this run", "name a single word of the training text"
     raise _unknown(what, word, sorted(words), fix)
 

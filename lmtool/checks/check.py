@@ -31,7 +31,7 @@ from lmtool.tasks.build import kind_of_rows
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, read_tables, tables_of_tasks
 from lmtool.tasks.schema import may_be_labelled, named_label
-from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
+from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
 
@@ -131,11 +131,11 @@ def check_tokens(folder: Path) -> Checked:
             TokenStore(store).verify()
         except DataError as error:
             damage.append((store, error.what))
-    if (folder / TOKENIZER).exists():
+    if (folder / TOKENIZER_FILE).exists():
         try:
             Tokenizer.load(folder)
         except CheckpointError as error:
-            damage.append((folder / TOKENIZER, error.what))
+            damage.append((folder / TOKENIZER_FILE, error.what))
     return Checked("tokens", str(folder), tuple(map(str, stores)), tuple(damage), ())
 
 

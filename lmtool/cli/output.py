@@ -151,7 +151,7 @@ def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
     from lmtool.compute.processes import is_main
     from lmtool.data.files import quote_all
 
-    parts = list(dict.fromkeys(part for text in texts for part in loaded.tokenizer.unknown_parts(text)))
+    parts = list(dict.fromkeys(part for text in texts for part in loaded.tokenizer.find_unknown_parts(text)))
     if parts and is_main():
         warn([f"the model does not know {quote_all(parts)} of the prompt, and reads each as the same unknown token"])
 

@@ -30,7 +30,7 @@ from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tasks.data import TableData
-from lmtool.tokenization.tokenizer import vocabulary_of
+from lmtool.tokenization.tokenizer import resolve_vocab_size
 from lmtool.training.data import TextData
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.job import TrainingJob
@@ -124,7 +124,7 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
     if batch_size % n_devices:
         what = f"a batch of {batch_size} rows cannot be shared by {n_devices} devices"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {n_devices}")
-    vocab_size = spec.vocab_size or vocabulary_of(recipe)
+    vocab_size = spec.vocab_size or resolve_vocab_size(recipe)
     if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
     work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, plan.base)

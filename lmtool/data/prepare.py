@@ -36,7 +36,7 @@ from lmtool.data.survey import (
 from lmtool.durable import cache_folder, locked, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
-from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
+from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
@@ -124,7 +124,7 @@ def count_predicted(store: TokenStore, tokenizer: Tokenizer) -> PredictedCounts:
     for number in range(store.n_documents):
         begin, _ = store.document_range(number)
         first = int(store.read(begin, begin + 1)[0])
-        n_bytes -= min(tokenizer.n_bytes_at_start(first), int(store.n_bytes[number]))
+        n_bytes -= min(tokenizer.count_bytes_at_start(first), int(store.n_bytes[number]))
     return PredictedCounts(n_bytes, len(store) - store.n_documents)
 
 
@@ -254,7 +254,7 @@ def _train_tokenizer(spec: TokenizerSpec, parts: Sequence[TextPart], report: Pro
 
     keys = [part.cache_key for part in parts]
     key = cache_key("tokenizer", keys[0] if len(keys) == 1 else keys, spec.model_dump())
-    return load_or_create(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.of_json)
+    return load_or_create(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.from_json)
 
 
 def sample_texts_evenly(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
@@ -282,7 +282,7 @@ def sample_texts_evenly(texts: Iterable[str], n_bytes: int, budget: int) -> Iter
 def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    path = out / TOKENIZER
+    path = out / TOKENIZER_FILE
     if not path.exists():
         tokenizer.save(path)
     elif Tokenizer.load(path).fingerprint != tokenizer.fingerprint:

@@ -42,7 +42,7 @@ from lmtool.data.files import (
 )
 from lmtool.errors import DataError
 from lmtool.printable import counted
-from lmtool.tokenization.tokenizer import without_surrogates
+from lmtool.tokenization.tokenizer import replace_surrogates
 
 ROW_FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of files of rows; each may be followed by one of COMPRESSED_SUFFIXES."""
@@ -421,7 +421,7 @@ def describe_json_error(error: ValueError | RecursionError) -> str:
 
 def clean_text(value: Any) -> Any:
     """Replaces lone surrogates in a text; returns other values unchanged."""
-    return without_surrogates(value) if isinstance(value, str) else value
+    return replace_surrogates(value) if isinstance(value, str) else value
 
 
 class ParquetFile(RowFile):

@@ -28,7 +28,7 @@ def no_progress(stage: str, done: int, total: int) -> None:
     """Ignores the progress."""
 
 
-_CACHE_VERSION = 1
+_VERSION = 1
 """Part of every cache key: incremented when the same text would give other chunks, parts or tokens."""
 
 _VOCABULARY_CHARACTERS = 8_000_000
@@ -133,7 +133,7 @@ def scan_corpus(sources: Sequence[str], data: Data, report: Progress) -> Scanned
 
 def cache_key(*parts: object) -> str:
     """Returns the SHA-256 of JSON values."""
-    return sha256_of_json([_CACHE_VERSION, *parts])
+    return sha256_of_json([_VERSION, *parts])
 
 
 def utf8_length(text: str) -> int:

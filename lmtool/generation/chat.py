@@ -20,9 +20,9 @@ from lmtool.generation.strategy import RequestState
 from lmtool.inference.load import LoadedModel
 from lmtool.model.language_model import evaluating
 from lmtool.printable import plain
-from lmtool.tokenization.chat import ROLES, ChatFormat, Message, with_calls
-from lmtool.tokenization.prompt_format import checked_text
-from lmtool.tokenization.tools import CallParser, ToolCall
+from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_calls
+from lmtool.tokenization.prompt_format import check_utf8
+from lmtool.tokenization.tools import ToolCall, ToolCallParser
 
 LONGEST_ANSWER = 1024
 """Maximum tokens of an answer by default."""
@@ -43,7 +43,7 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        return with_calls(Message(role=self.role, content=self.content), vars(self), 0)
+        return add_tool_calls(Message(role=self.role, content=self.content), vars(self), 0)
 
 
 class Reply(Iterator[str]):
@@ -126,19 +126,21 @@ class Conversation:
     def system(self) -> str:
         """The system message, which never leaves the context; empty for none.
 
-        Setting it raises RefusedMessages when the chat template takes none, and UsageError when it is not UTF-8.
+        Setting it raises MessagesRefusedError when the chat template takes none, and UsageError when it is not UTF-8.
         """
         return self._system
 
     @system.setter
     def system(self, text: str) -> None:
         if text:
-            self._chat.check(checked([Message(role="system", content=text), Message(role="user", content="?")]))
+            self._chat.check_messages(
+                checked([Message(role="system", content=text), Message(role="user", content="?")])
+            )
         self._system = text
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...] | None:
-        """The functions that the model may call, as `read_tools` gives them. Setting them raises NoTools."""
+        """The functions that the model may call; see `validate_tools`. Setting them raises ToolsUnsupportedError."""
         return self._chat.tools
 
     @tools.setter
@@ -146,9 +148,9 @@ class Conversation:
         self._chat = self._chat.with_tools(tools)
         self._prompt_format = replace(self._prompt_format, chat=self._chat)
 
-    def parser(self) -> CallParser | None:
+    def parser(self) -> ToolCallParser | None:
         """Of the calls in the next answer; None without tools."""
-        return self._chat.parser(str(len(self.turns)))
+        return self._chat.make_call_parser(str(len(self.turns)))
 
     def reset(self) -> None:
         """Forget all messages but the system message."""
@@ -162,8 +164,8 @@ class Conversation:
         and when asked again, the next sample. What the model has read already it does not read again, which may change
         sums in their last bits.
 
-        Raises UsageError when the messages are none, have no text, or are longer than the context; and RefusedMessages
-        and CheckpointError as `ChatFormat.prompt` does.
+        Raises UsageError when there are no messages, no text, or more than the context; and MessagesRefusedError
+        and CheckpointError as `ChatFormat.encode_prompt` does.
         """
         messages = checked(messages)
         if messages[0]["role"] == "system":
@@ -176,7 +178,7 @@ class Conversation:
         key = tuple(ids)
         least = min(self.params.min_new_tokens, limit)
         request = Request(
-            prompt=self._engine.runner.fit_prompt(self._prompt_format.answer_to(ids), "refuse", ""),
+            prompt=self._engine.runner.fit_prompt(self._prompt_format.make_answer_prompt(ids), "refuse", ""),
             params=replace(self.params, max_new_tokens=limit, min_new_tokens=least),
             draw=self._n_answers[key],
             prompt_format=self._prompt_format,
@@ -213,7 +215,7 @@ class Conversation:
         """The prompt of some turns, the index of the first one in it, and the maximum tokens of the answer."""
         first, context, wanted = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
         while True:
-            ids = self._chat.prompt([*self._opening(), *(turn.message for turn in turns[first:])])
+            ids = self._chat.encode_prompt([*self._opening(), *(turn.message for turn in turns[first:])])
             if context is None or len(ids) + min(wanted, context // 2) <= context:
                 break
             following = next((i for i in range(first + 1, len(turns)) if turns[i].role == "user"), None)
@@ -235,7 +237,7 @@ class Conversation:
             raise UsageError("there is nothing to save yet", fix="save after an answer")
         messages: list[dict[str, Any]] = [dict(message) for message in self._opening()]
         for turn in self.turns:
-            calls = {"tool_calls": [call.record() for call in turn.tool_calls]} if turn.tool_calls else {}
+            calls = {"tool_calls": [call.to_openai() for call in turn.tool_calls]} if turn.tool_calls else {}
             messages.append({**turn.message, **calls, **({"cut": True} if turn.cut else {})})
         row = {"messages": messages, **({"tools": self.tools} if self.tools else {})}
         line = json.dumps(row, ensure_ascii=False) + "\n"
@@ -267,7 +269,7 @@ def format_of(loaded: LoadedModel) -> ChatFormat:
         fix = "answer single texts with lmtool generate, or fine-tune it on a column of messages"
         raise UsageError(what, where=where, fix=fix)
     today = datetime.now()
-    return ChatFormat.of(loaded.tokenizer, lambda: today)
+    return ChatFormat.from_tokenizer(loaded.tokenizer, lambda: today)
 
 
 def checked(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Message]:
@@ -277,10 +279,12 @@ def checked(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Mess
         role, content = message.get("role"), message.get("content")
         if content is None and message.get("tool_calls"):
             content = ""
-        if role not in ROLES or not isinstance(content, str):
+        if role not in MESSAGE_ROLES or not isinstance(content, str):
             what = f"message {number} has no role or no content"
-            raise UsageError(what, fix=f"write text by one of {', '.join(ROLES)}")
-        plain_messages.append(with_calls(Message(role=role, content=checked_text(content, "message")), message, number))
+            raise UsageError(what, fix=f"write text by one of {', '.join(MESSAGE_ROLES)}")
+        plain_messages.append(
+            add_tool_calls(Message(role=role, content=check_utf8(content, "message")), message, number)
+        )
     if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")
     return plain_messages

@@ -120,7 +120,7 @@ class LoadedModel:
     @cached_property
     def prompt_format(self) -> PromptFormat:
         """How texts become inputs of the model, as in training."""
-        return PromptFormat.of(self.recipe, self.tokenizer)
+        return PromptFormat.from_recipe(self.recipe, self.tokenizer)
 
 
 def build_model(
@@ -134,16 +134,16 @@ def build_model(
 
     features: whose states it reads, if the recipe has features. shards: where it holds only the
     rows of this process.
-    Raises CheckpointError as `Tokenizer.embedding_rows` does.
+    Raises CheckpointError as `Tokenizer.check_embedding_rows` does.
     """
-    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
     torch.manual_seed(hash_key(recipe.seed, "weights"))
     if shards is not None:
         with shards:
             return model.with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     if isinstance(built, AveragingModel) and built.in_word_V is not None:
-        in_word = [tokenizer.is_in_word(token) for token in range(tokenizer.vocab_size)]
+        in_word = [tokenizer.is_word_token(token) for token in range(tokenizer.vocab_size)]
         built.in_word_V[: len(in_word)] = torch.tensor(in_word)
     if features is not None and (reading := find_features(built)) is not None:
         reading.attach(features.model)

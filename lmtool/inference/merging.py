@@ -43,7 +43,7 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
     info = RunInfo.new(recipe=name, **kept, base=adapted.record())
-    files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.files()}
+    files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.serialize_files()}
     with filling(folder) as path, create_run(path, info, files) as run:
         _keep(old, run, step)
         run.start(step=step, command=command, environment=describe_environment("cpu"))

@@ -46,7 +46,7 @@ class RunVectors:
         """Raises CheckpointError for a damaged run, UsageError without embeddings."""
         loaded = load_run(reference, CPU)
         tokenizer = loaded.tokenizer
-        names = ["" if i in tokenizer.special_ids else tokenizer.name(i) for i in range(tokenizer.vocab_size)]
+        names = ["" if i in tokenizer.special_ids else tokenizer.token_name(i) for i in range(tokenizer.vocab_size)]
         table_VD = loaded.model.token_vectors()[: len(names)].detach().float().numpy()
         return cls(tokenizer.kind, names, table_VD)
 
@@ -70,7 +70,7 @@ class VectorSource:
         unless the vectors are of a run with such a one, and DataError when no word has a vector.
         """
         self.check_kind(tokenizer.kind)
-        names = {tokenizer.name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+        names = {tokenizer.token_name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
         lower = str.lower if tokenizer.kind == "word" else str
         vectors = self.vectors.read(names.keys() | set(map(lower, names)))
         rows = {word: i for i, word in enumerate(vectors.words)}

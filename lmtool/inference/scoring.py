@@ -40,7 +40,7 @@ Continued = tuple[str, str]
 class Scored:
     """The log-probability of a text under a model.
 
-    tokens: its tokens, as shown by `Tokenizer.piece`. logprobs: the natural log-probability of each, given all before
+    tokens: see `Tokenizer.display_token`. logprobs: the natural log-probability of each, given all before
     it, and the source if there is one; given all others for a bidirectional model. None for a first token that nothing
     precedes.
     """
@@ -105,7 +105,7 @@ def score(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | No
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
         logprobs = [logprob for _ in of_text for logprob in next(read)[0].tolist()]
         before: list[float | None] = [None] * (len(tokens) - len(logprobs))
-        results.append(Scored(text, tuple(map(loaded.tokenizer.piece, tokens)), (*before, *logprobs)))
+        results.append(Scored(text, tuple(map(loaded.tokenizer.display_token, tokens)), (*before, *logprobs)))
     return results
 
 
@@ -278,13 +278,13 @@ def _whole(
         return None, whole, n_shared([*before, *tokenizer.encode(stem)], whole)
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
-        opened = prompt_format.prompt(stem if continues else context)
+        opened = prompt_format.make_prompt(stem if continues else context)
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
         begun = [*opened.tokens, *removed]
         source = None if opened.source is None else [*opened.source, *removed]
         return source, [*begun, *tokenizer.encode(gap * continues + continuation)], len(begun)
-    whole = list(prompt_format.prompt(stem + gap + continuation).text)
-    first = n_shared(prompt_format.prompt(stem).text, whole)
+    whole = list(prompt_format.make_prompt(stem + gap + continuation).text)
+    first = n_shared(prompt_format.make_prompt(stem).text, whole)
     opening = [_first_id(loaded)] * (first == 0 or (begins and not prompt_format.opening))
     return None, [*opening, *whole], first + len(opening)
 
@@ -330,7 +330,7 @@ def _rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]
         return _masked_rows(loaded, whole, range(len(before), len(before) + len(ids)))
     read: list[int] = []
     if source is not None:
-        prompt = prompt_format.prompt(source)
+        prompt = prompt_format.make_prompt(source)
         opening, read = list(prompt.tokens), list(prompt.source or ())
     else:
         opening = list(prompt_format.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)

@@ -36,7 +36,7 @@ from lmtool.run.files import RunInfo
 from lmtool.run.paths import INFO, remember
 from lmtool.run.saving import Snapshot
 from lmtool.run.tensors import MadeTensors
-from lmtool.tokenization.inner import SPECIALS, inner_of, raising_panics
+from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics, parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
@@ -146,7 +146,7 @@ def _write(
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
         origin={"reference": reference, "revision": commit, "model_type": source.family.model_type, "sha256": digests},
     )
-    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
     with filling(folder) as new, create_run(new, info, files) as run:
         run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
@@ -186,7 +186,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
     published = source.tokenizer()
     settings = source.settings
     try:
-        inner = inner_of(published.json)
+        inner = parse_tokenizer_json(published.json)
         named = dict(published.config)
         for key, ids in (
             ("start_tokens", [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]),
@@ -196,7 +196,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
             names = [inner.id_to_token(i) for i in listed if isinstance(i, int) and 0 <= i < 2**31]
             if key == "end_tokens" or described.objective["kind"] == "seq2seq":
                 named[key] = [name for name in names if name is not None]
-        with raising_panics():
+        with convert_panics():
             tokenizer = Tokenizer(inner, named)
     except Exception as error:  # the library raises bare Exception
         raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
@@ -212,7 +212,7 @@ DOCUMENTS, ONE_TEXT = {"split": "document"}, {"split": "slice", "documents": "wh
 def _reads_one_text(described: Described, tokenizer: Tokenizer) -> bool:
     """Whether it is the export of a run that was trained on one text, not on documents that [BOS] begins."""
     template = tokenizer.roles.template
-    is_own = tuple(map(tokenizer.name, range(min(len(SPECIALS), tokenizer.vocab_size)))) == SPECIALS
+    is_own = tuple(map(tokenizer.token_name, range(min(len(SPECIAL_TOKENS), tokenizer.vocab_size)))) == SPECIAL_TOKENS
     return is_own and described.objective["kind"] == "causal" and (template is None or not template.before)
 
 

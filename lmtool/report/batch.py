@@ -31,7 +31,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_sections
 from lmtool.report.page import Section, TableCell, page, table
 from lmtool.run.order import rank_samples
-from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
+from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
 from lmtool.training.data import TrainingData
 from lmtool.training.plan import Plan
 from lmtool.training.windows import Windows
@@ -92,7 +92,7 @@ def _windows(texts: Sequence[str], recipe: Recipe, data: TrainingData, objective
     tokenizer = data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
-            for chunk in encode_chunks(iter([Chunk(list(map(without_surrogates, texts)))]), tokenizer):
+            for chunk in encode_chunks(iter([Chunk(list(map(replace_surrogates, texts)))]), tokenizer):
                 writer.append(chunk)
             store = writer.finish()
         cuts = [objective.cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
@@ -191,7 +191,7 @@ def _notes(row: Batch, recipe: Recipe) -> Iterator[str]:
 
 def _pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[TableCell]:
     """The pieces of ids, as Python writes them; nothing for IGNORE."""
-    return [None if token == IGNORE else repr(tokenizer.piece(token)) for token in ids]
+    return [None if token == IGNORE else repr(tokenizer.display_token(token)) for token in ids]
 
 
 def _label(recipe: Recipe, index: int) -> str:

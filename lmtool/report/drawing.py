@@ -27,7 +27,7 @@ from lmtool.report.charts import HeatMap, Line, LineChart
 from lmtool.report.numbers import shown
 from lmtool.report.page import Section, TableCell, figure, page, table
 from lmtool.report.terminal import plot, shaded
-from lmtool.tokenization.tokenizer import vocabulary_of
+from lmtool.tokenization.tokenizer import resolve_vocab_size
 
 CHARACTERS = 128
 """Vocabulary that is assumed where only the text knows it: the characters of ASCII."""
@@ -84,7 +84,7 @@ class Drawing(NamedTuple):
 def draw(recipe: Recipe, name: str) -> Drawing:
     """The pictures of a recipe's model. Raises RecipeError for one that no machine holds, and as `Tokenizer.load`."""
     notes = []
-    vocab_size, spec = vocabulary_of(recipe), recipe.model
+    vocab_size, spec = resolve_vocab_size(recipe), recipe.model
     if vocab_size is None:
         vocab_size = CHARACTERS
         notes.append(f"the vocabulary depends on the text; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")

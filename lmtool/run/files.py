@@ -168,7 +168,7 @@ class StreamMark(FileModel):
     """Where a streamed text goes on: at a block.
 
     block: its number.
-    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockStart`.
+    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockPosition`.
     examples, documents: in the blocks before it.
     content: the checksum of its tokens.
     """

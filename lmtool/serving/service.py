@@ -41,7 +41,7 @@ from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from lmtool.tokenization.tools import read_tools
+from lmtool.tokenization.tools import validate_tools
 
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
@@ -134,14 +134,14 @@ class Service:
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
         chat, calls = _resolve_tools(self.chat, body)
         prompt_format = replace(self.loaded.prompt_format, chat=chat)
-        ids = chat.prompt(checked(messages))
+        ids = chat.encode_prompt(checked(messages))
         context = self.loaded.model.context
         if context is not None and len(ids) >= context:
             what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
             raise BadRequest(400, what, param="messages", code="context_length_exceeded")
         most = self._max_new_tokens(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
         most = most if context is None else min(most, context - len(ids))
-        prompts = [prompt_format.prompt_of_ids(ids)]
+        prompts = [prompt_format.make_prompt_from_ids(ids)]
         form = body.form() if calls is None else calls
         return self._make_answer(body, prompt_format, prompts, most, form, n_alternatives=body.top_logprobs or 0)
 
@@ -152,7 +152,7 @@ class Service:
 
     def _fit_prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format
-        prompt = prompt_format.prompt(text) if isinstance(text, str) else prompt_format.prompt_of_ids(text)
+        prompt = prompt_format.make_prompt(text) if isinstance(text, str) else prompt_format.make_prompt_from_ids(text)
         try:
             return self.scheduler.check_prompt(prompt)
         except UsageError as error:
@@ -265,9 +265,9 @@ class Service:
 def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextForm | None]:
     """The format of a conversation with the tools of its body, and the form of an answer that has to call one.
 
-    Raises BadRequest, UsageError and NoTools.
+    Raises BadRequest, UsageError and ToolsUnsupportedError.
     """
-    tools, choice = read_tools(body.tools or []), body.tool_choice or "auto"
+    tools, choice = validate_tools(body.tools or []), body.tool_choice or "auto"
     if choice == "none" or (choice == "auto" and not tools):
         return chat, None
     name = None if isinstance(choice, str) else choice.function.name
@@ -284,7 +284,7 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
         raise BadRequest(400, "stop: contradicts tool_choice, whose calls end by themselves", param="stop")
     several = choice == "required" and body.parallel_tool_calls is not False
     calling = chat.with_tools(tools)
-    grammar = calling.grammar(called, several=several)
+    grammar = calling.build_grammar(called, several=several)
     if len(grammar) > LONGEST_FORM:
         what = f"tools: calls of these are forced by a grammar of more than {LONGEST_FORM} characters; offer fewer"
         raise BadRequest(400, what, param="tools")

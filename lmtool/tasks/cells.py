@@ -9,9 +9,9 @@ from lmtool.data.delimited import MAX_FIELD_CHARACTERS, find_field_fault
 from lmtool.data.files import quote
 from lmtool.errors import UsageError
 from lmtool.tasks.labels import LONGEST_LABEL, SEPARATOR, as_cell
-from lmtool.tokenization.chat import ROLES, ChatFormat, Message, RefusedMessages, with_calls
-from lmtool.tokenization.tokenizer import find_words, without_surrogates
-from lmtool.tokenization.tools import NoTools, read_tools
+from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, MessagesRefusedError, add_tool_calls
+from lmtool.tokenization.tokenizer import find_word_spans, replace_surrogates
+from lmtool.tokenization.tools import ToolsUnsupportedError, validate_tools
 
 OUTSIDE = "O"
 """The tag of words outside of all entities."""
@@ -82,12 +82,12 @@ def as_words(cell: Any) -> tuple[str, ...]:
     Raises CellFault.
     """
     if isinstance(cell, str):
-        cell = [cell[start:stop] for start, stop in find_words(cell)]
+        cell = [cell[start:stop] for start, stop in find_word_spans(cell)]
     if not isinstance(cell, list) or not all(isinstance(word, str) for word in cell):
         raise _no_list(cell, "words", "text", "write a list of words")
     if not cell or not all(word.strip() for word in cell):
         raise CellFault("empty words", "a word is empty" if cell else "there is no word", "fill it")
-    return tuple(map(without_surrogates, cell))
+    return tuple(map(replace_surrogates, cell))
 
 
 def as_tags(cell: Any, n_words: int) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def _as_answer(answer: dict[str, Any], context: str) -> AnswerSpan:
     if not isinstance(text, str) or not text.strip() or not isinstance(start, int) or isinstance(start, bool):
         what = "an answer without text" if not isinstance(text, str) or not text.strip() else "no answer_start"
         raise CellFault("wrong type", what, "write text, and answer_start as a number of characters")
-    text = without_surrogates(text)
+    text = replace_surrogates(text)
     if start < 0 or context[start : start + len(text)] != text:
         other = context[max(0, start) : max(0, start) + len(text)]
         what = f"the answer {quote(text, 40)} is not at answer_start {start}: there is {quote(other, 40)}"
@@ -195,8 +195,8 @@ def as_conversation(
         raise CellFault("no question", "there is no message to answer", "add one of the user")
     try:
         if chat is not None:
-            (chat.with_tools(tools) if tools else chat).check(messages[: ends[-1]])
-    except (RefusedMessages, NoTools) as refused:
+            (chat.with_tools(tools) if tools else chat).check_messages(messages[: ends[-1]])
+    except (MessagesRefusedError, ToolsUnsupportedError) as refused:
         raise CellFault("refused messages", refused.what, refused.fix) from None
     return messages[: ends[-1]]
 
@@ -210,8 +210,8 @@ def _message(value: Any, number: int) -> Message:
         what = "has no" if author is None else f"has {type(author).__name__} as its"
         raise CellFault("wrong role", f"message {number} {what} {keys[0]}", _SHAPE)
     role = NAMES.get(author, author)
-    if role not in ROLES:
-        fix = f"name one of {', '.join(ROLES)}"
+    if role not in MESSAGE_ROLES:
+        fix = f"name one of {', '.join(MESSAGE_ROLES)}"
         raise CellFault("wrong role", f"message {number} has the unknown role {quote(author, 30)}", fix)
     if text is None and value.get("tool_calls"):
         text = ""
@@ -224,7 +224,7 @@ def _message(value: Any, number: int) -> Message:
     if fault is not None:
         raise CellFault(fault.kind, f"message {number}: {fault.what}", fault.fix)
     try:
-        return with_calls(Message(role=role, content=without_surrogates(text)), value, number)
+        return add_tool_calls(Message(role=role, content=replace_surrogates(text)), value, number)
     except UsageError as error:
         raise CellFault("wrong calls", error.what, error.fix) from None
 
@@ -232,6 +232,6 @@ def _message(value: Any, number: int) -> Message:
 def as_tools(cell: Any) -> tuple[dict[str, Any], ...]:
     """The definitions of functions in a cell, none for an empty one. Raises CellFault."""
     try:
-        return read_tools(cell or [])
+        return validate_tools(cell or [])
     except UsageError as error:
         raise CellFault("wrong tools", error.what, error.fix) from None

@@ -26,7 +26,7 @@ from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import AnsweringModel, Cells, Floats, Prediction, Task
-from lmtool.tokenization.tokenizer import find_words
+from lmtool.tokenization.tokenizer import find_word_spans
 
 AS_TRAINED = Data()
 """Tables are read as in training."""
@@ -198,7 +198,7 @@ class TablePredictor:
 
 def words_of(sentence: str) -> tuple[str, ...]:
     """The words and punctuation marks of a sentence."""
-    return tuple(sentence[start:stop] for start, stop in find_words(sentence))
+    return tuple(sentence[start:stop] for start, stop in find_word_spans(sentence))
 
 
 def task_of(loaded: LoadedModel, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:

@@ -103,7 +103,7 @@ def tables_of_tasks(data: Data) -> dict[str, tuple[str, float]]:
 
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
-    """The texts of the first rows of a training table, a row's in one. Raises a RowFault as `read_labelled` does."""
+    """The texts of the first rows of a training table, a row's in one. Raises a RowError as `read_labelled` does."""
     skipped = SkippedRows() if skip_bad_rows else None
     rows = stream_texts(tables.table, tables.columns, skipped)
     return ["\n".join(item.texts) for _, item in islice(rows, most)]
@@ -218,7 +218,7 @@ def read_tables(
         recipe = recipe.with_values({"data": recipe.data.with_values(_columns(tasks[0].columns))})
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
-    chat = None if tokenizer is None else PromptFormat.of(recipe, tokenizer).chat
+    chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
     known = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
     kind = task_class(recipe.objective).label_kind(recipe.objective, tasks[0].columns)
     labels = LabelMap(kind, known) if kind is not None and known else None
@@ -237,7 +237,7 @@ def read_tables(
         pairs = ((part.tables, item) for part in read for item in part.train.items)
         texts = (of_rows(tables.name, tables.columns, item) for tables, item in pairs)
         tokenizer = Tokenizer.train(recipe.tokenizer, chain.from_iterable(texts))
-    prompt_format = PromptFormat.of(recipe, tokenizer)
+    prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     tasks_rows, lines, warnings = zip(*(part.encode(recipe, prompt_format) for part in read), strict=True)
     recipe = _with_sizes(recipe, sum(round(task.weight * len(task.train)) for task in tasks_rows), tokenizer)
     _check_metric(recipe, tasks_rows[0].task)
@@ -370,5 +370,5 @@ def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     if (epochs := recipe.evaluation.epochs) is not None:
         per_epoch = n_rows / training.batch_size
         every = max(round(epochs * per_epoch), math.ceil(steps / MOST_VALIDATIONS))
-    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
     return recipe.with_values({"training.steps": steps, "evaluation.every": every, "model.vocab_size": rows})

@@ -143,14 +143,14 @@ def stream_texts(
     """Rows with their texts, without labels, in order and in bounded memory: for tables of any size.
 
     Conversations are read up to the last message that is not the assistant's. chat: refuses conversations. Bad rows
-    raise a RowFault, or are counted in `skipped`.
+    raise a RowError, or are counted in `skipped`.
     """
     reader = _Reader(table, replace(columns, label=None), chat, None, answered=False)
     return _sound(table.rows(skipped), lambda row: (row, reader.example(row)), skipped)
 
 
 def _sound(rows: Iterable[T], read: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
-    """What `read` makes of each row; bad rows raise a RowFault, or are counted in `skipped`."""
+    """What `read` makes of each row; bad rows raise a RowError, or are counted in `skipped`."""
     for row in rows:
         try:
             sound = read(row)
@@ -176,7 +176,7 @@ def read_labelled(
     given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
     are all blank, those whose gold label is `-`, and those without a label are left out with a notice. Conversations
     are read up to the assistant's last message. chat: refuses conversations. merged: labels that are read as others.
-    Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
+    Raises a RowError for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
     skipped = SkippedRows(rows={})

@@ -22,7 +22,7 @@ FIXED = np.random.Generator(np.random.PCG64(0))
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row of a table as token ids; see `PromptFormat.row` and `PromptFormat.pair`.
+    """One row of a table as token ids; see `PromptFormat.encode_row` and `PromptFormat.encode_pair`.
 
     number: of the row in its table.
     tokens: of the texts, or of the source.

@@ -325,7 +325,7 @@ class TextData:
             return alone
         causal = CausalObjective.of(Causal(), Vocabulary.of(tokenizer, None), self._spec.isolate_documents)
         windows = Windows(train, causal.cut(min(ROW, len(train) - 1)), self._seed)
-        model = comparison.counted(windows, tokenizer.embedding_rows(None))
+        model = comparison.counted(windows, tokenizer.check_embedding_rows(None))
         exact = choose_compute("cpu", "float32")
         counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, causal, exact)
         beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
@@ -389,13 +389,13 @@ def read_text(
             what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {needed}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
-    rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
     counts = torch.from_numpy(prepared.train.count_tokens()) if recipe.model.reads == "words" else None
     return recipe, TextData(
         prepared,
-        PromptFormat.of(recipe, prepared.tokenizer),
+        PromptFormat.from_recipe(recipe, prepared.tokenizer),
         build_objective(recipe, prepared.tokenizer, counts),
         context=context,
         batch_size=recipe.training.batch_size,

@@ -114,7 +114,7 @@ def _check_kind(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> Non
 
 def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
     """What of rows both must have in common: special tokens of table rows, and where a source is."""
-    prompt_format = PromptFormat.of(recipe, tokenizer)
+    prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     common = (prompt_format.answers, prompt_format.shares_row, prompt_format.chat is None)
     if isinstance(recipe.objective, Classification):
         return *common, prompt_format.before, prompt_format.between, prompt_format.after

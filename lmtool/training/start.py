@@ -58,7 +58,7 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
             "features": features,
         },
     )
-    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
     return create_run(invocation.output, info, files, invocation.retry)
 
 

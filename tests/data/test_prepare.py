@@ -95,7 +95,7 @@ def test_the_bytes_of_a_first_token_that_is_not_scored(text: str, tmp_path: Path
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(BPE, [prose(5_000)])
     store = tokenize_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
-    spelled = [tokenizer.spellings()[token][0] for token in tokenizer.encode(text)]
+    spelled = [tokenizer.list_spellings()[token][0] for token in tokenizer.encode(text)]
     assert b"".join(spelled) == text.encode()
     assert count_predicted(store, tokenizer) == (len(b"".join(spelled[1:])), len(spelled) - 1)
 

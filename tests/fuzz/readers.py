@@ -337,7 +337,7 @@ def _file_of_published(name: str, changed: str) -> ModelRunner:
         read_tokenizer(model, "llama")
         tokenizer = Tokenizer.load(model)
         _use(tokenizer)
-        ChatFormat.of(tokenizer)
+        ChatFormat.from_tokenizer(tokenizer)
 
     return ModelRunner(seeds, read)
 
@@ -354,9 +354,9 @@ def _read_template(folder: Path, content: bytes) -> None:
         published(folder / "model", "smollm2")
     whole = json.loads(config.read_bytes()) | {"chat_template": content.decode("utf-8", "replace")}
     config.write_text(json.dumps(whole))
-    chat = ChatFormat.of(Tokenizer.load(folder / "model"))
-    chat.prompt(MESSAGES[:1])
-    chat.conversation(MESSAGES)
+    chat = ChatFormat.from_tokenizer(Tokenizer.load(folder / "model"))
+    chat.encode_prompt(MESSAGES[:1])
+    chat.encode_conversation(MESSAGES)
 
 
 PLAIN = b"nothing is drawn"
@@ -394,7 +394,7 @@ class _Program:
                 f"{{% if {value} %}}{inner}{{% else %}}y{{% endif %}}",
                 f"{{% set {name} %}}{inner}{{% endset %}}",
                 f"{{% call m{self._draw.choice('01')}({value}) %}}{inner}{{% endcall %}}",
-                f"{{% filter {self._draw.choice(sorted(sandbox._WRITING))} %}}{inner}{{% endfilter %}}",
+                f"{{% filter {self._draw.choice(sorted(sandbox._LINEAR_FILTERS))} %}}{inner}{{% endfilter %}}",
                 f"{{{{ self.b{self._draw.choice('01')}() }}}}",
                 f"{{% generation %}}{inner}{{% endgeneration %}}",
                 f"{{% with y = {value} %}}{inner}{{% endwith %}}",
@@ -412,9 +412,11 @@ class _Program:
             )
         a, b = self._value(depth - 1), self._value(depth - 1)
         number = draw.choice(("2", "-1", "1000", "999999999", "ns.n", "2305843009213693951"))
-        names = sorted(sandbox._WRITING | sandbox._ORDERING | sandbox._PICKING | sandbox._GLANCING)
-        tests = sorted({*sandbox._TYPE_TESTS, *sandbox._NUMBER_TESTS, *sandbox._TEXT_TESTS, *sandbox._COMPARING_TESTS})
-        methods = sorted({method for _, several in sandbox._METHODS for method in several})
+        names = sorted(
+            sandbox._LINEAR_FILTERS | sandbox._ORDERING_FILTERS | sandbox._ITEM_FILTERS | sandbox._CHEAP_FILTERS
+        )
+        tests = sorted({*sandbox._TYPE_TESTS, *sandbox._NUMBER_TESTS, *sandbox._TEXT_TESTS, *sandbox._OPERATOR_TESTS})
+        methods = sorted({method for _, several in sandbox._ALLOWED_METHODS for method in several})
         filtering, method, given = draw.choice(names), draw.choice(methods), draw.choice(("", a, number, f"{a}, {b}"))
         return draw.choice(
             (
@@ -439,7 +441,7 @@ def _run_programs(_: Path, content: bytes) -> None:
     With a tenth of the work that templates may do, so that ten seconds are a hang.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox, "WORK", 2_000_000)
+        patch.setattr(sandbox, "MAX_WORK_UNITS", 2_000_000)
         for number in range(8):
             source = chat_templates.CHATML if content == PLAIN else _Program(content, number).source()
             try:

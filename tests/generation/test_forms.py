@@ -191,7 +191,7 @@ def test_greedy_among_choices_is_that_of_all_prefixes(seed):
     form = TextForm("choices", json.dumps(choices))
     (end,) = format_of("char").end_ids
     prompt = ["the", "cat", "mat"][seed]
-    text, ids = "", list(format_of("char").prompt(prompt).tokens)
+    text, ids = "", list(format_of("char").make_prompt(prompt).tokens)
     while True:
         logits = model.logits_after(ids)
         following = {

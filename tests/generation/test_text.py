@@ -12,7 +12,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.generation.text import StopStrings
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
-from lmtool.tokenization.inner import Roles
+from lmtool.tokenization.inner import SpecialTokenRoles
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import HistoryModel, TableModel
@@ -26,7 +26,7 @@ class ByteTokenizer:
     kind = "bpe"
     bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
     special_ids = frozenset(range(SPECIAL))
-    roles = Roles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
+    roles = SpecialTokenRoles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
     vocab_size = SPECIAL + 256
 
     def encode(self, text):

@@ -41,7 +41,7 @@ def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served,
     answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     settings = SamplingParams(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
     assert [answer.choices[0].text] == alone(server, PROMPT, settings)
-    ids = server.generator.loaded.prompt_format.prompt(PROMPT).tokens
+    ids = server.generator.loaded.prompt_format.make_prompt(PROMPT).tokens
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(ids)
     again = client.completions.create(model=name, prompt=list(ids), max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
@@ -91,7 +91,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
     assert found.top_logprobs is not None
     loaded = load_run(str(server.generator.loaded.run_path), CPU)
     [completion] = server.generator.completions(PROMPT, SamplingParams(seed=2, temperature=0.5, max_new_tokens=5))
-    prompt = loaded.prompt_format.prompt(PROMPT).tokens
+    prompt = loaded.prompt_format.make_prompt(PROMPT).tokens
     ids = torch.tensor([[*prompt, *completion.tokens]])
     with torch.inference_mode():
         logprobs = loaded.model.logits(loaded.model(Batch(ids)).hidden_BTD)[0].log_softmax(-1)

@@ -107,7 +107,7 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -
 
         write_page(html, as_page(tokenizer, text))
     ids = tokenizer.encode(text)
-    pieces = [tokenizer.piece(token) for token in ids]
+    pieces = [tokenizer.display_token(token) for token in ids]
     if as_json:
         put_json({"text": text, "pieces": pieces, "ids": ids})
     else:

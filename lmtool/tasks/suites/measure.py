@@ -172,7 +172,9 @@ def _scores(loaded: LoadedModel, task: AnyTask, items: Sequence[TaskItem], names
         prompts = [item.pairs[0][0].rstrip() for item in items]
         written = generator.completions(prompts, params, stop=task.stop, overflow="cut")
         runner = ModelRunner(loaded.model)
-        for item, prompt, completion in zip(items, map(loaded.prompt_format.prompt, prompts), written, strict=True):
+        for item, prompt, completion in zip(
+            items, map(loaded.prompt_format.make_prompt, prompts), written, strict=True
+        ):
             answer = _extracted(completion.text, task.pattern)
             right = answer in {text.strip() for _, text in item.pairs}
             cut = runner.fit_prompt(prompt, "cut", "") != prompt
