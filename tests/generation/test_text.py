@@ -32,13 +32,13 @@ class ByteTokenizer:
     def encode(self, text):
         return [SPECIAL + byte for byte in text.encode()]
 
-    def unknown_parts(self, text):
+    def find_unknown_parts(self, text):
         return []
 
-    def piece(self, token):
+    def display_token(self, token):
         return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
 
-    def stream(self, names=None):
+    def make_stream_decoder(self, names=None):
         return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
 
 
@@ -49,7 +49,7 @@ class WordTokenizer(ByteTokenizer):
     def encode(self, text):
         return [SPECIAL + self.words.index(word) for word in text.split()]
 
-    def stream(self, names=None):
+    def make_stream_decoder(self, names=None):
         return WordDecoder([""] * SPECIAL + list(self.words))
 
 

@@ -258,13 +258,13 @@ def test_tools_answer_calls_by_their_ids_or_in_their_order(formats: Any) -> None
     chat = formats("mistral").with_tools(TOOLS)
     calls = (ToolCall("now", {}, "call_long_id_1"), ToolCall("get_weather", {"city": "Rome"}, "123456789"))
     results = [Message(role="tool", content="sun", tool_call_id="123456789"), Message(role="tool", content="noon")]
-    seen = chat._seen([*asked("", *calls), *results])
+    seen = chat._to_template_messages([*asked("", *calls), *results])
     ids = [call["id"] for call in seen[1]["tool_calls"]]
     assert [(one["name"], one["tool_call_id"]) for one in seen[2:]] == [("get_weather", ids[1]), ("now", ids[0])]
     assert ids[1] == "123456789"
     assert "[TOOL_RESULTS]" in chat._render([*asked("", *calls), *results])
     with pytest.raises(MessagesRefusedError, match="answers the call nobody"):
-        chat.prompt([*asked("", *calls), Message(role="tool", content="sun", tool_call_id="nobody")])
+        chat.encode_prompt([*asked("", *calls), Message(role="tool", content="sun", tool_call_id="nobody")])
 
 
 def test_spellings_of_special_tokens_in_tools_and_calls_are_text(formats: Any) -> None:
