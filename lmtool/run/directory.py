@@ -21,7 +21,7 @@ from lmtool.run import files, saving
 from lmtool.run.checkpoint import MANIFEST, SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.files import LARGEST_ROWS, LastValidation, RunInfo, Session, Validated, now, read_any
 from lmtool.run.lock import RunLock, is_held
-from lmtool.run.log import Log, LogMarks
+from lmtool.run.log import Log
 from lmtool.run.paths import INFO, explained, remember
 
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
@@ -30,9 +30,6 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 """The roles of the special tokens of a published model's tokenizer."""
 
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
-
-LOGS = "logs.json"
-"""Size and SHA-256 of both logs when they were synced last, by which damage of them is found."""
 
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
@@ -61,12 +58,12 @@ COPIED = 1 << 22
 FEATURES = "features"
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
-FORMER = "lines.bin"
-"""A file that earlier versions wrote."""
+FORMER = ("lines.bin", "logs.json")
+"""Files that earlier versions wrote."""
 
 _BEGINNING = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG)
-_TRAINING = (METRICS, SAMPLES, LOGS, VALIDATED)
-_RESULTS = (SPLIT, FORMER, BASELINE, RESULTS, EVALUATIONS, SUITES, REPORT)
+_TRAINING = (METRICS, SAMPLES, VALIDATED)
+_RESULTS = (SPLIT, *FORMER, BASELINE, RESULTS, EVALUATIONS, SUITES, REPORT)
 FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
 """What a run directory may hold, besides its lock."""
 
@@ -184,8 +181,12 @@ class Run:
         fixed = {"started": now(), "step": step, "pid": os.getpid(), "ended": None, "outcome": None}
         session = Session.model_validate({**fixed, "command": list(command), "environment": dict(environment)})
         sessions = [*self.info.sessions, session]
-        damage = self._rewind_logs(sessions[0].step, step - pending)
+        logged = step - pending
+        damage = self.check_logs(sessions[0].step, logged)
         with self._writing():
+            self.metrics.rewind(logged)
+            self.samples.rewind(logged)
+            self._sync_logs()
             saving.sweep(self.path / CHECKPOINTS)
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
                 if later > step:
@@ -200,41 +201,14 @@ class Run:
         remember(self.path)
         return damage
 
-    def _rewind_logs(self, first: int, step: int) -> list[str]:
-        """Remove the records after a step; returns what of those before was found damaged or missing.
-
-        first: the step before the first one that the run has a record of.
-        """
-        damage = self.check_logs(first, step)
-        with self._writing():
-            # without marks the logs may be changed
-            (self.path / LOGS).unlink(missing_ok=True)
-            self.metrics.rewind(step)
-            self.samples.rewind(step)
-            self._sync_logs()
-        return damage
-
     def check_logs(self, first: int, step: int) -> list[str]:
-        """What of the logs of the steps first + 1 to `step` is damaged or missing, a line each."""
-        marks: LogMarks | None = None
-        damage = []
-        try:
-            marks = records.read(LogMarks, durable.read(self.path / LOGS))
-        except FileNotFoundError:
-            pass  # of a run that was killed
-        except (OSError, ValueError) as error:
-            damage.append(f"{LOGS} is damaged, so that not all changes of the logs are found: {error}")
-        metrics, samples = (marks.metrics, marks.samples) if marks else (None, None)
-        damage += self.metrics.check(step, metrics, range(first + 1, step + 1))
-        return damage + self.samples.check(step, samples)
+        """Returns a line for each kind of damage in the logs of the steps first + 1 to `step`."""
+        return self.metrics.find_damage(step, range(first + 1, step + 1)) + self.samples.find_damage(step)
 
     def _sync_logs(self) -> None:
-        """Make the logs durable, and note how they are. Raises OSError."""
+        """Syncs the logs to disk. Raises OSError."""
         self.metrics.sync()
         self.samples.sync()
-        marks = LogMarks(metrics=self.metrics.mark(), samples=self.samples.mark())
-        if marks.metrics.bytes or marks.samples.bytes:
-            durable.replace(self.path / LOGS, records.encode(marks.model_dump()))
 
     def note_validation(
         self, validated: Validated, keep_last: int | None = None, superseded: int | None = None

@@ -9,7 +9,7 @@ from itertools import cycle
 import pytest
 
 from lmtool.export.exporting import export
-from lmtool.run.directory import BASELINE, LOGS, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
+from lmtool.run.directory import BASELINE, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
 from tests.run.killing import in_child
 
 HUGE = 40_000_000_000
@@ -48,7 +48,6 @@ FILES = {
     VALIDATED: {"generate", "resume", "last"},
     SPLIT: set(),
     BASELINE: set(),
-    LOGS: set(),
     RESULTS: {"report", "compare"},
     "checkpoints/step-000006/MANIFEST.json": set(),
     "checkpoints/step-000006/state.json": set(),

@@ -1,6 +1,5 @@
 """Merging adapters into weights: what the merged run has of the one that it is made of."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ from lmtool.checks.runs import verify_run
 from lmtool.durable import TEMPORARY
 from lmtool.inference.merging import merge
 from lmtool.inference.reference import resolve_reference
-from lmtool.run.directory import BASELINE, FILES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
+from lmtool.run.directory import BASELINE, FILES, METRICS, RESULTS, SAMPLES, SPLIT, Run
 from lmtool.run.listing import evaluations_of, keep_evaluation
 from tests.errors import refuses
 from tests.run.killing import die_at_event, in_child
@@ -124,6 +123,5 @@ def test_a_kill_at_any_moment_leaves_nothing_that_a_repeat_refuses(work: Work, a
     assert not [*verify_run(target)]
     left = [path for path in target.parent.glob(f"{TEMPORARY}*") if any(path.iterdir())]
     assert left == []
-    assert json.loads((target / LOGS).read_bytes())
     assert {METRICS, SAMPLES} <= files_of(target)
     assert RESULTS not in files_of(target)

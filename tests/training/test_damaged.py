@@ -88,17 +88,9 @@ def test_damage_of_the_logs_is_told_and_not_continued(work: Work) -> None:
     assert list(verify_run(work.run())) == [(log, "metrics.jsonl has no record of step 3")]
 
 
-def test_a_log_that_was_lost_or_changed_is_told(work: Work) -> None:
-    work.pretrain(stop=after(6))
+def test_a_log_that_was_lost_is_told(work: Work) -> None:
+    work.pretrain(stop=after(8))
     log = work.run() / "metrics.jsonl"
-    first = lines_of(log)
-    number = re.search(rb'"loss": (\d)', first[0])
-    assert number is not None
-    changed = b'"loss": %d' % ((int(number[1]) + 1) % 10)
-    log.write_bytes(b"".join([first[0].replace(number[0], changed), *first[1:]]))
-    told = warnings_in(work.resume(stop=after(1)))
-    assert "metrics.jsonl has been changed since it was written: its numbers may be wrong" in told
-    assert not any("jsonl" in line for line in warnings_in(work.resume(stop=after(1))))
     log.unlink()
     told = warnings_in(work.resume())
     assert "metrics.jsonl has no record of steps 1, 2, 3, 4, 5 and 3 more" in told
@@ -201,17 +193,6 @@ def test_a_lost_split_is_drawn_anew_and_told(work: Work) -> None:
     assert told in warnings_in(work.resume(stop=after(1)))
     assert split.read_bytes() == content
     assert told not in warnings_in(work.resume())
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"bytes": 9}}'])
-def test_damaged_marks_of_the_logs_are_told(work: Work, content: bytes) -> None:
-    work.pretrain(stop=after(3))
-    (work.run() / "logs.json").write_bytes(content)
-    assert [problem for path, problem in verify_run(work.run()) if path.name == "logs.json"]
-    (warning,) = warnings_in(work.resume())
-    assert warning.startswith("logs.json is damaged")
-    assert not list(verify_run(work.run()))
 
 
 @pytest.mark.sampled(2)
