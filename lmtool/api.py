@@ -40,7 +40,7 @@ from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
-from lmtool.run.listing import summarise
+from lmtool.run.listing import summarize_run
 from lmtool.search.entries import columns_of_texts, read_entries
 from lmtool.search.index import Index, add
 from lmtool.tasks.predict import TablePredictor, task_of, texts_of_a_row
@@ -67,7 +67,7 @@ class TrainedModel(TextGenerator):
     def figures(self) -> dict[str, Any]:
         """The run in figures, as `lmtool runs show --json` has them; in "results" all scores on a table, by task."""
         path = self.loaded.run_path
-        return {**vars(summarise(path)), "results": Run.open(path).all_results}
+        return {**vars(summarize_run(path)), "results": Run.open(path).results_by_task}
 
     @cached_property
     def _unpacked(self) -> LoadedModel:

@@ -17,7 +17,7 @@ from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.names import IMPORTS
 from lmtool.printable import counted
-from lmtool.run.removal import runs_that_need
+from lmtool.run.removal import find_needed_runs
 
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
 
@@ -109,7 +109,7 @@ def remove_entry(entry: CacheEntry) -> str:
 
     Raises ResourceError where it cannot be removed.
     """
-    if entry.kind == "models" and (needed_by := runs_that_need([entry.path])):
+    if entry.kind == "models" and (needed_by := find_needed_runs([entry.path])):
         return f"{next(iter(needed_by.values()))[0]} holds only adapters to its weights"
     with durable.locked_if_free(entry.lock) as is_free:
         if not is_free:

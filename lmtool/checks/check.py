@@ -26,7 +26,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.find import find_run, run_directory
+from lmtool.run.find import find_run, find_run_directory
 from lmtool.tasks.build import kind_of_rows
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, read_tables, tables_of_tasks
@@ -110,7 +110,7 @@ def _run_path(name: str) -> Path | None:
         return None
     for candidate in (name, name.rpartition("@")[0]):
         with suppress(CheckpointError):
-            return run_directory(candidate)
+            return find_run_directory(candidate)
     return None
 
 
@@ -171,7 +171,7 @@ def check_run(name: str, report: Progress) -> Checked:
 
     Raises CheckpointError when there is no such run, or when it has not the checkpoint that is named.
     """
-    path = _run_path(name) or run_directory(name)
+    path = _run_path(name) or find_run_directory(name)
     damage = dict.fromkeys(verify_run(path))
     lines, notices = [str(path)], []
     try:
@@ -185,7 +185,7 @@ def check_run(name: str, report: Progress) -> Checked:
         damage[run.tokenizer_path, error.what] = None
         return Checked("run", name, tuple(lines), tuple(damage), ())
     recipe = None
-    for _, folder in checkpoints.listed(path / CHECKPOINTS):
+    for _, folder in checkpoints.list_checkpoints(path / CHECKPOINTS):
         reference = Reference(run, folder)
         try:
             step = reference.checkpoint.step

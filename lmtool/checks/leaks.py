@@ -18,7 +18,7 @@ from lmtool.inference.reference import Reference
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
-from lmtool.run.listing import with_bases
+from lmtool.run.listing import iterate_ancestors
 from lmtool.tasks.build import kind_of_rows
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, open_tables
@@ -45,7 +45,7 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], most: int = BRIEF[0])
     """
     read = iter(texts)
     rows: list[tuple[str, str]] = []
-    for trained in with_bases(run):
+    for trained in iterate_ancestors(run):
         with suppress(LmtoolError):
             source, chunks = _training_text(trained)
             if not source:
@@ -82,7 +82,7 @@ def _training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
     tables, split = open_tables(data, kind_of_rows(recipe.objective)), run.saved_split
 
     def rows_of(one: TaskTables) -> Iterator[str]:
-        held = split and split.of(one.name)
+        held = split and split.split_of_task(one.name)
         left_out = {*held.test} if held else ()
         rows = stream_texts(one.table, one.columns, SkippedRows())
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)

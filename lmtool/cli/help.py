@@ -24,9 +24,9 @@ def examples(*lines: str) -> str:
 
 def run_names(begun: str) -> list[str]:
     """The names of runs that begin so, which a shell completes."""
-    from lmtool.run.paths import known_runs
+    from lmtool.run.paths import list_runs
 
-    return [name for name in ("last", *sorted(path.name for path in known_runs())) if name.startswith(begun)]
+    return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(begun)]
 
 
 def recipe_names(begun: str) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.corpus import Chunk
-from lmtool.run.order import GOLDEN, mix
+from lmtool.run.order import GOLDEN_RATIO_64, mix_bits
 
 _MAX_EXACT_DOCUMENTS = 1 << 20
 """Above this number of documents the validation fraction is exact in expectation only."""
@@ -88,8 +88,8 @@ def hash_document_numbers(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.
     The finaliser of SplitMix64 (Steele et al. 2014), applied to the seed and then to each number.
     """
     with np.errstate(over="ignore"):
-        key = mix(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN)
-        return mix(numbers + key + GOLDEN)
+        key = mix_bits(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN_RATIO_64)
+        return mix_bits(numbers + key + GOLDEN_RATIO_64)
 
 
 def _take_characters(chunks: Iterable[Chunk], n_characters: int) -> Iterator[Chunk]:

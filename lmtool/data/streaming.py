@@ -29,7 +29,7 @@ from lmtool.data.hub import HUB_PREFIX, DatasetShards
 from lmtool.data.split import CorpusPart, DocumentSplit
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.run.order import hash_key, permute
+from lmtool.run.order import derive_seed, permute
 
 UNIT_BYTES = 1 << 20
 """Bytes of an extent."""
@@ -111,7 +111,7 @@ class StreamedText:
 
     def unit(self, turn: int, rank: int) -> int:
         """Returns the number of the unit at position `rank` of a turn."""
-        key = hash_key(self._seed, "units", turn)
+        key = derive_seed(self._seed, "units", turn)
         return int(permute(np.array([rank]), self.n_units, key)[0])
 
     def chunks(self, unit: int) -> Iterator[Chunk]:

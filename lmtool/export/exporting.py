@@ -121,7 +121,7 @@ def express(base: Reference, preferred: str | None = None, among: Sequence[Famil
     stand in the way, when none can.
     """
     origin = base.run.info.origin
-    recipe = with_decided(base.recipe, base.run.all_results.get("", {}), base.checkpoint.step)
+    recipe = with_decided(base.recipe, base.run.results_by_task.get("", {}), base.checkpoint.step)
     form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None), among)
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.config, CONFIG, names))
@@ -167,7 +167,7 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     with filling(folder) as new:
         _write_weights(new, weights, shard)
         if head:
-            durable.write_new(new / HEAD, tensors.serialise(head, {"format": "pt"}))
+            durable.write_new(new / HEAD, tensors.serialize_safetensors(head, {"format": "pt"}))
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
             durable.write_new(new / name, content)
@@ -322,7 +322,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], shard: int) -> N
     split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=shard)
     for file, names in split.filename_to_tensors.items():
         group = {name: weights[name].contiguous() for name in names}
-        durable.write_new(folder / file, tensors.serialise(group, {"format": "pt"}))
+        durable.write_new(folder / file, tensors.serialize_safetensors(group, {"format": "pt"}))
     if split.is_sharded:
         content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         durable.write_new(folder / "model.safetensors.index.json", to_json(content))

@@ -40,8 +40,8 @@ from lmtool.recipe.spec.recurrent import FeaturesSpec
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
-from lmtool.run.order import hash_key
-from lmtool.run.tensors import below, outlines, rows_of
+from lmtool.run.order import derive_seed
+from lmtool.run.tensors import get_meta_tensors, read_tensor_rows, select_by_prefix
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -137,7 +137,7 @@ def build_model(
     Raises CheckpointError as `Tokenizer.check_embedding_rows` does.
     """
     rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
-    torch.manual_seed(hash_key(recipe.seed, "weights"))
+    torch.manual_seed(derive_seed(recipe.seed, "weights"))
     if shards is not None:
         with shards:
             return model.with_head(recipe, model.build(recipe.model, rows))
@@ -281,7 +281,7 @@ def weights_of(base: Reference) -> Mapping[str, Tensor]:
 def _merged(base: Reference) -> Mapping[str, Tensor]:
     """The same, also where they are not finite."""
     if base.recipe.tuning.lora is None:
-        return base.checkpoint.model()
+        return base.checkpoint.load_model()
     lm = trained_model(base, CPU)
     lora.merge(lm)
     return lm.state_dict()
@@ -292,12 +292,12 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
 
     Raises CheckpointError that names the first that does not fit, NumericalError the first that is not finite.
     """
-    _copy(lm, checkpoint.model(), checkpoint)
+    _copy(lm, checkpoint.load_model(), checkpoint)
 
 
 def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
     """Copy tensors into a model, one after the other; of one that is sharded the rows of this process only."""
-    kept, saved = lora.kept(lm), outlines(tensors)
+    kept, saved = lora.kept(lm), get_meta_tensors(tensors)
     for name in sorted(kept.keys() | saved.keys()):
         old, new = saved.get(name), kept.get(name)
         free = int(name in lm.any_length)
@@ -315,7 +315,7 @@ def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoi
 @torch.no_grad()
 def _set(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Copy a tensor into one of a model; of one that is sharded the rows of this process. Returns what was copied."""
-    tensor = rows_of(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
+    tensor = read_tensor_rows(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
     own_rows(parameter).copy_(tensor)
     return tensor
 
@@ -333,7 +333,7 @@ def _tune(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
     if isinstance(recipe.model, VectorsSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
-        torch.manual_seed(hash_key(recipe.seed, "adapters"))
+        torch.manual_seed(derive_seed(recipe.seed, "adapters"))
         lora.adapt(body, recipe.tuning.lora, trains=trains)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
@@ -351,8 +351,8 @@ def _load_body(lm: LanguageModel, base: Reference, objective: AnyObjective) -> s
     body, head = tensors, {}
     if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
         # from the recipe, since a body that only counts words has no weights
-        body = below(tensors, "body.")
-        head = {name: t.shape for name, t in outlines(tensors).items() if not name.startswith("body.")}
+        body = select_by_prefix(tensors, "body.")
+        head = {name: t.shape for name, t in get_meta_tensors(tensors).items() if not name.startswith("body.")}
     if isinstance(lm, ReplacedTokenDetector):
         if isinstance(base.recipe.objective, ReplacedTokens):
             _copy(lm, tensors, checkpoint)

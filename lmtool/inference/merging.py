@@ -11,11 +11,11 @@ from lmtool.inference.load import weights_of
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
-from lmtool.run.creation import create_run, unused_folder
+from lmtool.run.creation import create_run, make_run_path
 from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT, Run
-from lmtool.run.files import RunInfo, describe_environment, saved_state
-from lmtool.run.listing import SavedEvaluations, evaluations_of
-from lmtool.run.paths import remember
+from lmtool.run.files import RunInfo, describe_environment, read_saved_state
+from lmtool.run.listing import SavedEvaluations, read_evaluations
+from lmtool.run.paths import add_to_runs_index
 from lmtool.run.saving import Snapshot
 
 
@@ -36,22 +36,22 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
         what = "this run has no adapters: it needs no base run"
         raise UsageError(what, where=str(old.path), fix="name a run that was trained with tuning.lora")
     name = f"{old.info.recipe}-merged"
-    folder = output or unused_folder(name)
+    folder = output or make_run_path(name)
     refuse_used(folder)
     plain = recipe.with_values({"tuning.lora": None})
-    weights, state = weights_of(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
+    weights, state = weights_of(adapted), read_saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
-    info = RunInfo.new(recipe=name, **kept, base=adapted.record())
+    info = RunInfo.create(recipe=name, **kept, base=adapted.record())
     files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.serialize_files()}
     with filling(folder) as path, create_run(path, info, files) as run:
         _keep(old, run, step)
-        run.start(step=step, command=command, environment=describe_environment("cpu"))
+        run.start_session(step=step, command=command, environment=describe_environment("cpu"))
         _keep_figures(old, run, step)
-        run.save(Snapshot(step, weights, {}, state, step), keep_last=1)
-        run.end("finished")
-        run.drop_optimizers()
-    remember(folder)
+        run.save_checkpoint(Snapshot(step, weights, {}, state, step), keep_last=1)
+        run.end_session("finished")
+        run.remove_optimizer_states()
+    add_to_runs_index(folder)
     return folder, adapted.warnings
 
 
@@ -62,7 +62,7 @@ def _keep(old: Run, new: Run, step: int) -> None:
     """
     for log, copy in ((old.metrics, new.metrics), (old.samples, new.samples)):
         if log.path.exists():
-            durable.write_new(copy.path, log.until(step))
+            durable.write_new(copy.path, log.lines_until(step))
     for name, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
         if content is not None:
             durable.write_new(new.path / name, encode(content.model_dump(exclude_unset=True)))
@@ -70,17 +70,17 @@ def _keep(old: Run, new: Run, step: int) -> None:
 
 def _keep_figures(old: Run, new: Run, step: int) -> None:
     """Copy what was measured of the checkpoint of a step."""
-    results = old.all_results
+    results = old.results_by_task
     if results and all(figures.get("step") == step for figures in results.values()):
         new.write_results(results.get("", {"tasks": results}))
-    if evaluations := [one for one in evaluations_of(old) if one.step == step]:
+    if evaluations := [one for one in read_evaluations(old) if one.step == step]:
         content = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
         durable.write_new(new.path / EVALUATIONS, encode(content))
 
 
 def _best(run: Run, step: int) -> dict[str, Any]:
     """What of the best validation a state at a step has; none yet where another step is the best."""
-    noted = run.validated
+    noted = run.last_validation
     if noted is not None and noted.best_step == step:
         return noted.model_dump(include={"best_step", "best_value", "best_loss"})
     return {"best_step": None, "best_value": None, "best_loss": None}

@@ -28,7 +28,7 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
 from lmtool.records import finite
-from lmtool.run.order import hash_key, permute
+from lmtool.run.order import derive_seed, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
 Spans = Sequence[tuple[NDArray[np.int64], int]]
@@ -126,7 +126,7 @@ class HeldOut:
         if tokens is None:
             return cls(store, every)
         chosen, scored = [], 0
-        for index in permute(np.arange(len(every)), len(every), hash_key(seed, "validation")):
+        for index in permute(np.arange(len(every)), len(every), derive_seed(seed, "validation")):
             if scored >= tokens:
                 break
             chosen.append(every[index])

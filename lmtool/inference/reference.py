@@ -23,11 +23,11 @@ from lmtool.recipe.load import Resolved, Setting, load_of_run
 from lmtool.recipe.resolve import is_default, resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
-from lmtool.run.directory import CHECKPOINTS, RECIPE, TOKENIZER, Run
-from lmtool.run.files import OtherRun, saved_state
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, ProcessGroup
+from lmtool.run.directory import CHECKPOINTS, RECIPE, TOKENIZER_FILE, Run
+from lmtool.run.files import SourceCheckpoint, read_saved_state
 from lmtool.run.find import find_run
-from lmtool.run.paths import explained
+from lmtool.run.paths import add_version_hint
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -43,16 +43,16 @@ class Reference:
     run: Run
     named: Path | None = None
 
-    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
-        """The named checkpoint, or the newest complete one; see `checkpoint.newest_valid`."""
+    def newest(self, *, optimizer: bool = True, peers: ProcessGroup = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
+        """The named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid`."""
         if self.named is None:
-            return self.run.newest(optimizer=optimizer, peers=peers)
+            return self.run.newest_checkpoint(optimizer=optimizer, peers=peers)
         wanted = optimizer and checkpoints.has_optimizer(self.named)
-        return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
+        return checkpoints.verify_checkpoint(self.named, optimizer=wanted, peers=peers), []
 
     @cached_property
     def _best(self) -> tuple[Checkpoint, list[str]]:
-        return self.newest(optimizer=False) if self.named else self.run.best(optimizer=False)
+        return self.newest(optimizer=False) if self.named else self.run.best_checkpoint(optimizer=False)
 
     @cached_property
     def _read(self) -> tuple[Recipe, list[str]]:
@@ -79,7 +79,7 @@ class Reference:
     @property
     def newer(self) -> int | None:
         """The step of the newest checkpoint after the best one; None where there is none, or another is named."""
-        return None if self.named else self.run.newer_than(self.checkpoint.step)
+        return None if self.named else self.run.newest_step_after(self.checkpoint.step)
 
     def written_recipe(self) -> tuple[Recipe, list[str]]:
         """The recipe in recipe.yaml; the one of the newest checkpoint, and a warning, where that is damaged.
@@ -160,7 +160,7 @@ def teacher_of(run: Run) -> Reference:
     return _reopen(run, run.info.teacher, "its teacher", f"{run.name} learns from", "only with it training goes on")
 
 
-def _reopen(of_run: Run, record: OtherRun | None, name: str, need: str, note: str) -> Reference:
+def _reopen(of_run: Run, record: SourceCheckpoint | None, name: str, need: str, note: str) -> Reference:
     """The checkpoint of a record of a run. name, need, note: what it is, why it is needed, and what to know."""
     if record is None:
         raise CheckpointError(f"the run does not name {name}", where=str(of_run.path), fix="train anew")
@@ -203,7 +203,8 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     forged = [different[key] for key in unchangeable(different)]
     if forged:
         more = f", and {len(forged) - 3} more" if len(forged) > 3 else ""
-        what = f"{RECIPE} is not the recipe of this model: {'; '.join(plain(text)[:200] for text in forged[:3])}{more}"
+        first = "; ".join(plain(text)[:200] for text in forged[:3])
+        what = f"{RECIPE} is not the recipe of this model: {first}{more}"
         fix = "undo these changes, or delete the file: the checkpoint has the recipe too"
         raise CheckpointError(what, where=str(run.recipe_path), fix=fix)
     return written, []
@@ -212,17 +213,17 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
     """The recipe that a checkpoint was trained by. Raises CheckpointError."""
     try:
-        return Recipe.model_validate(saved_state(checkpoint).recipe)
+        return Recipe.model_validate(read_saved_state(checkpoint).recipe)
     except ValidationError as error:
         what = "state.json holds no recipe of this version of lmtool"
         unread = CheckpointError(what, where=str(checkpoint.path), fix="train anew")
-        raise explained(checkpoint.path.parents[1], unread) from error
+        raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
 def tokenizer_path(reference: str) -> str:
     """A tokenizer.json, or a folder with one, as named, or of the model that is named. Raises CheckpointError."""
     is_file = os.path.isfile(reference) and not is_published(reference)
-    if is_file or os.path.isfile(os.path.join(reference, TOKENIZER)):
+    if is_file or os.path.isfile(os.path.join(reference, TOKENIZER_FILE)):
         return reference
     try:
         return str(resolve_reference(reference).run.tokenizer_path)

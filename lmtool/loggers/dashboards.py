@@ -13,7 +13,7 @@ from lmtool.recipe.document import leaves
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import LoggerName
 from lmtool.run.directory import Run
-from lmtool.run.history import number
+from lmtool.run.history import finite_number
 from lmtool.tasks.results import Results
 from lmtool.training.comparison import TextResults
 from lmtool.training.events import Event, Logged, Sampled, Started
@@ -117,7 +117,7 @@ def _line(error: Exception) -> str:
 
 def _numbers(record: Mapping[str, object], prefix: str) -> dict[str, float]:
     """The finite numbers of a record by name, without its step."""
-    pairs = ((f"{prefix}{name}", number(value)) for name, value in record.items() if name != "step")
+    pairs = ((f"{prefix}{name}", finite_number(value)) for name, value in record.items() if name != "step")
     return {name: value for name, value in pairs if value is not None}
 
 

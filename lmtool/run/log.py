@@ -1,4 +1,4 @@
-"""Append-only logs of a run, one JSON object a line: metrics and samples."""
+"""Append-only logs of a run with one JSON object per line: metrics and samples."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from lmtool import durable, records
 from lmtool.durable import refusing
 from lmtool.errors import CheckpointError
 
-Record = dict[str, Any]
+LogRecord = dict[str, Any]
 
 MAX_NAMED = 5
 """Lines or steps that a message names."""
@@ -23,21 +23,21 @@ MAX_NAMED = 5
 MAX_LINE_BYTES = 16 << 20
 """Limit of a line."""
 
-_ASIDE = "move the file aside: the run can do without it, but its earlier records are lost"
+_MOVE_FIX = "move the file aside: the run can do without it, but its earlier records are lost"
 
 
-class Log:
-    """One log file. Every record has its `step`. Appending needs the lock of the run; reading needs nothing.
+class RunLog:
+    """A log file whose records have a `step`. Appending needs the lock of the run.
 
-    kind: what a record is.
+    record_type: validates each record.
     """
 
-    def __init__(self, path: Path, kind: type[BaseModel]) -> None:
+    def __init__(self, path: Path, record_type: type[BaseModel]) -> None:
         self.path = path
-        self._kind = kind
+        self._record_type = record_type
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Append one record, which survives a crash of this process on return. NaN and infinities become null.
+        """Appends a record, which then survives a crash of this process. NaN and infinities become null.
 
         Raises ResourceError when it cannot be written; the log is then unchanged.
         """
@@ -60,7 +60,7 @@ class Log:
         damaged: list[int] = []
         n_damaged = 0
         seen: set[int] = set()
-        for number, line, record, _ in self._lines():
+        for number, line, record, _ in self._parse_lines():
             if record is not None and record["step"] <= step:
                 seen.add(record["step"])
             elif record is None and line.endswith(b"\n"):
@@ -74,12 +74,12 @@ class Log:
             problems.append(f"{self.path.name} has no record of {_join_numbers('step', missing, n_missing)}")
         return problems
 
-    def read(self) -> Iterator[Record]:
-        """All records, in order. An incomplete last line is being written, and skipped.
+    def read_records(self) -> Iterator[LogRecord]:
+        """Yields all records in order, without an incomplete last line, which is being written.
 
         Raises CheckpointError at a line that is not a record.
         """
-        for number, line, record, why in self._lines():
+        for number, line, record, why in self._parse_lines():
             if record is None and line.endswith(b"\n"):
                 raise CheckpointError(
                     f"this line of the log is not a record: {why}", where=f"{self.path}:{number}", fix="delete the line"
@@ -87,31 +87,31 @@ class Log:
             if record is not None:
                 yield record
 
-    def until(self, step: int) -> Iterator[bytes]:
-        """The lines of the records up to a step. Raises CheckpointError when the log cannot be read."""
-        for _, line, record, _ in self._lines():
+    def lines_until(self, step: int) -> Iterator[bytes]:
+        """Yields the lines of the records up to a step. Raises CheckpointError when the log cannot be read."""
+        for _, line, record, _ in self._parse_lines():
             if record is not None and record["step"] <= step:
                 yield line
 
     def rewind(self, step: int) -> None:
-        """Remove atomically all records after `step` and lines that are not records.
+        """Removes atomically all records after `step` and lines that are not records.
 
         Raises ResourceError when the log cannot be written.
         """
-        if not self.path.exists() or sum(map(len, self.until(step))) == self.path.stat().st_size:
+        if not self.path.exists() or sum(map(len, self.lines_until(step))) == self.path.stat().st_size:
             return
         with refusing("cannot rewrite the log", self.path, durable.way_to_write):
-            durable.replace(self.path, self.until(step))
+            durable.replace(self.path, self.lines_until(step))
 
     def sync(self) -> None:
-        """Sync appended records to disk. Raises OSError."""
+        """Syncs appended records to disk. Raises OSError."""
         if self.path.exists():
             with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
 
-    def _lines(self) -> Iterator[tuple[int, bytes, Record | None, str]]:
-        """Number, bytes and record of each line; None if it is not a record, and why."""
-        with refusing("cannot read the log", self.path, _ASIDE, CheckpointError):
+    def _parse_lines(self) -> Iterator[tuple[int, bytes, LogRecord | None, str]]:
+        """Yields number, bytes, record and "" for each line, or None and the reason for a line that is no record."""
+        with refusing("cannot read the log", self.path, _MOVE_FIX, CheckpointError):
             if not self.path.exists():
                 return
             file = durable.open_regular(self.path)
@@ -119,18 +119,18 @@ class Log:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
                 if len(line) > MAX_LINE_BYTES:
                     what = f"this line of the log is not a record: it has more than {MAX_LINE_BYTES:,} bytes"
-                    raise CheckpointError(what, where=f"{self.path}:{number}", fix=_ASIDE)
+                    raise CheckpointError(what, where=f"{self.path}:{number}", fix=_MOVE_FIX)
                 try:
                     if not line.endswith(b"\n"):
                         raise ValueError("it is incomplete")
                     record = records.parse(line)
-                    records.check(self._kind, record)
+                    records.check(self._record_type, record)
                     yield number, line, record, ""
                 except ValueError as error:
                     yield number, line, None, str(error)
 
 
 def _join_numbers(what: str, first: list[int], n: int) -> str:
-    """For example "lines 3, 4, 7, 8, 9 and 2 more", of n numbers with these as the first ones."""
+    """Returns for example "lines 3, 4, 7, 8, 9 and 2 more". n: number of all, of which `first` are shown."""
     more = f" and {n - len(first):,} more" if n > len(first) else ""
     return f"{what}{'s' * (n > 1)} {', '.join(map(str, first))}{more}"

@@ -203,7 +203,7 @@ def words_of(sentence: str) -> tuple[str, ...]:
 
 def task_of(loaded: LoadedModel, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
-    figures = Run.open(loaded.run_path).all_results.get("", {})
+    figures = Run.open(loaded.run_path).results_by_task.get("", {})
     return build_task(with_decided(loaded.recipe, figures, loaded.step), loaded.prompt_format, name, columns, labels)
 
 

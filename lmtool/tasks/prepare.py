@@ -23,7 +23,7 @@ from lmtool.recipe.spec.objective import (
 )
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
-from lmtool.run.files import HeldRows, SavedSplit
+from lmtool.run.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, resolve_objective, task_class, usual_metric
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_in_tables
@@ -151,7 +151,7 @@ class _Read:
     tables: TaskTables
     parts: dict[str, LabelledTexts]
     notices: list[Notice]
-    kept: HeldRows | None
+    kept: TableSplit | None
 
     @property
     def train(self) -> LabelledTexts:
@@ -224,7 +224,7 @@ def read_tables(
     labels = LabelMap(kind, known) if kind is not None and known else None
     read = []
     for task in tasks:
-        held = None if split is None else split.of(task.name)
+        held = None if split is None else split.split_of_task(task.name)
         read.append(read_task(task, recipe, labels, held, chat))
         if held is None:
             read[-1].notices.extend(find_in_tables(read[-1].train, read[-1].held, tokenizer, None, brief=True))
@@ -296,7 +296,7 @@ def check_tables(
 
 
 def read_task(
-    task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: HeldRows | None, chat: ChatFormat | None
+    task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: TableSplit | None, chat: ChatFormat | None
 ) -> _Read:
     """The rows for training, validation and testing; a part is held out unless a validation table is given.
 

@@ -14,7 +14,7 @@ from lmtool.data.table import SkippedRows
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.text import Data
-from lmtool.run.paths import INFO
+from lmtool.run.paths import RUN_INFO_FILE
 from lmtool.tasks.predict import AS_TRAINED, measure_tables
 from lmtool.tasks.prepare import task_names
 from lmtool.tasks.results import Results
@@ -90,9 +90,9 @@ def tables_in(source: str) -> dict[str, str]:
 def runs_in(reference: str) -> dict[str, str]:
     """The runs of a folder that is none itself, by name; none unless it is such a folder."""
     folder = Path(reference)
-    if not folder.is_dir() or (folder / INFO).exists():
+    if not folder.is_dir() or (folder / RUN_INFO_FILE).exists():
         return {}
-    return {path.name: str(path) for path in sorted(folder.iterdir()) if (path / INFO).exists()}
+    return {path.name: str(path) for path in sorted(folder.iterdir()) if (path / RUN_INFO_FILE).exists()}
 
 
 def measure_folder(

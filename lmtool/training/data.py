@@ -29,8 +29,8 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
-from lmtool.run.files import StreamMark
-from lmtool.run.order import MixtureOrder, hash_key
+from lmtool.run.files import StreamPosition
+from lmtool.run.order import MixtureOrder, derive_seed
 from lmtool.tasks.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ class TextData:
         goes on where that of the step before ended. most_validated: tokens that a validation computes at most.
         is_foreign: the tokenizer was not trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
-        self._marks: Sequence[StreamMark] = ()
+        self._marks: Sequence[StreamPosition] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
         self._context, self._batch_size, self._seed = context, batch_size, seed
         self._lanes = batch_size if carries_state else None
@@ -98,7 +98,7 @@ class TextData:
         self._pairs: Windows | None = None
 
     @contextmanager
-    def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
+    def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> Iterator[None]:
         """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
         each text, if there are any.
 
@@ -144,7 +144,8 @@ class TextData:
         if data.mixture:
             quotas = MixtureOrder(tuple(data.mixture.values()), 0).quotas
             text = ", ".join(
-                f"{100 * n / MixtureOrder.BLOCK:g} % {name}" for name, n in zip(data.mixture, quotas, strict=True)
+                f"{100 * n / MixtureOrder.BLOCK_SAMPLES:g} % {name}"
+                for name, n in zip(data.mixture, quotas, strict=True)
             )
         if self._prepared.streamed:
             n_files = sum(len(whole.head.files) for whole, _ in self._prepared.streamed)
@@ -238,9 +239,9 @@ class TextData:
                 raise DataError(what, where=source, fix=fix)
         apart = self._spec.isolate_documents
         if self._blocks:
-            streams = [self._streamed(n, cut, hash_key(seed, "text", n)) for n in range(len(parts))]
+            streams = [self._streamed(n, cut, derive_seed(seed, "text", n)) for n in range(len(parts))]
             return StreamedMixture(streams, list(mixture.values()), seed)
-        texts = [Windows(part, cut, hash_key(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
+        texts = [Windows(part, cut, derive_seed(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
     def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:

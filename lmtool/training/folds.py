@@ -20,7 +20,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.run.directory import Run
-from lmtool.run.uncertainty import FOLDS
+from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import AnsweringModel
@@ -57,7 +57,7 @@ def n_scoring_models(recipe: Recipe, data: TableData) -> int:
     """How many models are trained to score rows that the saved one is trained on; 0 where such rows are held out."""
     if not data.needs_folds:
         return 0
-    return FOLDS if is_cross_validated(recipe, data) else 1
+    return N_FOLDS if is_cross_validated(recipe, data) else 1
 
 
 def train_folds(
@@ -69,7 +69,7 @@ def train_folds(
     Yields nothing where the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
     recipe, candidates, compute = job.recipe, job.candidates, job.compute
-    n_parts, n_scored = (FOLDS, FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
+    n_parts, n_scored = (N_FOLDS, N_FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
     folds = data.folds(n_parts)[:n_scored]
     if not folds:
         return

@@ -22,7 +22,7 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.find import find_resumable
+from lmtool.run.find import find_resumable_run
 from lmtool.tasks.build import kind_of_rows, usual_metric
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
@@ -44,7 +44,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
     Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
     if reference is None:
-        run, passed = find_resumable(longer=any(setting.key in PROLONGING for setting in settings))
+        run, passed = find_resumable_run(longer=any(setting.key in PROLONGING for setting in settings))
         if passed:
             yield Info(f"resuming {run.name}, since {', '.join(passed)}")
         reference = str(run.path)
@@ -75,7 +75,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             if "training.steps" in changed and checkpoint.step < before.training.steps:
                 stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
-            state = TrainingState.read(checkpoint, run.validated, recipe)
+            state = TrainingState.read(checkpoint, run.last_validation, recipe)
             read_tokenizer(run)
             unusable = dict(damaged_records(run))
             is_rescored = RESULTS in unusable or any("scores" in rule_of(key).resets for key in now)
@@ -92,12 +92,12 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             if world.is_main:
                 run.write_recipe(dump(recipe))
                 yield from map(Info, now.values())
-                run.tidy(recipe.checkpoint.keep_last)
+                run.remove_leftover_checkpoints(recipe.checkpoint.keep_last)
                 if run.info.sessions[-1].outcome != "finished":
                     # killed between its last checkpoint and its end, or ended by its new recipe
-                    run.end("finished")
+                    run.end_session("finished")
                 if not recipe.checkpoint.keep_optimizer:
-                    run.drop_optimizers()
+                    run.remove_optimizer_states()
                 is_stale = state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
                 yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)

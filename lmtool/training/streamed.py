@@ -16,8 +16,8 @@ from lmtool.data.streaming import BlockPosition
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError
 from lmtool.objective import Cut, Example
-from lmtool.run.files import StreamMark
-from lmtool.run.order import hash_key
+from lmtool.run.files import StreamPosition
+from lmtool.run.order import derive_seed
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 KEPT = 4
@@ -25,7 +25,9 @@ KEPT = 4
 
 
 @contextmanager
-def streaming(prepared: TokenizedData, compute: Compute, marks: Sequence[StreamMark]) -> Iterator[list[BlockStores]]:
+def streaming(
+    prepared: TokenizedData, compute: Compute, marks: Sequence[StreamPosition]
+) -> Iterator[list[BlockStores]]:
     """The blocks of each streamed text while a run trains on them, from its beginning or from its mark.
 
     Raises CheckpointError when the block of a mark has another text than it had, or marks are missing.
@@ -51,7 +53,7 @@ def streaming(prepared: TokenizedData, compute: Compute, marks: Sequence[StreamM
         yield opened
 
 
-def _start(mark: StreamMark) -> BlockPosition:
+def _start(mark: StreamPosition) -> BlockPosition:
     return BlockPosition(mark.turn, mark.unit, mark.chunk)
 
 
@@ -66,7 +68,13 @@ class StreamedWindows(ExampleSource):
     unit = "documents"
 
     def __init__(
-        self, blocks: BlockStores, cut: Cut, seed: int, batch_size: int, mark: StreamMark | None, isolated: bool = False
+        self,
+        blocks: BlockStores,
+        cut: Cut,
+        seed: int,
+        batch_size: int,
+        mark: StreamPosition | None,
+        isolated: bool = False,
     ) -> None:
         """mark: of the block to begin with. The others are as for `Windows`."""
         self.length = cut.length
@@ -106,7 +114,7 @@ class StreamedWindows(ExampleSource):
                 self._open()
             self._drop(sample)
 
-    def mark(self, sample: int) -> StreamMark:
+    def mark(self, sample: int) -> StreamPosition:
         """The block of the sample before this one, the last one trained on; for the process that makes the blocks."""
         with self._opening:
             while sample > self._begins[-1]:
@@ -115,9 +123,9 @@ class StreamedWindows(ExampleSource):
             number = self._first + at
             content, start = self._blocks.wait_for_store(number).content_checksum, self._blocks.block_position(number)
         before = {"examples": self._begins[at], "documents": self._documents[at]}
-        return StreamMark(block=number, content=content, **start._asdict(), **before)
+        return StreamPosition(block=number, content=content, **start._asdict(), **before)
 
-    def marks(self, sample: int) -> list[StreamMark]:
+    def marks(self, sample: int) -> list[StreamPosition]:
         """Its mark alone; a mixture has several."""
         return [self.mark(sample)]
 
@@ -140,7 +148,7 @@ class StreamedWindows(ExampleSource):
         self._documents.append(self._documents[-1] + store.n_documents)
 
     def _windows(self, number: int) -> Windows:
-        seed = hash_key(self._seed, "block", number)
+        seed = derive_seed(self._seed, "block", number)
         return Windows(self._blocks.wait_for_store(number), self._cut, seed, None, (), self._isolated)
 
     def _drop(self, sample: int) -> None:
@@ -165,16 +173,16 @@ class StreamedMixture(Mixture):
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         # also those of which this process has no sample for many steps, while the blocks that it would read are dropped
-        for text, sample_of_text in zip(self._streams, self._order.before(int(sample_S.min())), strict=True):
+        for text, sample_of_text in zip(self._streams, self._order.count_before(int(sample_S.min())), strict=True):
             text.follow(sample_of_text)
         return super().read(sample_S)
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         return sorted(set(super().documents(sample_S)))
 
-    def marks(self, sample: int) -> list[StreamMark]:
+    def marks(self, sample: int) -> list[StreamPosition]:
         """That of each text before this sample of the mixture."""
         return [
             text.mark(sample_of_text)
-            for text, sample_of_text in zip(self._streams, self._order.before(sample), strict=True)
+            for text, sample_of_text in zip(self._streams, self._order.count_before(sample), strict=True)
         ]

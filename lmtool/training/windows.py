@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
-from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute
+from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
 
 TRIES = 8
 """Documents that are drawn to find one that is long enough."""
@@ -65,7 +65,7 @@ class _Stream(StreamWindows):
     length: int
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
-        start = self.start(epoch, item)
+        start = self.window_start(epoch, item)
         return _Window([(start, start + self.length)])
 
 
@@ -93,7 +93,7 @@ class _Documents:
         return int(length_D[length_D > cut.length].sum()) <= LONGER * len(store)
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
-        n, key = self._store.n_documents, hash_key(self._seed, "documents", epoch)
+        n, key = self._store.n_documents, derive_seed(self._seed, "documents", epoch)
         spans: list[tuple[int, int]] = []
         first, left = item * self._per_row, self._length
         while left:
@@ -134,7 +134,7 @@ class _Pairs:
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """The window around this item's anchor, or in the next usable document."""
-        anchor = (hash_key(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
+        anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
         number = self._usable(anchor)
         start, stop = self._window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
@@ -227,7 +227,7 @@ class Windows:
 
     def restarts(self, step: int) -> bool:
         """True when the rows of this step (from 0) do not continue those of the step before."""
-        return not isinstance(self._order, LaneOrder) or self._order.restarts(step)
+        return not isinstance(self._order, LaneOrder) or self._order.is_lane_start(step)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""
@@ -269,7 +269,7 @@ class Windows:
     def _drawn(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
         """The span of each sample, and its random generator, which may have drawn it."""
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
-            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", int(sample))))
+            rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", int(sample))))
             yield self._cutter.window_of(int(epoch), int(item), rng), rng
 
 

@@ -87,7 +87,7 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
     pretrained.finetune("training.steps=1", "data.valid_fraction=0.1", source=pretrained.run(), table=table)
     run = Run.open(pretrained.run("tuned"))
     assert run.saved_split is not None
-    held = run.saved_split.of("")
+    held = run.saved_split.split_of_task("")
     assert held is not None
     (notice,) = find_leaks(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
     assert notice.count == 40 - len(held.test) == 36

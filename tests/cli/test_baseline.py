@@ -204,8 +204,8 @@ def test_a_run_that_is_far_below_the_baseline_stops_and_goes_on_when_it_is_resum
     assert f"lmtool resume {folder / 'far'}" in told
     stopped = Run.open(folder / "far")
     assert stopped.state == "stopped"
-    assert stopped.validated is not None
-    assert steps / 4 <= stopped.validated.step < steps
+    assert stopped.last_validation is not None
+    assert steps / 4 <= stopped.last_validation.step < steps
     assert not (folder / "far/metrics.json").exists()
     run("resume", folder / "far")
     assert Run.open(folder / "far").state == "finished"

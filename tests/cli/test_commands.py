@@ -88,9 +88,9 @@ def test_resume_without_a_name_takes_the_last_run_that_was_stopped(lmtool, run):
     def session(path, step, outcome=None):
         with Run.open(path) as began:
             began.lock()
-            began.start(step=step, command=[], environment={})
+            began.start_session(step=step, command=[], environment={})
             if outcome:
-                began.end(outcome)
+                began.end_session(outcome)
 
     session(run, 4)
     session(finished, 6, "finished")

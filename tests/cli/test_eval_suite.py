@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.run.uncertainty import interval
+from lmtool.run.uncertainty import confidence_interval
 from lmtool.tasks.suites import measure
 from tests.cli.conftest import SMALL
 
@@ -70,7 +70,7 @@ def test_figures_rows_and_page(lmtool, ngram, files, home):
         "words": 0.75, "next": 0.75, "which": 0.75, "written": 0.75, "texts": None
     }  # fmt: skip
     words = tasks["words"]
-    assert words["interval"] == list(interval("accuracy", 0.75, 4) or ())
+    assert words["interval"] == list(confidence_interval("accuracy", 0.75, 4) or ())
     assert (words["chance"], words["centred"], tasks["next"]["chance"]) == (0.5, 0.5, 0)
     assert words["accuracies"].keys() == {"sum", "per_token", "per_byte", "calibrated"}
     assert tasks["which"]["accuracies"].keys() == {"sum", "per_token"}

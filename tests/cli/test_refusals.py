@@ -525,11 +525,11 @@ def test_standard_input_that_is_closed(lmtool, run, monkeypatch):
 def test_weights_that_are_not_finite(lmtool, run, corpus, value):
     with Run.open(run) as opened:
         opened.lock()
-        newest, _ = opened.newest()
-        weights = newest.model()
+        newest, _ = opened.newest_checkpoint()
+        weights = newest.load_model()
         name = next(iter(weights))
         weights[name].view(-1)[3] = value
-        opened.save(Snapshot(8, weights, newest.optimizer(), newest.state(), 8), keep_last=3)
+        opened.save_checkpoint(Snapshot(8, weights, newest.load_optimizer(), newest.load_state(), 8), keep_last=3)
     words, named = [f"not finite: {name}", "step-000008"], f"{run}@8"
     for command in (
         ["eval", named, corpus, "--json"],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from tests.faults.commands import Outcome, lmtool
 from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, Remains, differing, golden, of_folder, of_run
 from tests.faults.jobs import LOGS, Told
@@ -108,7 +108,7 @@ TUNED = (
 
 def reached(home: Path) -> Remains:
     """The last step of a run of two processes, which one goes on with: not bitwise as two, where it has more to do."""
-    return {"step": listed(home / "runs/shared" / "checkpoints")[-1][1].name}
+    return {"step": list_checkpoints(home / "runs/shared" / "checkpoints")[-1][1].name}
 
 
 SHARED = (

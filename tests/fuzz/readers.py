@@ -40,7 +40,7 @@ from lmtool.run import tensors
 from lmtool.run.checkpoint import FileEntry
 from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.files import RunInfo, Validated, saved_state
+from lmtool.run.files import RunInfo, ValidationState, read_saved_state
 from lmtool.run.saving import Snapshot
 from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove
 from lmtool.tasks.reading import read_labelled
@@ -509,21 +509,21 @@ def _run(folder: Path) -> Path:
     recipe = load("default", ["data.train=[a.txt]"]).recipe
     with create_run(
         folder / "run",
-        RunInfo.new(
+        RunInfo.create(
             recipe="default",
             summary="decoder",
             fingerprints={"data": "d", "tokenizer": "t"},
         ),
         {"recipe.yaml": dump(recipe).encode(), "tokenizer.json": b"{}"},
     ) as run:
-        run.start(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
+        run.start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
-        run.save(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
-        run.note_validation(Validated(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
-        run.end("finished")
+        run.save_checkpoint(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
+        run.save_validation(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
+        run.end_session("finished")
     return folder / "run"
 
 
@@ -538,9 +538,9 @@ def _file_of_a_run(name: str) -> ModelRunner:
         (run / name).write_bytes(content)
         list(verify_run(run))
         found = Run.open(run)
-        list(found.metrics.read())
-        list(found.samples.read())
-        assert found.validated is not None
+        list(found.metrics.read_records())
+        list(found.samples.read_records())
+        assert found.last_validation is not None
 
     return ModelRunner(seeds, read)
 
@@ -558,12 +558,12 @@ def _read_state(folder: Path, content: bytes) -> None:
     (path / "state.json").write_bytes(content)
     files = {
         name: FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
-        for name in checkpoints.FILES
+        for name in checkpoints.CHECKPOINT_FILES
     }
     (path / "MANIFEST.json").write_bytes(checkpoints.encode_manifest(2, None, files))
-    checkpoint = checkpoints.verify(path)
+    checkpoint = checkpoints.verify_checkpoint(path)
     read_recipe(Run.open(run), checkpoint)
-    saved_state(checkpoint)
+    read_saved_state(checkpoint)
 
 
 def _manifests(folder: Path) -> list[bytes]:
@@ -575,7 +575,7 @@ def _read_manifest(folder: Path, content: bytes) -> None:
     if not run.exists():
         _run(folder)
     (run / CHECKPOINTS / "step-000002" / "MANIFEST.json").write_bytes(content)
-    checkpoints.newest_valid(run / CHECKPOINTS)
+    checkpoints.find_newest_valid(run / CHECKPOINTS)
 
 
 def _store(folder: Path) -> Path:

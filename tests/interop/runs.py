@@ -70,7 +70,7 @@ def made(
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
     with create_run(
         folder,
-        RunInfo.new(
+        RunInfo.create(
             recipe="small",
             summary="a small model",
             fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
@@ -78,5 +78,5 @@ def made(
         ),
         {"recipe.yaml": dump(recipe).encode(), **tokenizer.serialize_files()},
     ) as run:
-        run.save(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

@@ -24,7 +24,7 @@ from lmtool.model.heads import Answer
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
-from lmtool.run.files import Figures
+from lmtool.run.files import TaskScores
 from lmtool.tasks import heads, text_to_text
 from lmtool.tasks.build import build_task
 from lmtool.tasks.classification import ClassTask
@@ -520,4 +520,4 @@ def test_a_class_that_no_row_has_is_read_back() -> None:
     figures = class_metrics(np.array([0, 1]), np.array([0, 0]), ("a", "b", "c"))
     assert [type(scores["support"]) for scores in figures["classes"].values()] == [int] * 3
     old = {"part": "test", "classes": {"c": figures["classes"]["c"] | {"support": 0.0}}}
-    assert Figures.model_validate_json(json.dumps(old)).classes["c"].support == 0
+    assert TaskScores.model_validate_json(json.dumps(old)).classes["c"].support == 0

@@ -22,7 +22,7 @@ from lmtool.cli import app
 from lmtool.data import store as store_module
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError
 from lmtool.inference.evaluation import Validation
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
@@ -33,7 +33,7 @@ SAMPLES = ("evaluation.prompts=[the]", "evaluation.sample_tokens=4")
 
 
 def kept(run: Path) -> list[int]:
-    return [step for step, _ in listed(run / "checkpoints")]
+    return [step for step, _ in list_checkpoints(run / "checkpoints")]
 
 
 def reseal(checkpoint: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_run_killed_before_its_optimizer_state_went_loses_it_when_resumed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "drop_optimizers", lambda _: [][0])
+        patch.setattr(Run, "remove_optimizer_states", lambda _: [][0])
         with pytest.raises(IndexError):
             work.pretrain("checkpoint.keep_optimizer=false")
     assert len(list(work.run().rglob("optimizer.safetensors"))) > 0
@@ -279,12 +279,12 @@ def test_a_changed_digit_is_found_by_the_checksum(name: str, work: Work) -> None
         other = b"1" if digit[0] != b"1" else b"2"
         file.write_bytes(whole[: digit.start()] + other + whole[digit.end() :])
         with pytest.raises(CheckpointError, match=r"checksum|run\.json is damaged"):
-            assert Run.open(work.run()).validated is None
+            assert Run.open(work.run()).last_validation is None
 
 
 def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> None:
     work.pretrain()
-    best = Run.open(work.run()).best()[0].path
+    best = Run.open(work.run()).best_checkpoint()[0].path
     (best / "MANIFEST.json").write_bytes(b"damaged")
     told = warnings_in(work.pretrain(name="further", source=work.run()))
     assert any(best.name in warning for warning in told)

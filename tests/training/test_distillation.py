@@ -13,7 +13,7 @@ from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
-from lmtool.run.checkpoint import verify
+from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.start import start
@@ -63,9 +63,9 @@ def test_what_is_validated_is_the_loss_of_the_targets(work: Work, teacher: Path)
 
 
 def test_the_teacher_is_named_and_stays(work: Work, teacher: Path) -> None:
-    before = verify(teacher / "checkpoints" / "step-000004").model()
+    before = verify_checkpoint(teacher / "checkpoints" / "step-000004").load_model()
     work.pretrain(teacher=teacher)
-    after_all = verify(teacher / "checkpoints" / "step-000004").model()
+    after_all = verify_checkpoint(teacher / "checkpoints" / "step-000004").load_model()
     assert all(torch.equal(before[name], after_all[name]) for name in before)
     assert Run.open(work.run()).info.teacher.run == "teacher"
     names = set(load_run(str(work.run()), CPU).model.state_dict())

@@ -16,7 +16,7 @@ from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
-from lmtool.run.files import StreamMark
+from lmtool.run.files import StreamPosition
 from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.start import start
@@ -122,7 +122,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def streamed(data: TextData, *marks: StreamMark) -> Iterator[StreamedMixture]:
+def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
     with data.streaming(CPU, marks):
         examples = data.examples(data.objective)
         assert isinstance(examples, StreamedMixture)

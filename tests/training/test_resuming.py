@@ -15,9 +15,9 @@ from lmtool.recipe.changes import RESUMING, changes
 from lmtool.recipe.load import load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
-from lmtool.run.files import Validated
+from lmtool.run.files import ValidationState
 from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, start
 from lmtool.training.events import AlreadyFinished, Info
@@ -158,7 +158,7 @@ def written(run: Path) -> Recipe:
 
 def saved(run: Path) -> dict[str, Any]:
     """The state in the newest checkpoint."""
-    _, newest = listed(run / "checkpoints")[-1]
+    _, newest = list_checkpoints(run / "checkpoints")[-1]
     state: dict[str, Any] = json.loads((newest / "state.json").read_text())
     return state
 
@@ -239,8 +239,8 @@ def test_more_steps_of_a_stopped_run_count_from_its_planned_end(bases: Bases, na
 # What each does
 
 
-def noted(work: Work) -> Validated:
-    found = Run.open(work.run()).validated
+def noted(work: Work) -> ValidationState:
+    found = Run.open(work.run()).last_validation
     assert found is not None
     return found
 
@@ -260,7 +260,7 @@ def test_another_metric_has_another_best(name: str, bases: Bases) -> None:
     assert (best.best_step, best.best_value) in counted.items()
     assert best.best_value == max(counted.values())
     assert (ended(told).metric, ended(told).best_step) == ("accuracy", best.best_step)
-    assert Run.open(work.run()).best()[0].step == best.best_step
+    assert Run.open(work.run()).best_checkpoint()[0].step == best.best_step
     assert json.loads((work.run() / "metrics.json").read_text())["step"] == best.best_step
 
 
@@ -305,9 +305,9 @@ def test_another_beam_width_scores_the_best_checkpoint_anew(bases: Bases) -> Non
 
 def test_what_is_kept_of_a_finished_run_follows_its_new_recipe(bases: Bases) -> None:
     work = bases.of("checkpoint.keep_last", "finished")
-    steps = [step for step, _ in listed(work.run() / "checkpoints")]
+    steps = [step for step, _ in list_checkpoints(work.run() / "checkpoints")]
     work.resume("checkpoint.keep_last=1", "checkpoint.keep_optimizer=false")
-    left = listed(work.run() / "checkpoints")
+    left = list_checkpoints(work.run() / "checkpoints")
     assert {step for step, _ in left} == {steps[-1], noted(work).best_step} < set(steps)
     assert not any(checkpoints.has_optimizer(path) for _, path in left)
 

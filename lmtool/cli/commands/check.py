@@ -156,14 +156,14 @@ def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
     from lmtool.inference.reference import tokenizer_path
     from lmtool.run.directory import Run
-    from lmtool.run.paths import INFO
+    from lmtool.run.paths import RUN_INFO_FILE
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:
         return None, None
     path = Path(tokenizer_path(name))
     folder = path if path.is_dir() else path.parent
-    data = Run.open(folder).info.data if (folder / INFO).exists() else None
+    data = Run.open(folder).info.data if (folder / RUN_INFO_FILE).exists() else None
     return Tokenizer.load(path), None if data is None else data.bytes_per_token
 
 

@@ -212,13 +212,13 @@ def _measure_suite(
 def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
     """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
-    from lmtool.run.listing import keep_evaluation
+    from lmtool.run.listing import save_evaluation
 
     data = loaded.recipe.data
     named = [text.partition(":")[2] for text in data.tasks]
     named += [text.rpartition(":")[0] for text in named if ":" in text]
     if STDIN not in sources:
-        keep_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
+        save_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
 
 
 def _refuse_undefined(loss: float, run: str) -> None:

@@ -45,11 +45,11 @@ def pretrain(
     # mistakes are told before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
-    from lmtool.run.creation import check_folder
+    from lmtool.run.creation import check_output_folder
     from lmtool.training.plan import plan_pretraining
     from lmtool.training.start import start
 
-    check_folder(output, start_or_resume)  # before the text is read
+    check_output_folder(output, start_or_resume)  # before the text is read
     follow(
         lambda invocation: start(plan_pretraining(source, recipe, chosen, invocation.report), invocation),
         quiet,

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmtool.printable import aligned
 from lmtool.records import parse
-from lmtool.run.uncertainty import Z, interval, standard_error
+from lmtool.run.uncertainty import Z_95, confidence_interval, standard_error
 from lmtool.tasks.suites.spec import AnyTask, ChoiceTask, SchemaTask, TextTask
 
 RowScores = dict[str, Any]
@@ -68,7 +68,7 @@ class TaskFigures:
         if isinstance(task, TextTask):
             return told | self._perplexity()
         accuracy = sums["right"] / n
-        low, high = interval("accuracy", accuracy, n) or (0.0, 1.0)
+        low, high = confidence_interval("accuracy", accuracy, n) or (0.0, 1.0)
         told |= {"shots": task.shots, "seed": task.seed, "accuracy": accuracy}
         told |= {"standard_error": standard_error("accuracy", accuracy, n), "interval": [low, high]}
         told |= {"chance": self.chance, "centred": self.centred}
@@ -87,7 +87,7 @@ class TaskFigures:
         return {
             "bits_per_byte": bits,
             "standard_error": error,
-            "interval": [bits - Z * error, bits + Z * error],
+            "interval": [bits - Z_95 * error, bits + Z_95 * error],
             "byte_perplexity": math.exp(per_byte) if per_byte < 700 else math.inf,
             "word_perplexity": math.exp(words) if words < 700 else math.inf,
         }
