@@ -34,7 +34,7 @@ from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_sta
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import Scored, score
 from lmtool.loggers.dashboards import Loggers
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
@@ -242,7 +242,7 @@ def finetune(
 
 def _settings(train: list[str], settings: Values) -> list[Setting]:
     stated = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
-    return settings_of(stated, [Setting("data.train", train, "the first argument")])
+    return parse_settings(stated, [Setting("data.train", train, "the first argument")])
 
 
 def _trained(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:

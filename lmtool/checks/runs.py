@@ -1,4 +1,4 @@
-"""Verifies the files of a run directory, one by one."""
+"""Verifies the files of a run directory."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,29 +14,29 @@ from lmtool.run.paths import RUN_INFO_FILE
 
 
 def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
-    """Each file of a run directory that cannot be used or is not what was written, and why.
+    """Yields each damaged file of a run directory, and why.
 
-    Not recipe.yaml, the tokenizer and the values of weights, which depend on each other. A run that is being trained
-    may be reported to be incomplete.
+    Does not check recipe.yaml, the tokenizer and the values of weights, which depend on each other. A run that is being
+    trained may seem incomplete.
     """
     try:
         run = Run.open(path)
     except CheckpointError as error:
         yield path / RUN_INFO_FILE, error.what
         return
-    for name, problem in damaged_records(run):
+    for name, problem in find_damaged_records(run):
         yield path / name, problem
     for _, folder in checkpoints.list_checkpoints(path / CHECKPOINTS):
         try:
-            # that of a finished run may have been removed
+            # a finished run may have no optimizer state
             checkpoint = checkpoints.verify_checkpoint(folder, optimizer=checkpoints.has_optimizer(folder))
             read_saved_state(checkpoint)
         except CheckpointError as error:
             yield Path(error.where or folder), error.what
 
 
-def damaged_records(run: Run) -> Iterator[tuple[str, str]]:
-    """The name of each file of records of a run that cannot be used or lacks records, and why."""
+def find_damaged_records(run: Run) -> Iterator[tuple[str, str]]:
+    """Yields the name of each file of a run that is damaged or lacks records, and why."""
     readers: dict[str, Callable[[], object]] = {
         directory.VALIDATED: lambda: run.last_validation,
         directory.RESULTS: lambda: run.results_by_task,

@@ -31,9 +31,9 @@ def run_names(begun: str) -> list[str]:
 
 def recipe_names(begun: str) -> list[str]:
     """The names of shipped recipes that begin so."""
-    from lmtool.recipe.load import shipped
+    from lmtool.recipe.load import shipped_recipes
 
-    return [name for name in sorted(shipped()) if name.startswith(begun)]
+    return [name for name in sorted(shipped_recipes()) if name.startswith(begun)]
 
 
 def recipe_or_run_names(begun: str) -> list[str]:
@@ -190,13 +190,13 @@ class Command(_Tidy, TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Raises UsageError for a number that is not finite, or larger than one of a recipe can be."""
-        from lmtool.recipe.spec.base import LARGEST, LARGEST_FLOAT, is_fit
+        from lmtool.recipe.spec.base import MAX_FLOAT, MAX_INTEGER, is_representable
 
         for parameter in self.params:
             values = ctx.params.get(parameter.name)
             for value in values if isinstance(values, list | tuple) else [values]:
-                if isinstance(value, int | float) and not is_fit(value):
-                    most = LARGEST if isinstance(value, int) else LARGEST_FLOAT
+                if isinstance(value, int | float) and not is_representable(value):
+                    most = MAX_INTEGER if isinstance(value, int) else MAX_FLOAT
                     is_large = isinstance(value, int) or math.isfinite(value)
                     what = f"the number is too large: at most {most}" if is_large else f"{value} is not a finite number"
                     raise UsageError(what, where=max(parameter.opts, key=len), fix=f"see {ctx.command_path} --help")

@@ -33,16 +33,16 @@ def recipe_name(default: str | None) -> Any:
 
 def is_recipe(name: str) -> bool:
     """Whether a recipe is named rather than a text; where there is neither, what the name is like decides."""
-    from lmtool.recipe.load import near, shipped
+    from lmtool.recipe.load import find_similar_recipes, shipped_recipes
 
-    if name in shipped() or name.endswith((".yaml", ".yml")):
+    if name in shipped_recipes() or name.endswith((".yaml", ".yml")):
         return True
 
     from lmtool.data.files import FORMATS, suggest_files
     from lmtool.data.hub import HUB_PREFIX
 
     is_other = name == "last" or os.path.exists(name) or name.startswith(HUB_PREFIX) or name.endswith(FORMATS)
-    return not is_other and bool(near(name)) and not suggest_files(Path(name))
+    return not is_other and bool(find_similar_recipes(name)) and not suggest_files(Path(name))
 
 
 def with_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> Sequence[Any]:
@@ -214,12 +214,12 @@ def settings_in(
 
     values: of the options, by name.
     """
-    from lmtool.recipe.load import Setting, settings_of
+    from lmtool.recipe.load import Setting, parse_settings
 
     flags = {key: _typed(key, made) for key, (_, made) in options.items()}
     stated = [*others, *((key, _stated_value(key, values.get(name)), flag) for key, (flag, name) in flags.items())]
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
-    return settings_of(overrides or (), [Setting(*one) for one in used])
+    return parse_settings(overrides or (), [Setting(*one) for one in used])
 
 
 def _stated_value(key: str, value: Any) -> Any:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.checksum import sha256_of_file
-from lmtool.recipe.load import bundled
+from lmtool.recipe.load import bundled_path
 
 ENTROPY_FILE = "limits.json"
 
 
 def data_folder() -> Path:
     """Returns the folder of the bundled texts."""
-    return bundled("data")
+    return bundled_path("data")
 
 
 def find_bundled_file(path: Path) -> Path | None:

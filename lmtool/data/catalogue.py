@@ -21,7 +21,7 @@ from lmtool.data import bundled
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.printable import plain
-from lmtool.recipe.document import parse
+from lmtool.recipe.document import parse_yaml
 from lmtool.records import FileModel
 
 CATALOGUE_FILE = "catalogue.yaml"
@@ -108,7 +108,7 @@ class Catalogue(FileModel):
 
 def read_catalogue() -> Catalogue:
     """Reads the catalogue that comes with lmtool."""
-    content = parse((bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE).value
+    content = parse_yaml((bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE).value
     return TypeAdapter(Catalogue).validate_python(content)
 
 

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple, cast
 
 from lmtool.data import bundled
 from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
-from lmtool.recipe.grammar import either
+from lmtool.recipe.grammar import join_with_or
 
 FOLDER_FORMATS = (".txt", ".jsonl", ".csv", ".parquet")
 """Formats that folders are searched for; each may be followed by one of COMPRESSED_SUFFIXES."""
@@ -202,7 +202,7 @@ def _file_not_found_error(path: Path) -> DataError:
     if not os.path.isdir(path.parent):
         fix = f"there is no folder {path.parent} either"
     if near := suggest_files(path):
-        fix = f"did you mean {either([display(other) for other in near])}?"
+        fix = f"did you mean {join_with_or([display(other) for other in near])}?"
     return DataError("the file does not exist", where=display(path), fix=fix, code="file_not_found")
 
 

@@ -16,11 +16,11 @@ from lmtool.data.survey import DividedText, Progress, divide_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.interop.names import HUB, is_published, known_run
 from lmtool.printable import plain
-from lmtool.recipe.changes import changes, unchangeable
-from lmtool.recipe.finetuning import Parent
-from lmtool.recipe.grammar import value_at
-from lmtool.recipe.load import Resolved, Setting, load_of_run
-from lmtool.recipe.resolve import is_default, resolve
+from lmtool.recipe.changes import diff_recipes, find_unchangeable_keys
+from lmtool.recipe.finetuning import ParentRun
+from lmtool.recipe.grammar import get_value
+from lmtool.recipe.load import ResolvedRecipe, Setting, load_run_recipe
+from lmtool.recipe.resolve import is_default_recipe, resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, ProcessGroup
@@ -87,7 +87,7 @@ class Reference:
         It is not compared with a checkpoint.
         """
         try:
-            return load_of_run(self.run.recipe_path), []
+            return load_run_recipe(self.run.recipe_path), []
         except (RecipeError, UsageError):
             return read_recipe(self.run, self.newest(optimizer=False)[0])
 
@@ -97,9 +97,9 @@ class Reference:
         return self.run.info.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
 
     @property
-    def parent(self) -> Parent:
+    def parent(self) -> ParentRun:
         """What the recipe of a run that begins with it depends on."""
-        return Parent(self.recipe, self.run.name, self.is_published)
+        return ParentRun(self.recipe, self.run.name, self.is_published)
 
     def record(self) -> dict[str, object]:
         """Its path and the SHA-256 of its weights, by which `base_of` finds it."""
@@ -195,12 +195,12 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     """
     trained = recipe_of(checkpoint)
     try:
-        written = load_of_run(run.recipe_path)
+        written = load_run_recipe(run.recipe_path)
     except (RecipeError, UsageError):
         what = "damaged" if run.recipe_path.is_file() else "missing"
         return trained, [f"{RECIPE} of {run.name} is {what}; the recipe in its checkpoint is used"]
-    different = changes(trained, written)
-    forged = [different[key] for key in unchangeable(different)]
+    different = diff_recipes(trained, written)
+    forged = [different[key] for key in find_unchangeable_keys(different)]
     if forged:
         more = f", and {len(forged) - 3} more" if len(forged) > 3 else ""
         first = "; ".join(plain(text)[:200] for text in forged[:3])
@@ -234,19 +234,19 @@ def tokenizer_path(reference: str) -> str:
 
 def resolve_for_text(
     recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
-) -> tuple[Resolved, DividedText | None]:
+) -> tuple[ResolvedRecipe, DividedText | None]:
     """`resolve`, with the shape of the text where the recipe is the default one and names one; and that text.
 
     report: None where the text is not read, and the recipe is as for any text. Raises as `divide_text` and `with_runs`.
     """
     resolved, divided = resolve(recipe, settings), None
-    if report is not None and is_default(recipe) and resolved.recipe.data.sources:
+    if report is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
         divided = divide_text(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
         resolved = resolve(recipe, settings, divided.text.shape)
     return with_runs(resolved), divided
 
 
-def with_runs(resolved: Resolved, base: Recipe | None = None) -> Resolved:
+def with_runs(resolved: ResolvedRecipe, base: Recipe | None = None) -> ResolvedRecipe:
     """A recipe whose keys that name a model name its run, as `run_of` says.
 
     base: the recipe of the run that it continues, in which names are those of that run.
@@ -262,7 +262,7 @@ def with_runs(resolved: Resolved, base: Recipe | None = None) -> Resolved:
 def _named_models(recipe: Recipe) -> dict[str, str]:
     """The keys of a recipe that name a model, and its names."""
     tree = recipe.model_dump()
-    return {key: value for key in RESOLVED if isinstance(value := value_at(tree, tuple(key.split("."))), str)}
+    return {key: value for key in RESOLVED if isinstance(value := get_value(tree, tuple(key.split("."))), str)}
 
 
 RESOLVED: Mapping[str, Callable[[str], str]] = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from lmtool.checksum import sha256
-from lmtool.recipe.document import leaves
+from lmtool.recipe.document import flatten_mapping
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import LoggerName
 from lmtool.run.directory import Run
@@ -201,7 +201,9 @@ class _MLflow:
         else:
             created = self._client.create_run(experiment, tags={"lmtool.run": identity(run)}, run_name=run.name)
             self._id = created.info.run_id
-            params = [Param(key, str(value)[:500]) for key, value in leaves(recipe.model_dump(mode="json")).items()]
+            params = [
+                Param(key, str(value)[:500]) for key, value in flatten_mapping(recipe.model_dump(mode="json")).items()
+            ]
             for start in range(0, len(params), 100):
                 self._client.log_batch(self._id, params=params[start : start + 100])
         self._waiting: list[Any] = []

@@ -12,8 +12,8 @@ from pydantic import RootModel
 
 from lmtool import durable, records
 from lmtool.errors import CheckpointError
-from lmtool.recipe.document import leaves, parse
-from lmtool.recipe.load import LARGEST_FILE
+from lmtool.recipe.document import flatten_mapping, parse_yaml
+from lmtool.recipe.load import MAX_RECIPE_BYTES
 from lmtool.records import FileModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
@@ -232,10 +232,10 @@ def iterate_ancestors(run: Run) -> Iterator[Run]:
 def read_recipe_values(run: Run) -> DottedValues:
     """Reads the values of a run's recipe without validation; returns none if it cannot be read."""
     try:
-        text = durable.read(run.recipe_path, LARGEST_FILE).decode()
+        text = durable.read(run.recipe_path, MAX_RECIPE_BYTES).decode()
     except (OSError, ValueError):
         return {}
-    return leaves(parse(text, str(run.recipe_path)).value)
+    return flatten_mapping(parse_yaml(text, str(run.recipe_path)).value)
 
 
 def validation_part(values: DottedValues) -> Literal["validation", "training"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lmtool import system
 from lmtool.durable import refusing, remove
 from lmtool.errors import CheckpointError, LmtoolError, UsageError
-from lmtool.recipe.load import load_of_run
+from lmtool.recipe.load import load_run_recipe
 from lmtool.run.directory import RUN_FILES, Run
 from lmtool.run.find import find_run_directory
 from lmtool.run.listing import folder_size
@@ -116,6 +116,6 @@ def find_needed_runs(doomed: Sequence[Path]) -> dict[Path, list[str]]:
 def _may_be_adapter_run(run: Run) -> bool:
     """Returns whether a run holds adapters only, or has no readable recipe.yaml."""
     try:
-        return load_of_run(run.recipe_path).tuning.lora is not None
+        return load_run_recipe(run.recipe_path).tuning.lora is not None
     except LmtoolError:
         return True

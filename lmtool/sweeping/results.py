@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 from markupsafe import Markup
 
-from lmtool.recipe.document import plain
+from lmtool.recipe.document import parse_scalar
 from lmtool.report.charts import Line, LineChart, spread
 from lmtool.report.page import COLOURS, Section, TableCell, figure, page, table
 from lmtool.report.training import losses
@@ -112,7 +112,7 @@ def sweep_page(title: str, rows: Sequence[PointResults], axes: Axes) -> str:
 
 
 def _number(text: str) -> float | None:
-    return finite_number(plain(text))
+    return finite_number(parse_scalar(text))
 
 
 def _against(key: str, rows: Sequence[PointResults]) -> Markup:

@@ -23,7 +23,7 @@ from lmtool.data.files import find_files
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import refuse_other, write_page
 from lmtool.run.checkpoint import list_checkpoints
@@ -107,7 +107,7 @@ class Typed:
         return ["lmtool", verb, *self.data, *named, *(word for text in texts for word in ("-s", text))]
 
     def _settings(self, choice: GridPoint) -> list[Setting]:
-        return settings_of(self._texts(choice), [Setting("data.train", list(self.data), "DATA"), *self.read_by])
+        return parse_settings(self._texts(choice), [Setting("data.train", list(self.data), "DATA"), *self.read_by])
 
     def _texts(self, choice: GridPoint) -> list[str]:
         return [*self.fixed, *(f"{key}={value}" for key, value in choice.items())]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.printable import counted
-from lmtool.recipe.grammar import either
+from lmtool.recipe.grammar import join_with_or
 from lmtool.run.files import BaselineScores
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable
 from lmtool.tasks import metrics
@@ -80,7 +80,7 @@ class Baseline(BaselineScores):
         if value != best and are_indistinguishable(self.metric, (value, n_rows), (best, n_rows)):
             verdict = f"; {counted(n_rows, 'row is', 'rows are')} too few to tell which is better"
         elif is_below and remedies:
-            verdict += f": lmtool finetune with {either([*remedies])} may do better"
+            verdict += f": lmtool finetune with {join_with_or([*remedies])} may do better"
         return f"{self.line()}; this model {self._shown(value)}{verdict}"
 
     def _shown(self, value: float) -> str:

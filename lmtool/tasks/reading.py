@@ -11,7 +11,7 @@ from lmtool.data.rowfile import fold_name
 from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_or_raise
 from lmtool.errors import DataError
 from lmtool.printable import counted
-from lmtool.recipe.grammar import either
+from lmtool.recipe.grammar import join_with_or
 from lmtool.tasks.cells import (
     AnswerSpan,
     CellFault,
@@ -386,7 +386,7 @@ class _Reader:
         if self._columns.kind == "related":
             fix += ", or train a classifier of pairs: -s objective.kind=classification"
         elif self._labels is None:
-            others = either([other for other in ("class", "multi", "number") if other != kind])
+            others = join_with_or([other for other in ("class", "multi", "number") if other != kind])
             fix += f", or name another kind of labels: --labels {others}"
         is_ = "several labels" if isinstance(cell, tuple) else quote(cell, 30)
         raise CellFault("wrong label", f"the label is {is_}, not {wanted}", fix)

@@ -16,7 +16,7 @@ from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
 from lmtool.model.lora import kept
-from lmtool.recipe.changes import yardstick
+from lmtool.recipe.changes import selection_criteria
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
@@ -47,7 +47,7 @@ class TrainingState(SavedState, frozen=False):
         validation is pending again. Raises CheckpointError as `read_saved_state` does.
         """
         state = cls(**read_saved_state(checkpoint).model_dump(exclude_unset=True))
-        before, now = yardstick(state.recipe), yardstick(recipe.model_dump(mode="json"))
+        before, now = selection_criteria(state.recipe), selection_criteria(recipe.model_dump(mode="json"))
         if before != now:
             state = state.model_copy(update=NONE_YET)
         is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
@@ -58,7 +58,7 @@ class TrainingState(SavedState, frozen=False):
     def note(self, step: int) -> ValidationState:
         """The note for `read` after the validation of a step."""
         best = self.model_dump(include=set(NONE_YET))
-        return ValidationState(step=step, **best, yardstick=yardstick(self.recipe))
+        return ValidationState(step=step, **best, yardstick=selection_criteria(self.recipe))
 
     def advance(self, step: Step) -> LogRecord:
         """Count a completed step; returns its record, in the format of metrics.jsonl."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.analysis.gradients import gradient_norms
-from lmtool.checks.text import find_in_text
+from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
@@ -120,7 +120,7 @@ class TextData:
         ):
             return ()  # a program wrote the text, and its results stand beside what can be reached at best
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
-        findings = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
+        findings = (find_text_problems(train, valid, tokenizer, None, brief=True) for train, valid in texts)
         told = dict.fromkeys(str(notice) for notices in findings for notice in notices)
         n_train, n_valid, data = len(self._train), len(self._valid), self._spec
         share = n_valid / max(1, n_train + n_valid)

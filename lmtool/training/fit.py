@@ -146,7 +146,7 @@ def fit(
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends; UsageError when all text is counted.
     """
-    rows = micro_batch or recipe.training.rows_at_once(compute.world.size)
+    rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
     with _stepper(trainable, examples, recipe, compute, rows, carried) as stepper:
         for step in range(done, recipe.training.steps):
             yield stepper.take(step, stop)
@@ -488,7 +488,7 @@ def tokens_of_a_step(examples: ExampleSource, objective: Objective, recipe: Reci
     training = recipe.training
     n_steps = max(1, examples.per_epoch // training.batch_size)
     steps = np.unique(np.linspace(0, n_steps - 1, AVERAGED).round().astype(int)).tolist()
-    rows = training.rows_at_once(1)
+    rows = training.rows_per_process(1)
     read = (examples.read(sample_numbers_of_rank(step, training.batch_size)) for step in steps)
     parts = (part for batch in read for part in micro_batches(batch, rows, training.micro_tokens))
     return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)

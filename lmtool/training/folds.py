@@ -15,7 +15,7 @@ from lmtool.inference.reference import base_of
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
-from lmtool.recipe.finetuning import FEW
+from lmtool.recipe.finetuning import FEW_ROWS
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
@@ -132,7 +132,7 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Progress = not
     n_rows = len(candidates[0].data.tasks[0].train)
     margin = 0.5 / n_rows**0.5  # the largest standard error of a share of the rows
     is_close = reached[-1] <= reached[best] * (1 + margin) if is_error else reached[-1] >= reached[best] - margin
-    return len(candidates) - 1 if n_rows < FEW and is_close else best, reached
+    return len(candidates) - 1 if n_rows < FEW_ROWS and is_close else best, reached
 
 
 def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:

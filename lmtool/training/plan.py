@@ -14,8 +14,8 @@ from lmtool.inference.reference import Reference, resolve_for_text, resolve_refe
 from lmtool.model.size import check_fits, training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
-from lmtool.recipe.load import Resolved, Setting
-from lmtool.recipe.pretraining import NAME
+from lmtool.recipe.load import ResolvedRecipe, Setting
+from lmtool.recipe.pretraining import DEFAULT_RECIPE
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
@@ -41,7 +41,7 @@ class Plan:
     candidates: the recipes that it chose from; empty where it did not.
     """
 
-    resolved: Resolved
+    resolved: ResolvedRecipe
     base: Reference | None = None
     text: DividedText | None = None
     tables: tuple[TaskTables, ...] = ()
@@ -138,7 +138,7 @@ def plan_pretraining(
     return Plan(resolved, text=text)
 
 
-def _check_text(resolved: Resolved, base: Reference | None) -> None:
+def _check_text(resolved: ResolvedRecipe, base: Reference | None) -> None:
     """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:
@@ -149,7 +149,7 @@ def _check_text(resolved: Resolved, base: Reference | None) -> None:
         where = ", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split")))
         raise UsageError(what, where=where, fix="set data.split=document, or data.documents=whole")
     if is_for_tables(recipe):
-        named = "" if resolved.name == NAME else f" --recipe {resolved.name}"
+        named = "" if resolved.name == DEFAULT_RECIPE else f" --recipe {resolved.name}"
         fix = f"lmtool finetune TABLE{named if base is None else f' --from {base.run.name}'}"
         raise UsageError(f"objective {recipe.objective.kind} is trained on a table, not on a text", fix=fix)
 

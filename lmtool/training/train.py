@@ -31,7 +31,7 @@ from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec.objective import Classification, objectives_of
+from lmtool.recipe.spec.objective import Classification, supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
@@ -158,7 +158,7 @@ def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
     if kept is not None:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
-        is_encoder = base is not None and "embedding" in objectives_of(base.recipe.model)
+        is_encoder = base is not None and "embedding" in supported_objectives(base.recipe.model)
         compute = choose_compute(recipe.training.device, "float32")
         data.measure_baselines(partial(_vectors_of, base, compute) if base is not None and is_encoder else None)
         if data.baselines:
@@ -243,7 +243,7 @@ class _TrainingSession:
         if changed:
             if checkpoint is not None:
                 self.warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
-            state.micro_batch = recipe.training.rows_at_once(world.size)
+            state.micro_batch = recipe.training.rows_per_process(world.size)
         state.setup, state.recipe = setup, self.recipe.model_dump(mode="json")
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lmtool.cli import app
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
-from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.load import load, parse_settings
 from lmtool.run.directory import Run
 from lmtool.training.finetuning import plan_finetuning
 from tests.cli.test_finetune import pairs, table
@@ -94,7 +94,7 @@ def test_the_encoder_that_is_advised_is_of_the_language_of_the_table(folder: Pat
     for header, text, encoder in (english, greek):
         rows = "".join(f"{text} {i},{'ab'[i % 2]}\n" for i in range(20))
         (folder / "a.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
-        choice = plan_finetuning(None, None, settings_of([f"data.train={folder / 'a.csv'}"])).choice
+        choice = plan_finetuning(None, None, parse_settings([f"data.train={folder / 'a.csv'}"])).choice
         assert f"hf:sentence-transformers/{encoder}" in choice
 
 

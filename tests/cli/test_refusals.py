@@ -417,7 +417,7 @@ def test_what_was_not_foreseen_is_one_line_without_a_traceback(lmtool, home, mon
     def fail(*_, **__):
         raise RuntimeError("the \x1b[31msky\nfell")
 
-    monkeypatch.setattr("lmtool.recipe.load.shipped", fail)
+    monkeypatch.setattr("lmtool.recipe.load.shipped_recipes", fail)
     outcome = lmtool("recipes", "ls")
     assert outcome.code == 1
     assert (

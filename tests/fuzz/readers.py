@@ -33,7 +33,7 @@ from lmtool.interop.importing import describe
 from lmtool.interop.sources import open_source
 from lmtool.interop.tokenization.reading import read_tokenizer
 from lmtool.recipe.dump import dump
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import tensors
@@ -107,7 +107,9 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def _recipes(_: Path) -> list[bytes]:
-    return [shipped()[name].read_bytes() for name in ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")]
+    return [
+        shipped_recipes()[name].read_bytes() for name in ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")
+    ]
 
 
 def _read_recipe(folder: Path, content: bytes) -> None:

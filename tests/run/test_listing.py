@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.checks.runs import damaged_records
+from lmtool.checks.runs import find_damaged_records
 from lmtool.run.listing import collect_test_scores, read_evaluations, save_evaluation, summarize_run, summarize_runs
 from tests.run.conftest import MakeRun
 
@@ -118,7 +118,7 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
     }
     (run.path / "evaluations.json").write_text("[{}]")
     assert "evaluations.json is damaged" in summarize_run(run.path).problem
-    assert "evaluations.json" in [name for name, _ in damaged_records(run)]
+    assert "evaluations.json" in [name for name, _ in find_damaged_records(run)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
 from lmtool.run.checkpoint import verify_checkpoint
@@ -149,7 +149,7 @@ def test_distilbert_learns_from_bert_by_soft_targets_masked_tokens_and_cosine(wo
         ("student", "distilbert-tiny", teacher),
     ):
         own = [one for one in short if of is None or not one.startswith("tokenizer.")]
-        settings = settings_of(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
+        settings = parse_settings(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
         assert ended(list(start(plan_pretraining(None, recipe, settings, no_report), work.session(name)))).step == 3
     distillation = load(work.run("student") / "recipe.yaml").recipe.distillation
     assert distillation.weight / (1 - distillation.weight) == pytest.approx(5 / 2, rel=0.01)

@@ -12,7 +12,7 @@ import pytest
 from lmtool.export.card import _measured
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.load import settings_of
+from lmtool.recipe.load import parse_settings
 from lmtool.report.training import write_report
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
@@ -56,7 +56,7 @@ WORDS = [
 
 def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:
     """The events of a run on a table, its features chosen by cross-validation where no recipe is named."""
-    plan = plan_finetuning(None, recipe, settings_of([f"data.train={table}", FEW_FEATURES, *settings]))
+    plan = plan_finetuning(None, recipe, parse_settings([f"data.train={table}", FEW_FEATURES, *settings]))
     return list(start(plan, Invocation(["test"], lambda *progress: None, stop, run)))
 
 

@@ -14,7 +14,7 @@ from lmtool.data import streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, BlockStores
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.load import Resolved, Setting, load, settings_of
+from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamPosition
 from lmtool.training.data import TextData, read_text
@@ -34,10 +34,10 @@ def mixture(work: Work, *overrides: str, web: float = 3, code: float = 1) -> lis
     for number in range(2):
         text = documents(30, number).upper()
         (work.folder / "code" / f"{number}.txt").write_text(text, encoding="utf-8")
-    return settings_of([f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}", *overrides])
+    return parse_settings([f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}", *overrides])
 
 
-def mixed(work: Work, *overrides: str, **shares: float) -> Resolved:
+def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
     return load(work.recipe, mixture(work, *overrides, **shares))
 
 

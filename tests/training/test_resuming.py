@@ -11,8 +11,8 @@ import pytest
 
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import Validation
-from lmtool.recipe.changes import RESUMING, changes
-from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.changes import CHANGE_RULES, diff_recipes
+from lmtool.recipe.load import load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import list_checkpoints
@@ -93,8 +93,8 @@ OF_TABLES = {"data.test", "evaluation.metric", "evaluation.epochs"}
 OF_TASKS = {"data.task_tests", "evaluation.num_beams"}
 """Keys that only runs on a table, and on several, have; all others are tried on a text."""
 
-FREE = [key for key, rule in RESUMING.items() if rule.may_change]
-FIXED = [key for key in RESUMING if key not in FREE]
+FREE = [key for key, rule in CHANGE_RULES.items() if rule.may_change]
+FIXED = [key for key in CHANGE_RULES if key not in FREE]
 STEPS = ("training.epochs=null", "evaluation.patience=null", "objective.dropout=0")
 
 
@@ -119,7 +119,7 @@ class Bases:
             classes = (*STEPS, *held_out, "objective.kind=classification")
             work.learn_table(work.recipe, work.folder / "train.csv", *classes, name=f"{name}-table", stop=after(stop))
             scratch = (*STEPS[:2], *tests, f"data.tasks=[a:{pairs}, b:{pairs}]", writer, "objective.kind=seq2seq")
-            plan = finetuning.plan_finetuning(None, str(work.recipe), settings_of(scratch))
+            plan = finetuning.plan_finetuning(None, str(work.recipe), parse_settings(scratch))
             told = start.start(plan, work.session(f"{name}-tasks", after(stop)))
             assert list(told)
 
@@ -164,7 +164,7 @@ def saved(run: Path) -> dict[str, Any]:
 
 
 def test_every_rule_is_tested() -> None:
-    assert ANEW.keys() == RESUMING.keys()
+    assert ANEW.keys() == CHANGE_RULES.keys()
 
 
 @pytest.mark.sampled(2)
@@ -179,7 +179,7 @@ def test_what_may_not_change_is_refused_by_name(
     assert caught.value.exit_code == 2
     assert key in "\n".join(caught.value.lines())
     if isinstance(caught.value, UsageError):
-        assert RESUMING[key].note in caught.value.fix
+        assert CHANGE_RULES[key].note in caught.value.fix
     CommandLine(capsys, monkeypatch).refuses(2, "resume", work.run(), "-s", bases.override(key), words=[key])
     assert lasting(work.run(), 6) == before
 
@@ -191,7 +191,7 @@ def test_what_may_change_is_written_and_trained_by(key: str, bases: Bases) -> No
     before = written(work.run())
     override = bases.override(key)
     told = work.resume(override)
-    differences = changes(before, written(work.run()))
+    differences = diff_recipes(before, written(work.run()))
     expected = {key} - {"data.valid", "training.device", "training.precision"}
     assert expected <= differences.keys() <= {key, "evaluation.every"}
     assert differences.keys() <= {text.split()[0] for text in told[0].changes} | {"evaluation.every"}
@@ -207,9 +207,9 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     before = written(work.run())
     override = bases.override(key)
     told = work.resume(override)
-    differences = changes(before, written(work.run()))
+    differences = diff_recipes(before, written(work.run()))
     assert differences.keys() <= {key, "evaluation.every"}
-    goes_on = key == "training.steps" or key == "evaluation.baseline" or bool(RESUMING[key].resets)
+    goes_on = key == "training.steps" or key == "evaluation.baseline" or bool(CHANGE_RULES[key].resets)
     assert isinstance(told[-1], AlreadyFinished) != goes_on
     if not goes_on:
         assert [event.text.split()[0] for event in told[:-1] if isinstance(event, Info)] == [

@@ -26,7 +26,7 @@ from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceEr
 from lmtool.inference import load
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_model, load_run
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -596,7 +596,7 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
 
     monkeypatch.setattr(survey, "hash_files", hashes)
     work.text.write_text(documents(200) if layout == "documents" else words(3000))
-    settings = settings_of(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
+    settings = parse_settings(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
     invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
     assert any(

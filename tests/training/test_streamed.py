@@ -26,8 +26,8 @@ from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.reference import resolve_for_text, resolve_reference
 from lmtool.model import LanguageModel
-from lmtool.recipe.finetuning import continued
-from lmtool.recipe.load import Resolved, Setting, load, settings_of
+from lmtool.recipe.finetuning import resolve_continued_training
+from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.training import start
 from lmtool.training.data import TextData, read_text
@@ -62,10 +62,10 @@ def folder(work: Work) -> Path:
 
 
 def settings(work: Work, *overrides: str) -> list[Setting]:
-    return settings_of([f"data.train={work.folder}/corpus", "data.stream=true", *overrides])
+    return parse_settings([f"data.train={work.folder}/corpus", "data.stream=true", *overrides])
 
 
-def streamed(work: Work, *overrides: str) -> Resolved:
+def streamed(work: Work, *overrides: str) -> ResolvedRecipe:
     return load(work.recipe, settings(work, *overrides))
 
 
@@ -331,7 +331,7 @@ def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeyp
 
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
-    settings = settings_of([f"data.train={folder}", "data.stream=true"])
+    settings = parse_settings([f"data.train={folder}", "data.stream=true"])
     recipe = resolve_for_text(None, settings, report=no_report)[0].recipe
     assert recipe.training.minutes
     assert recipe.training.epochs is None
@@ -343,7 +343,7 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
     small = [Setting("data.train", [str(work.text)], "TEXT")]
     parent = resolve_reference(str(work.run())).parent
     assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
-    assert continued(parent, streamed(work).recipe, small).recipe.data.stream is True
+    assert resolve_continued_training(parent, streamed(work).recipe, small).recipe.data.stream is True
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from lmtool.inference.load import load_run, trained_model, weights_of
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
-from lmtool.recipe.finetuning import PART_RATE, RATE
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.training import AdamW
 from lmtool.records import sealed
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
@@ -320,11 +320,13 @@ def test_what_learns_decides_the_rate_unless_it_is_given(work: Work, base: Path)
     table.write_text("\n".join(["text,label", *(f"{words(3, i)},{'ab'[i % 2]}" for i in range(100))]))
 
     def rate(*settings: str) -> float:
-        plan = plan_finetuning(str(base), None, settings_of(settings, [Setting("data.train", [str(table)], "TABLE")]))
+        plan = plan_finetuning(
+            str(base), None, parse_settings(settings, [Setting("data.train", [str(table)], "TABLE")])
+        )
         optimizer = plan.resolved.recipe.optimizer
         assert isinstance(optimizer, AdamW)
         return optimizer.lr
 
-    assert rate() == rate("tuning.layer_decay=0.8") == RATE
-    assert rate(LORA) == rate("tuning.freeze=body", "training.epochs=3") == PART_RATE > RATE
+    assert rate() == rate("tuning.layer_decay=0.8") == TRAINED_LR
+    assert rate(LORA) == rate("tuning.freeze=body", "training.epochs=3") == ADAPTER_LR > TRAINED_LR
     assert rate(LORA, "optimizer.lr=0.1") == rate("optimizer.lr=0.1") == 0.1

@@ -80,9 +80,9 @@ def resume(
     lmtool resume last -s training.steps=+500
     lmtool resume last@500
     """
-    from lmtool.recipe.load import check_settings, settings_of
+    from lmtool.recipe.load import check_settings, parse_settings
 
-    check_settings(settings := settings_of(overrides or ()))
+    check_settings(settings := parse_settings(overrides or ()))
     from lmtool.training.resuming import resume as start
 
     follow(partial(start, run, settings), quiet)

@@ -321,22 +321,22 @@ def cache(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.checks.cache import find_entries, remove_entry
+    from lmtool.checks.cache import find_cache_entries, remove_cache_entry
     from lmtool.durable import cache_folder
     from lmtool.run.removal import parse_age
 
-    entries = find_entries(kinds or (), None if older_than is None else parse_age(older_than))
+    entries = find_cache_entries(kinds or (), None if older_than is None else parse_age(older_than))
     rows = _rows_of_cache(entries, single=bool(kinds))
     total = f"{decimal(sum(entry.size for entry in entries))} in {cache_folder()}"
     kept: dict[Path, str] = {}
     if clear and entries:
         if not yes and not _is_confirmed([*map("\t".join, rows), total], "remove them?"):
             return
-        kept = {entry.path: why for entry in entries if (why := remove_entry(entry))}
+        kept = {entry.path: why for entry in entries if (why := remove_cache_entry(entry))}
         tell(*(f"kept {path}: {why}" for path, why in kept.items()))
     if json:
         records = [
-            {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.used.isoformat()}
+            {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.last_used.isoformat()}
             | ({"removed": entry.path not in kept} if clear else {})
             for entry in entries
         ]
@@ -355,15 +355,17 @@ def cache(
 
 def _rows_of_cache(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
     """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
-    from lmtool.checks.cache import KINDS, describe_entry
+    from lmtool.checks.cache import CACHE_KINDS, describe_entry
 
     if single:
-        return [[plain(describe_entry(one)), decimal(one.size), _time(one.used.isoformat())] for one in entries]
+        return [[plain(describe_entry(one)), decimal(one.size), _time(one.last_used.isoformat())] for one in entries]
     rows = []
-    for kind in KINDS:
+    for kind in CACHE_KINDS:
         if some := [entry for entry in entries if entry.kind == kind]:
             size = decimal(sum(entry.size for entry in some))
-            rows.append([kind, KINDS[kind].what, f"{len(some):,}", size, _time(some[0].used.isoformat())])
+            rows.append(
+                [kind, CACHE_KINDS[kind].description, f"{len(some):,}", size, _time(some[0].last_used.isoformat())]
+            )
     return rows
 
 

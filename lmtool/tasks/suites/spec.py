@@ -9,10 +9,10 @@ from pydantic import Field
 
 from lmtool import durable
 from lmtool.errors import RecipeError, ResourceError, UsageError
-from lmtool.recipe.check import check
-from lmtool.recipe.document import KeyPath, Origin, escaped, parse
-from lmtool.recipe.grammar import did_you_mean, nearest
-from lmtool.recipe.load import LARGEST_FILE, bundled
+from lmtool.recipe.check import validate
+from lmtool.recipe.document import KeyPath, Origin, escape_and_shorten, parse_yaml
+from lmtool.recipe.grammar import did_you_mean, find_nearest
+from lmtool.recipe.load import MAX_RECIPE_BYTES, bundled_path
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
 
 FOLDER = "data/suites"
@@ -136,7 +136,7 @@ class _Task(Spec):
 
 def shipped() -> list[str]:
     """The names of the suites that come with lmtool."""
-    return sorted(path.stem for path in bundled(FOLDER).glob("*.yaml"))
+    return sorted(path.stem for path in bundled_path(FOLDER).glob("*.yaml"))
 
 
 def read_suite(name: str, only: str = "") -> dict[str, AnyTask]:
@@ -145,13 +145,13 @@ def read_suite(name: str, only: str = "") -> dict[str, AnyTask]:
     name: one that comes with lmtool, or a file; tables beside it are found.
     Raises UsageError where there is none, RecipeError with one line for each mistake in it.
     """
-    path = bundled(FOLDER) / f"{name}.yaml" if name in shipped() else Path(name)
+    path = bundled_path(FOLDER) / f"{name}.yaml" if name in shipped() else Path(name)
     if name not in shipped() and path.suffix not in ENDINGS:
-        fix = f"name a YAML file, or one of {', '.join(shipped())}{did_you_mean(nearest(name, shipped()))}"
-        raise UsageError(f"there is no suite {escaped(name)}", where="--suite", fix=fix)
-    source = path.name if name in shipped() else escaped(name, 200)
+        fix = f"name a YAML file, or one of {', '.join(shipped())}{did_you_mean(find_nearest(name, shipped()))}"
+        raise UsageError(f"there is no suite {escape_and_shorten(name)}", where="--suite", fix=fix)
+    source = path.name if name in shipped() else escape_and_shorten(name, 200)
     try:
-        document = parse(durable.read(path, LARGEST_FILE).decode("utf-8-sig"), source)
+        document = parse_yaml(durable.read(path, MAX_RECIPE_BYTES).decode("utf-8-sig"), source)
     except OSError as error:
         raise ResourceError(f"cannot read the suite: {error.strerror}", where=source) from error
     except UnicodeDecodeError as error:
@@ -165,15 +165,15 @@ def read_suite(name: str, only: str = "") -> dict[str, AnyTask]:
             written = ((title, *at[1:n]) for n in range(len(at), 0, -1))
             return next(document.origins[key] for key in written if key in document.origins)
 
-        checked, wrong = check({"task": task}, origin, _Task)
+        checked, wrong = validate({"task": task}, origin, _Task)
         mistakes += [f"{one.origin}: {title}{one.what.removeprefix('task')}" for one in sorted(wrong)]
         if checked is not None:
             tasks[title] = _beside(checked.task, path.parent)
     if mistakes:
         raise RecipeError(mistakes)
     if only and only not in tasks:
-        fix = f"name one of {', '.join(tasks)}{did_you_mean(nearest(only, tasks))}"
-        raise UsageError(f"the suite has no task {escaped(only)}", where="--task", fix=fix[:200])
+        fix = f"name one of {', '.join(tasks)}{did_you_mean(find_nearest(only, tasks))}"
+        raise UsageError(f"the suite has no task {escape_and_shorten(only)}", where="--task", fix=fix[:200])
     return {only: tasks[only]} if only else tasks
 
 
