@@ -22,14 +22,6 @@ from lmtool.run.removal import find_needed_runs
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
 
 
-def _lock_beside_entry(folder: Path, key: str) -> Path:
-    return folder / f"{key}.lock"
-
-
-def _token_store_lock(folder: Path, key: str) -> Path:
-    return store_lock_path(folder / key)
-
-
 def _import_lock(folder: Path, key: str) -> Path:
     """Returns the lock of an import, whose name begins with the key."""
     return next((folder / "locks").glob(f"{key}*"), folder / "locks" / key)
@@ -47,14 +39,17 @@ class CacheKind:
     description: str
     folder: str
     name_pattern: str
-    find_lock: Callable[[Path, str], Path] = _lock_beside_entry
+    find_lock: Callable[[Path, str], Path] = lambda folder, key: folder / f"{key}.lock"
 
 
 CACHE_KINDS = {
     "models": CacheKind("published models", IMPORTS, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _import_lock),
     "datasets": CacheKind("datasets of the Hub", DATASETS_FOLDER, r"(?P<key>[0-9a-f]{64})\.jsonl"),
     "tokens": CacheKind(
-        "tokens of texts", TOKENS, r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?", _token_store_lock
+        "tokens of texts",
+        TOKENS,
+        r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?",
+        lambda folder, key: store_lock_path(folder / key),
     ),
     "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
     "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),

@@ -5,8 +5,8 @@ and a lifetime, but no bytes. So the peak is that of the code, for every family,
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -120,7 +120,8 @@ def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices:
             part.attach(cast(LanguageModel, _FakeFeatureModel(spec)))
         batch = rows.batch if fake is None else rows.batch.mapped(fake.from_tensor)
         if devices.on_gpu:
-            stack.enter_context(_emulate_gpu_kernels())
+            stack.enter_context(always_fused())
+            stack.enter_context(_AttentionWithoutDropout())
         read = filter(torch.is_tensor, vars(batch).values())
         ledger = stack.enter_context(AllocationTracker([*lm.parameters(), *lm.buffers(), *read]))
         for _ in range(1 + rows.accumulates):
@@ -215,10 +216,3 @@ class _AttentionWithoutDropout(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             kwargs = (kwargs or {}) | {"dropout_p": 0.0}
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _emulate_gpu_kernels() -> Iterator[None]:
-    """The kernels that a GPU would take."""
-    with always_fused(), _AttentionWithoutDropout():
-        yield

@@ -132,12 +132,6 @@ def count_attention_pairs(mask: Mask, n_tokens: int) -> int:
     return int(torch.where(query_T < mask.n_global, end_T, local_T).sum())
 
 
-def _merge_equal_layers(layers: Iterable[ModelPart]) -> Iterator[ModelPart]:
-    """Neighbouring layers that are equal as one part."""
-    for one, equal in groupby(layers, lambda layer: replace(layer, times=1)):
-        yield replace(one, times=sum(layer.times for layer in equal))
-
-
 def _summarize_model_parts(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
     """The parts of a model, which was built with at most two layers, for `n_layers`. T, S: tokens of row and source."""
     row, text = _InputSizes(T), _InputSizes(1)
@@ -148,21 +142,21 @@ def _summarize_model_parts(model: LanguageModel, spec: Model, n_layers: int, T: 
                 if isinstance(module, Stack):
                     yield _summarize_stack(name, module, spec, S if name == "encoder" else T, S)
                 elif module is not model.head:
-                    yield from _summarize_module(name, module, text if module in of_text else row, n_layers)
-            yield from _summarize_module("head", model.head, row, n_layers)
+                    yield from _summarize(name, module, text if module in of_text else row, n_layers)
+            yield from _summarize("head", model.head, row, n_layers)
         case RecurrentModel():
             reach = _InputSizes(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
             if isinstance(model, RecurrentEncoderDecoder):
                 reach = replace(reach, source=S, cross_pairs=T * S)
             for name, module in model.named_children():
                 if module is not model.head:
-                    yield from _summarize_module(name, module, reach, n_layers)
+                    yield from _summarize(name, module, reach, n_layers)
             yield _recurrent_head(model, T)
         case AveragingModel():
             for name, module in model.named_children():
-                yield from _summarize_module(name, module, text, n_layers)
+                yield from _summarize(name, module, text, n_layers)
         case SkipGramModel():
-            yield from _summarize_module("centres", model.centres, row, n_layers)
+            yield from _summarize("centres", model.centres, row, n_layers)
             weight = model.neighbours.weight
             yield ModelPart("neighbours", _format_shape(weight), weight.numel(), 2 * weight.numel() * T)
             for name, bias in model.named_parameters(recurse=False):
@@ -191,17 +185,17 @@ def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int)
         reach = _InputSizes(T, pairs[first in full], S, T * S)
         built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
         sublayers = stack.sublayers[built : built + stack.per_layer]
-        parts: Iterable[ModelPart] = chain.from_iterable(
-            _summarize_module("", sublayer, reach, 1) for sublayer in sublayers
-        )
+        parts: Iterable[ModelPart] = chain.from_iterable(_summarize("", sublayer, reach, 1) for sublayer in sublayers)
         if spec.share_layers and first:
             parts = map(_without_weights, parts)
         layers.append(ModelPart("layer", "", times=stop - first, children=tuple(parts)))
     below, above = (
-        _summarize_module("position", stack.position, _InputSizes(T), 1),
-        _summarize_module("norm", stack.norm, _InputSizes(T), 1),
+        _summarize("position", stack.position, _InputSizes(T), 1),
+        _summarize("norm", stack.norm, _InputSizes(T), 1),
     )
-    return ModelPart(name, "", children=(*below, *_merge_equal_layers(layers), *above))
+    equal = groupby(layers, lambda layer: replace(layer, times=1))
+    merged = (replace(one, times=sum(layer.times for layer in group)) for one, group in equal)
+    return ModelPart(name, "", children=(*below, *merged, *above))
 
 
 def _without_weights(part: ModelPart) -> ModelPart:
@@ -209,7 +203,7 @@ def _without_weights(part: ModelPart) -> ModelPart:
     return replace(part, own_parameters=0, children=tuple(map(_without_weights, part.children)))
 
 
-def _summarize_module(name: str, module: nn.Module | None, reach: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
+def _summarize(name: str, module: nn.Module | None, reach: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
     """The part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
     match module:
         case None:
@@ -225,7 +219,7 @@ def _summarize_module(name: str, module: nn.Module | None, reach: _InputSizes, n
             yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
         case _:
             below = chain.from_iterable(
-                _summarize_module(key, child, _child_input_sizes(key, module, reach), n_layers)
+                _summarize(key, child, _child_input_sizes(key, module, reach), n_layers)
                 for key, child in module.named_children()
             )
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
@@ -244,7 +238,7 @@ def _summarize_layers(name: str, modules: nn.ModuleList, reach: _InputSizes, n_l
     """Layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,), (last,) = (_summarize_module("layer", module, reach, n_layers) for module in (modules[0], modules[-1]))
+    (first,), (last,) = (_summarize("layer", module, reach, n_layers) for module in (modules[0], modules[-1]))
     # a bridge has a map for each part of the state of each layer
     times = n_layers * len(modules) // min(n_layers, 2)
     if last != first:
@@ -257,8 +251,8 @@ def _summarize_layers(name: str, modules: nn.ModuleList, reach: _InputSizes, n_l
 def _summarize_sublayer(module: Sublayer, reach: _InputSizes, n_layers: int) -> ModelPart:
     """A mixer with its norm."""
     mixer = cast(nn.Module, module.mixer)
-    (part,) = _summarize_module(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, reach, n_layers)
-    norms = tuple(_summarize_module(f"norm ({module.norm_place})", module.norm, reach, n_layers))
+    (part,) = _summarize(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, reach, n_layers)
+    norms = tuple(_summarize(f"norm ({module.norm_place})", module.norm, reach, n_layers))
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",

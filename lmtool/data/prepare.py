@@ -176,7 +176,7 @@ def open_train_and_valid(
         opened = (
             divided if divided is not None and divided.matches(alone) else divide_text(alone, seed=seed, report=report)
         )
-        resolved.append(alone.with_values(opened.resolved_values))
+        resolved.append(alone.with_values(opened.data.model_dump(include={"documents", "split", "stream"})))
         texts.append(_split_text(opened.text, resolved[-1], seed, report))
     divisions = {one.documents for one in resolved}
     documents = divisions.pop() if len(divisions) == 1 else data.documents

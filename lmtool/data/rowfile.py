@@ -51,14 +51,12 @@ _DELIMITERS_BY_SUFFIX = {".csv": ",;\t|", ".tsv": "\t,;|"}
 """Candidate delimiters, the most likely first."""
 _HEADER_ROWS = 1000
 """Rows from which the columns of a JSON file, or the header of delimited text, are inferred."""
-_COMPARED_CHARACTERS = 100
+_COMPARED = 100
 """Characters of the names of columns that are compared with an unknown name."""
 MAX_NAME_WORDS = 3
 """Words of a column name; a first row with longer cells may be no header."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
-_UNSPACED_SCRIPTS = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
-)
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
 """Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, whose words have two or three of them."""
 _NON_SPACE = re.compile(r"[^ \t\r\n]")
 _LIST_FIX = 'write [{"text": "..."}, {"text": "..."}]; one object on each line is a .jsonl file'
@@ -477,8 +475,8 @@ def find_matching_column(column: str, names: Sequence[str]) -> str | None:
 
 def count_words(text: str) -> int:
     """Counts the words between spaces, and estimates the words of scripts without spaces."""
-    unspaced = len(_UNSPACED_SCRIPTS.findall(text))
-    return len(text.split()) if not unspaced else len(_UNSPACED_SCRIPTS.sub(" ", text).split()) + max(1, unspaced // 3)
+    unspaced = len(_UNSPACED.findall(text))
+    return len(text.split()) if not unspaced else len(_UNSPACED.sub(" ", text).split()) + max(1, unspaced // 3)
 
 
 def require_column(column: str, names: Sequence[str], where: str, flag: str) -> str:
@@ -496,12 +494,10 @@ def missing_column_error(column: str, names: Sequence[str], where: str, flag: st
 def missing_columns_error(missing: Sequence[tuple[str, str]], names: Sequence[str], where: str) -> DataError:
     """Returns the error for columns that a table lacks, each with its option: lists the columns of the table, and
     suggests the nearest ones if each missing column has one."""
-    bare = {fold_name(name)[:_COMPARED_CHARACTERS]: name for name in names}
+    bare = {fold_name(name)[:_COMPARED]: name for name in names}
     fixes = []
     for column, flag in missing:
-        near = get_close_matches(fold_name(column)[:_COMPARED_CHARACTERS], bare, n=1) or (
-            list(bare) if len(bare) == 1 else []
-        )
+        near = get_close_matches(fold_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
         fixes += [
             f"{flag} {name if _PLAIN_NAME.fullmatch(name) else quote(name)}" for key in near for name in [bare[key]]
         ]

@@ -32,7 +32,7 @@ SHARD_TOKENS = 1 << 24
 MAX_CACHE_FILE_BYTES = 1 << 30
 """Limit of the size of a cache file that is read whole."""
 
-MAX_BYTES_VERIFIED_FIRST = 1 << 26
+MAX_VERIFIED_FIRST = 1 << 26
 """Bytes of tokens up to which a store is verified at once; a larger one is verified in the background."""
 
 SAMPLE_SLICES = 64
@@ -162,7 +162,7 @@ class TokenStore:
 
     def verify_or_start_verifying(self) -> None:
         """Verifies a small store at once, and a large one in a thread, after which the next `read` raises the error."""
-        if sum(shard.tokens.nbytes for shard in self._shards) <= MAX_BYTES_VERIFIED_FIRST:
+        if sum(shard.tokens.nbytes for shard in self._shards) <= MAX_VERIFIED_FIRST:
             self.verify()
         else:
             threading.Thread(target=self._verify_in_background, name="verify-store", daemon=True).start()

@@ -37,7 +37,7 @@ UNIT_BYTES = 1 << 20
 BLOCK_CHARACTERS = 1 << 24
 """Characters of a block, within which examples are shuffled; up to twice as many if a document is so long."""
 
-STREAMED_FROM_BYTES = 4_000_000_000
+STREAM_FROM_BYTES = 4_000_000_000
 """Size from which a text is streamed by default."""
 
 
@@ -194,7 +194,7 @@ def should_stream(data: Data) -> bool:
     files, datasets = _find_sources(data)
     return (
         sum(_size_and_mtime(file)[0] for file in files) + sum(shards.n_bytes for shards in datasets)
-        >= STREAMED_FROM_BYTES
+        >= STREAM_FROM_BYTES
     )
 
 

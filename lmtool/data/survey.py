@@ -88,11 +88,6 @@ class DividedText:
         """Returns whether a spec names this text and divides it in the same way."""
         return self.requested.with_values({"isolate_documents": data.isolate_documents}) == data
 
-    @property
-    def resolved_values(self) -> dict[str, object]:
-        """Returns the keys of the spec that are resolved, with their values."""
-        return self.data.model_dump(include={"documents", "split", "stream"})
-
 
 def divide_text(data: Data, *, seed: int, report: Progress) -> DividedText:
     """Finds the training text that `data` names, divides it into documents and counts them.

@@ -268,9 +268,13 @@ def format_csv_row(values: Iterable[Value], guard_formulas: bool = False) -> str
     tab or CR, and is not a number).
     """
     cells = [_format_cell(value) for value in values]
-    if guard_formulas:
-        cells = [_escape_formula(cell) for cell in cells]
-    return ",".join(map(_quote_cell, cells)) + "\n" if cells != [""] else '""\n'
+    for i, cell in enumerate(cells):
+        if guard_formulas and cell.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(cell):
+            cells[i] = cell = "'" + cell
+        # The csv module of Python 3.11 does not quote a CR, which no reader restores.
+        if _QUOTED_CHARACTERS.search(cell):
+            cells[i] = '"' + cell.replace('"', '""') + '"'
+    return ",".join(cells) + "\n" if cells != [""] else '""\n'
 
 
 def _make_unique_names(table: Table, added: Sequence[str]) -> list[str]:
@@ -288,15 +292,6 @@ def _format_cell(value: Value) -> str:
         # half a pair of surrogates, which UTF-8 lacks, stays escaped
         return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return str(value)
-
-
-def _quote_cell(cell: str) -> str:
-    # The csv module of Python 3.11 does not quote a CR, which no reader restores.
-    return '"' + cell.replace('"', '""') + '"' if _QUOTED_CHARACTERS.search(cell) else cell
-
-
-def _escape_formula(cell: str) -> str:
-    return "'" + cell if cell.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(cell) else cell
 
 
 def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:

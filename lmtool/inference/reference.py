@@ -23,7 +23,7 @@ from lmtool.recipe.load import ResolvedRecipe, Setting, load_run_recipe
 from lmtool.recipe.resolve import is_default_recipe, resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, ProcessGroup
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import CHECKPOINTS, RECIPE, TOKENIZER_FILE, Run
 from lmtool.run.files import SourceCheckpoint, read_saved_state
 from lmtool.run.find import find_run
@@ -43,7 +43,7 @@ class Reference:
     run: Run
     named: Path | None = None
 
-    def newest(self, *, optimizer: bool = True, peers: ProcessGroup = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
+    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
         """The named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid`."""
         if self.named is None:
             return self.run.newest_checkpoint(optimizer=optimizer, peers=peers)

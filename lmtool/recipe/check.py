@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted_key, escape_and_shorten, format_value, parse_scalar
+from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted_key, format_value, parse_scalar, shorten
 from lmtool.recipe.grammar import (
-    describe_valid_values,
+    describe_values,
     did_you_mean,
     find_nearest,
-    find_owner_specs,
     join_with_or,
+    owner_specs,
     spec_kind,
     specs_by_kind,
     suggest_key,
@@ -67,7 +67,7 @@ def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) ->
             continue
         told: Iterable[tuple[KeyPath, str, Origin]]
         if error["type"] == "value_error":
-            told = _split_validator_error(str(error["ctx"]["error"]), location.path, tree, locate)
+            told = _split_error(str(error["ctx"]["error"]), location.path, tree, locate)
         else:
             is_one_of_many = error["type"] == "extra_forbidden" and location.path not in guessed
             path, what = (
@@ -98,9 +98,7 @@ def _locate_error(loc: KeyPath, root: type[Spec]) -> _ErrorLocation:
     return location
 
 
-def _split_validator_error(
-    text: str, part: KeyPath, tree: Any, locate: OriginFinder
-) -> Iterator[tuple[KeyPath, str, Origin]]:
+def _split_error(text: str, part: KeyPath, tree: Any, locate: OriginFinder) -> Iterator[tuple[KeyPath, str, Origin]]:
     """Yields path, sentence and origin of each line of a multi-field validator's error, which starts with its key.
 
     The origin is a key of the line that the command line has set, else one in the file.
@@ -110,7 +108,7 @@ def _split_validator_error(
         key, _, what = line.partition(" ")
         named = [tuple(word.split(".")) for word in line.split() if word.split(".")[0] in value]
         origins = [locate((*part, *steps)) for steps in named or [()]]
-        yield (*part, *key.split(".")), escape_and_shorten(what, 200), min(origins, key=lambda origin: origin.line != 0)
+        yield (*part, *key.split(".")), shorten(what, 200), min(origins, key=lambda origin: origin.line != 0)
 
 
 def _explain_error(error: str, location: _ErrorLocation, tree: Any) -> tuple[KeyPath, str]:
@@ -120,7 +118,9 @@ def _explain_error(error: str, location: _ErrorLocation, tree: Any) -> tuple[Key
         return path, _explain_unknown_key(path, spec, root)
     options = specs_by_kind(field)
     if error == "missing":
-        return path, f"missing; {_describe_missing(path, spec, options)}"
+        required = [name for part in options.values() for name, f in part.model_fields.items() if f.is_required()]
+        needed = f"it needs {', '.join(required)}" if options else join_with_or(describe_values(spec, str(path[-1])))
+        return path, f"missing; {needed}"
     value: Any = reduce(getitem, path, tree)
     if not options:
         return path, _explain_wrong_value(value, spec, str(path[-1]), error)
@@ -137,16 +137,11 @@ def _explain_error(error: str, location: _ErrorLocation, tree: Any) -> tuple[Key
 
 def _list_plain_kinds(spec: type[Spec]) -> list[str]:
     """Returns the kinds of a field with one spec, whose kind is a plain choice or absent."""
-    return describe_valid_values(spec, "kind") if "kind" in spec.model_fields else []
-
-
-def _describe_missing(path: KeyPath, spec: type[Spec], options: Mapping[str, type[Spec]]) -> str:
-    required = [name for part in options.values() for name, field in part.model_fields.items() if field.is_required()]
-    return f"it needs {', '.join(required)}" if options else join_with_or(describe_valid_values(spec, str(path[-1])))
+    return describe_values(spec, "kind") if "kind" in spec.model_fields else []
 
 
 def _explain_unknown_key(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
-    others = [spec_kind(owner) for owner in find_owner_specs(path, root)]
+    others = [spec_kind(owner) for owner in owner_specs(path, root)]
     if others:
         have = "has" if len(others) == 1 else "have"
         return f"unknown key for kind {spec_kind(spec)}; {' and '.join(others)} {have} it"
@@ -156,7 +151,7 @@ def _explain_unknown_key(path: KeyPath, spec: type[Spec], root: type[Spec]) -> s
 def _explain_wrong_value(value: object, spec: type[Spec], name: str, error: str) -> str:
     if error == "finite_number":
         return f"{format_value(value)} is not a finite number"
-    expected = describe_valid_values(spec, name)
+    expected = describe_values(spec, name)
     what = f"{format_value(value)} is not {join_with_or(expected)}"
     if any("whole number" in words for words in expected) and isinstance(value, str | float):
         number = parse_scalar(str(value).replace("_", "").replace(",", ""))

@@ -78,7 +78,7 @@ class YamlDocument:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def escape_and_shorten(text: str, limit: int = 60) -> str:
+def shorten(text: str, limit: int = 60) -> str:
     """Escapes control characters of a text, and shortens it to `limit` characters."""
     return printable.plain(text if len(text) <= limit else text[: limit - 3] + "...")
 
@@ -88,10 +88,10 @@ def format_value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return f"'{escape_and_shorten(value)}'"
+        return f"'{shorten(value)}'"
     if isinstance(value, int) and abs(value) >= 10**60:
         return "a number of more than 60 digits"
-    return escape_and_shorten(repr(value))
+    return shorten(repr(value))
 
 
 def parse_scalar(text: str) -> str | int | float | bool | None:
@@ -144,7 +144,7 @@ def parse_yaml(text: str, source: str) -> YamlDocument:
         problem = error.problem or "cannot be read"
         words = next((words for start, words in _IN_OTHER_WORDS.items() if problem.startswith(start)), problem)
         origin = Origin(source, mark.line + 1, mark.column + 1) if mark else Origin(source)
-        document.mistakes.append(Mistake(origin, f"not YAML: {escape_and_shorten(words, 200)}"))
+        document.mistakes.append(Mistake(origin, f"not YAML: {shorten(words, 200)}"))
     except yaml.reader.ReaderError as error:
         what = f"not YAML: the character U+{ord(text[error.position]):04X}, which YAML does not allow"
         document.mistakes.append(Mistake(_find_origin(error.position, text, source), what))
@@ -191,7 +191,7 @@ def _construct_value(node: yaml.Node, path: KeyPath, document: YamlDocument, sou
         return items
     if isinstance(node, yaml.ScalarNode) and node.tag in (_PLAIN, _TEXT):
         return parse_scalar(node.value) if node.tag == _PLAIN else node.value
-    what = f"the tag {escape_and_shorten(str(node.tag).replace('tag:yaml.org,2002:', '!!'))} is not read; leave it out"
+    what = f"the tag {shorten(str(node.tag).replace('tag:yaml.org,2002:', '!!'))} is not read; leave it out"
     document.mistakes.append(Mistake(origin(node), f"{dotted_key(path)}: {what}" if path else what))
     return None
 
@@ -208,4 +208,4 @@ def dotted_key(path: KeyPath) -> str:
     whole = ".".join(map(str, path))
     if len(whole) <= 60 and whole.isprintable():
         return whole  # fast path of nearly all keys
-    return ".".join(escape_and_shorten(str(step)) for step in path)
+    return ".".join(shorten(str(step)) for step in path)

@@ -181,7 +181,7 @@ _GRADIENT_KEYS = (
 )
 
 
-def ask_for_gradients(settings: Sequence[Setting]) -> bool:
+def wants_gradients(settings: Sequence[Setting]) -> bool:
     """Returns whether some settings ask for training by gradients instead of fitting a head."""
     of_fit = (("optimizer.kind", "lbfgs"), ("training.steps", 1))
     return any(
@@ -226,7 +226,7 @@ def _is_head_fitted(chosen: Recipe, settings: Sequence[Setting]) -> bool:
         and head.layers not in ("mix", "mix-hidden")
         and head.pool != "attention"
         and chosen.distillation.teacher is None
-        and not ask_for_gradients(settings)
+        and not wants_gradients(settings)
         and not any(setting.key == "objective.dense" for setting in settings)
     )
 

@@ -39,7 +39,7 @@ def choose_spec(field: FieldInfo, value: object) -> type[Spec] | None:
     return options.get(kind) if isinstance(kind, str) else None
 
 
-def find_owner_specs(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
+def owner_specs(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
     """Returns every spec that may have a value at `path`, over all kinds along the path."""
     specs = [root]
     for step in path[:-1]:
@@ -108,9 +108,9 @@ def join_with_or(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def describe_valid_values(spec: type[Spec], name: str) -> list[str]:
+def describe_values(spec: type[Spec], name: str) -> list[str]:
     """Returns the valid values of a field in words, such as ["a whole number above 0", "auto"]."""
-    return _describe_values(_schema_properties(spec)[name])
+    return _describe_schema(_schema_properties(spec)[name])
 
 
 @cache
@@ -119,9 +119,9 @@ def _schema_properties(spec: type[Spec]) -> dict[str, Any]:
     return properties
 
 
-def _describe_values(schema: dict[str, Any]) -> list[str]:
+def _describe_schema(schema: dict[str, Any]) -> list[str]:
     if "anyOf" in schema:
-        return [words for branch in schema["anyOf"] for words in _describe_values(branch)]
+        return [words for branch in schema["anyOf"] for words in _describe_schema(branch)]
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -136,7 +136,7 @@ def _describe_values(schema: dict[str, Any]) -> list[str]:
             f"a list of {join_with_or(items.get('enum', [names[items['type']]]))} {_describe_limits(items)}".rstrip()
         ]
     if kind == "object":
-        values = _describe_values(schema["additionalProperties"])[0].replace("a number", "numbers")
+        values = _describe_schema(schema["additionalProperties"])[0].replace("a number", "numbers")
         return [f"a mapping of texts to {values}"]
     return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"]}[kind]
 

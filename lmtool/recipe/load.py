@@ -27,20 +27,20 @@ from lmtool.recipe.document import (
     Origin,
     YamlDocument,
     dotted_key,
-    escape_and_shorten,
     format_value,
     parse_scalar,
     parse_yaml,
+    shorten,
 )
 from lmtool.recipe.dump import iterate_values
 from lmtool.recipe.grammar import (
     choose_spec,
     did_you_mean,
     find_nearest,
-    find_owner_specs,
     get_value,
     iterate_keys,
     join_with_or,
+    owner_specs,
     spec_kind,
     specs_by_kind,
 )
@@ -115,7 +115,7 @@ def find_recipe(name: str | Path) -> Path:
     except OSError:  # a folder that is missing or not readable, or a name too long for a file
         beside = {}
     alike = find_similar_recipes(path)
-    files = [escape_and_shorten(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
+    files = [shorten(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
     fix = f"did you mean {join_with_or(alike + files)}?" if alike or files else "give one of these, or a YAML file"
     raise UsageError(
         f"there is no recipe {format_value(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix
@@ -164,7 +164,7 @@ def load_run_recipe(path: Path) -> Recipe:
 def _open_recipe(name: str | Path) -> tuple[Path, str, YamlDocument]:
     """Returns the file of a recipe, its name in messages, and its content, a mapping."""
     file = find_recipe(name)
-    source = file.name if str(name) in shipped_recipes() else escape_and_shorten(str(name), 200)
+    source = file.name if str(name) in shipped_recipes() else shorten(str(name), 200)
     document = copy.deepcopy(_parse_file(_read_recipe_file(file, source), source))
     if document.mistakes and document.value is None:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
@@ -301,10 +301,10 @@ class _RecipeLayers:
         if value == {} and isinstance(part.get(path[-1]), dict) and any(map(specs_by_kind, _find_fields(path))):
             return  # it has no key to set
         if path[-1] == "kind":
-            spec = next((owner for owner in find_owner_specs(path) if spec_kind(owner) == value), None)
+            spec = next((owner for owner in owner_specs(path) if spec_kind(owner) == value), None)
             for key in [key for key in part if spec and key not in spec.model_fields]:
                 sibling = (*path[:-1], key)
-                if find_owner_specs(sibling) and not any(other[: len(path)] == sibling for other in self._overrides):
+                if owner_specs(sibling) and not any(other[: len(path)] == sibling for other in self._overrides):
                     del part[key]
         part[path[-1]] = value
         if value is not None:
@@ -320,7 +320,7 @@ class _RecipeLayers:
 
 def _parse_setting(argument: str) -> Iterator[Setting]:
     """Yields the settings of a `KEY=VALUE` text."""
-    flag = f"-s {escape_and_shorten(argument)}"
+    flag = f"-s {shorten(argument)}"
     key, equals, text = argument.partition("=")
     if key.endswith(" "):  # `KEY = TEXT`, whose spaces are around the sign
         text = text.strip()
@@ -329,9 +329,9 @@ def _parse_setting(argument: str) -> Iterator[Setting]:
     if not equals or not key:
         yield Setting("", None, flag, mistake="write KEY=VALUE, such as training.steps=500")
     elif not _find_fields(path):
-        yield Setting(key, None, flag, mistake=f"unknown key{_suggest_dotted_key(path)}")
+        yield Setting(key, None, flag, mistake=f"unknown key{_suggest_key(path)}")
     elif _accepts_plain_text(path) and not (text.strip() == "null" and _accepts_null(path)):
-        yield Setting(key, _parse_text_value(text), flag)
+        yield Setting(key, _parse_text(text), flag)
     elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_scalar(text.strip()), int | float):
         yield Setting(key, addend, flag, adds=True)
     elif mistakes := (document := parse_yaml(text, flag)).mistakes:
@@ -344,9 +344,7 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
     """Yields the settings of a value; a part of the recipe sets each of its keys, its kind first."""
     fields = _find_fields(path)
     if not fields:
-        yield Setting(
-            dotted_key(path), None, flag, mistake=f"{dotted_key(path)}: unknown key{_suggest_dotted_key(path)}"
-        )
+        yield Setting(dotted_key(path), None, flag, mistake=f"{dotted_key(path)}: unknown key{_suggest_key(path)}")
     elif isinstance(value, dict) and value and any(map(specs_by_kind, fields)):
         for key in sorted(value, key=lambda key: key != "kind"):
             yield from _split_setting((*path, *key.split(".")), value[key], flag)
@@ -356,7 +354,7 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
 
 def _find_fields(path: KeyPath) -> list[FieldInfo]:
     """Returns the fields at a path, of every kind along it; none for an unknown key."""
-    return [owner.model_fields[str(path[-1])] for owner in find_owner_specs(path)]
+    return [owner.model_fields[str(path[-1])] for owner in owner_specs(path)]
 
 
 def _accepts_plain_text(path: KeyPath) -> bool:
@@ -369,7 +367,7 @@ def _accepts_null(path: KeyPath) -> bool:
     return any(field.annotation in (str | None, Strings | None) for field in _find_fields(path))
 
 
-def _parse_text_value(text: str) -> object:
+def _parse_text(text: str) -> object:
     """Parses a YAML list or quoted text; returns other text verbatim: `ROMEO:` is not a mapping here."""
     if text.startswith(("[", '"', "'")):
         document = parse_yaml(text, "")
@@ -378,7 +376,7 @@ def _parse_text_value(text: str) -> object:
     return text
 
 
-def _suggest_dotted_key(path: KeyPath) -> str:
+def _suggest_key(path: KeyPath) -> str:
     """Suggests a key for an unknown one: `steps` and `training.stpes` both mean training.steps."""
     known = list(dict.fromkeys(iterate_keys(Recipe)))
     alike = [key for key in known if key.split(".")[-1] == path[-1]]

@@ -13,7 +13,7 @@ from lmtool.recipe.spec.transformer import Transformer
 DEFAULT_RECIPE = "default"
 """Name of the default recipe, in the names of runs."""
 
-INFERRED_ORIGIN = "inferred from the text"
+INFERRED = "inferred from the text"
 """Origin of the values that are inferred from the text."""
 
 BASELINE_KEY = "evaluation.baseline"
@@ -148,7 +148,7 @@ def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) 
     told = (*lines, *(str(one) for one in inferred if one.reason))
     chosen = _to_settings(inferred, keys)
     if isinstance(objective, Causal) and not model.counts and BASELINE_KEY not in keys:
-        chosen = [*chosen, Setting(BASELINE_KEY, True, INFERRED_ORIGIN)]
+        chosen = [*chosen, Setting(BASELINE_KEY, True, INFERRED)]
     return replace(load(name, settings, chosen=chosen), inferred=told)
 
 
@@ -242,6 +242,4 @@ def _find_width(settings: Sequence[Setting]) -> int | None:
 
 
 def _to_settings(inferred: Sequence[InferredChoice], keys: Sequence[str]) -> list[Setting]:
-    return [
-        Setting(key, value, INFERRED_ORIGIN) for one in inferred for key, value in one.values.items() if key not in keys
-    ]
+    return [Setting(key, value, INFERRED) for one in inferred for key, value in one.values.items() if key not in keys]

@@ -6,9 +6,9 @@ from lmtool.recipe.finetuning import (
     FEW_ROWS,
     ParentRun,
     TableShape,
-    ask_for_gradients,
     resolve_continued_training,
     resolve_finetuning,
+    wants_gradients,
 )
 from lmtool.recipe.load import ResolvedRecipe, Setting, apply_settings, load, parse_settings, read_recipe_value
 from lmtool.recipe.pretraining import DEFAULT_RECIPE, TextShape, default_recipe
@@ -61,19 +61,17 @@ def resolve(
             return resolve_finetuning(parent, facts, settings)
         case TableShape() if recipe in (None, LINEAR_RECIPE):
             defaults = ["data.valid_fraction=0"] if facts.n_rows < FEW_ROWS else []
-            return _load_with_defaults(
-                LINEAR_RECIPE, settings, [*defaults, *(() if facts.has_words else CHARACTER_SETTINGS)]
-            )
+            return _load_recipe(LINEAR_RECIPE, settings, [*defaults, *(() if facts.has_words else CHARACTER_SETTINGS)])
     if parent is not None:
         return resolve_continued_training(parent, None if recipe is None else load(recipe).recipe, settings)
     if recipe is not None and not is_default_recipe(recipe):
-        return _load_with_defaults(recipe, settings)
+        return _load_recipe(recipe, settings)
     return default_recipe(settings, facts if isinstance(facts, TextShape) else None)
 
 
-def _load_with_defaults(name: str, settings: Sequence[Setting], defaults: Sequence[str] = ()) -> ResolvedRecipe:
+def _load_recipe(name: str, settings: Sequence[Setting], defaults: Sequence[str] = ()) -> ResolvedRecipe:
     """Loads a recipe by name or path. defaults: settings that replace its values."""
-    if read_recipe_value(name, ("optimizer", "kind")) == "lbfgs" and ask_for_gradients(settings):
+    if read_recipe_value(name, ("optimizer", "kind")) == "lbfgs" and wants_gradients(settings):
         defaults = [
             *GRADIENT_SETTINGS,
             *(setting for setting in defaults if not setting.startswith("data.valid_fraction")),

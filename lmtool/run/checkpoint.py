@@ -39,7 +39,7 @@ def shard_file_names(name: str, n: int) -> tuple[str, ...]:
     return (name,) if n == 1 else tuple(f"{stem}-{i}-of-{n}{dot}{kind}" for i in range(1, n + 1))
 
 
-class ProcessGroup(Protocol):
+class Peers(Protocol):
     """The group of processes that write or verify a checkpoint together."""
 
     @property
@@ -182,7 +182,7 @@ def check_checkpoint_sizes(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: ProcessGroup = SINGLE_PROCESS) -> Checkpoint:
+def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
     """Verifies sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
     peers: processes that each verify some of the files at the same time.
@@ -200,7 +200,7 @@ def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: ProcessGroup
     return checkpoint
 
 
-def _verify_share(path: Path, optimizer: bool, peers: ProcessGroup) -> Checkpoint:
+def _verify_share(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
     """Verifies the share of the digests of this process, and returns the checkpoint."""
     checkpoint = check_checkpoint_sizes(path)
     wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if optimizer else ()), STATE_FILE)
@@ -212,7 +212,7 @@ def _verify_share(path: Path, optimizer: bool, peers: ProcessGroup) -> Checkpoin
 
 
 def find_newest_valid(
-    folder: Path, *, optimizer: bool = True, peers: ProcessGroup = SINGLE_PROCESS
+    folder: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
 ) -> tuple[Checkpoint, list[str]]:
     """Returns the newest checkpoint that passes `verify_checkpoint`, and a warning for each newer one that fails.
 

@@ -18,7 +18,7 @@ from lmtool import durable, records
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import files, saving
-from lmtool.run.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, ProcessGroup
+from lmtool.run.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.files import (
     MAX_ROW_FILE_BYTES,
     InterruptedValidation,
@@ -282,11 +282,7 @@ class Run:
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 
     def save_checkpoint(
-        self,
-        snapshot: saving.Snapshot,
-        keep_last: int,
-        superseded: int | None = None,
-        peers: ProcessGroup = SINGLE_PROCESS,
+        self, snapshot: saving.Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
         try:
@@ -298,7 +294,7 @@ class Run:
         return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, superseded, peers)
 
     def newest_checkpoint(
-        self, *, optimizer: bool = True, peers: ProcessGroup = SINGLE_PROCESS
+        self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
         """Returns the checkpoint to resume from, with warnings about damaged ones; see `find_newest_valid`."""
         return checkpoints.find_newest_valid(self.path / CHECKPOINTS, optimizer=optimizer, peers=peers)
@@ -361,9 +357,7 @@ class Run:
                 return checkpoints.check_checkpoint_sizes(path).best_step
         return None
 
-    def best_checkpoint(
-        self, *, optimizer: bool = True, peers: ProcessGroup = SINGLE_PROCESS
-    ) -> tuple[Checkpoint, list[str]]:
+    def best_checkpoint(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
         Before any validation, the newest is the best. peers: see `verify_checkpoint`. Raises CheckpointError if none is

@@ -11,15 +11,15 @@ from typing import Any, Literal, NamedTuple, Self
 from lmtool.run.directory import Run
 from lmtool.run.listing import (
     MAIN_METRICS,
-    DottedValues,
+    Values,
     collect_test_scores,
     iterate_ancestors,
     main_metric,
-    read_recipe_values,
+    read_values,
     validation_part,
 )
 from lmtool.run.log import LogRecord
-from lmtool.run.uncertainty import are_indistinguishable, standard_error
+from lmtool.run.uncertainty import are_equivalent, standard_error
 
 MAX_POINTS = 300
 """Limit of the points of a chart; more records are averaged."""
@@ -42,7 +42,7 @@ class RunHistory:
     """
 
     run: Run
-    recipe: DottedValues
+    recipe: Values
     records: Sequence[LogRecord]
     samples: Sequence[LogRecord]
     results: Mapping[str, Mapping[str, Any]]
@@ -52,7 +52,7 @@ class RunHistory:
         """Reads the files of a run. Raises CheckpointError for a damaged one."""
         return cls(
             run,
-            read_recipe_values(run),
+            read_values(run),
             tuple(run.metrics.read_records()),
             tuple(run.samples.read_records()),
             run.results_by_task,
@@ -223,9 +223,7 @@ def find_indistinct_scores(histories: Sequence[RunHistory], *, are_tested: bool 
         best = max(entries, key=lambda entry: -entry.value if entry.metric == "loss" else entry.value)
         others = [entry for entry in entries if entry is not best]
         alike = [
-            one.run
-            for one in others
-            if are_indistinguishable(best.metric, (best.value, best.rows), (one.value, one.rows))
+            one.run for one in others if are_equivalent(best.metric, (best.value, best.rows), (one.value, one.rows))
         ]
         counts = sorted({entry.rows for entry in entries})
         rows = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))) + " rows"
@@ -243,7 +241,7 @@ def describe_training_data(run: Run) -> list[tuple[str, str]]:
     """Returns the training data of a run and of its ancestors, as lines with their names."""
     facts = []
     for trained in iterate_ancestors(run):
-        values = read_recipe_values(trained)
+        values = read_values(trained)
         sources = [key.removeprefix("data.mixture.") for key in values if key.startswith("data.mixture.")]
         lists = (values.get(key) for key in ("data.train", "data.tasks"))
         sources += [str(source) for listed in lists if isinstance(listed, list) for source in listed]

@@ -34,7 +34,7 @@ class CheckpointSummary:
     problem: str
 
 
-DottedValues = Mapping[str, object]
+Values = Mapping[str, object]
 """The plain values of a recipe by dotted key."""
 
 MAIN_METRICS = {
@@ -119,7 +119,7 @@ def summarize_run(path: Path) -> RunSummary:
             name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
             for name, figures in collect_test_scores(run).items()
         }
-        summary.part = results.get("part") or validation_part(read_recipe_values(run))
+        summary.part = results.get("part") or validation_part(read_values(run))
         # scores on training rows are no measure of a model
         summary.metric, summary.value = main_metric(results if summary.part != "training" else {})
     except CheckpointError as error:
@@ -229,7 +229,7 @@ def iterate_ancestors(run: Run) -> Iterator[Run]:
             yield run
 
 
-def read_recipe_values(run: Run) -> DottedValues:
+def read_values(run: Run) -> Values:
     """Reads the values of a run's recipe without validation; returns none if it cannot be read."""
     try:
         text = durable.read(run.recipe_path, MAX_RECIPE_BYTES).decode()
@@ -238,7 +238,7 @@ def read_recipe_values(run: Run) -> DottedValues:
     return flatten_mapping(parse_yaml(text, str(run.recipe_path)).value)
 
 
-def validation_part(values: DottedValues) -> Literal["validation", "training"]:
+def validation_part(values: Values) -> Literal["validation", "training"]:
     """Returns the part that a run is validated on: held-out data, or else the training data."""
     return "validation" if values.get("data.valid") or values.get("data.valid_fraction") != 0 else "training"
 

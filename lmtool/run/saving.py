@@ -26,7 +26,7 @@ from lmtool.run.checkpoint import (
     STATE_FILE,
     Checkpoint,
     FileEntry,
-    ProcessGroup,
+    Peers,
 )
 
 if TYPE_CHECKING:
@@ -59,11 +59,7 @@ class Snapshot:
 
 
 def save_checkpoint(
-    folder: Path,
-    snapshot: Snapshot,
-    keep_last: int,
-    superseded: int | None = None,
-    peers: ProcessGroup = SINGLE_PROCESS,
+    folder: Path, snapshot: Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
 ) -> Checkpoint:
     """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
@@ -102,7 +98,7 @@ def save_checkpoint(
     return saved
 
 
-def save_shard(snapshot: Snapshot, peers: ProcessGroup) -> None:
+def save_shard(snapshot: Snapshot, peers: Peers) -> None:
     """Writes the tensors of this process for the `save_checkpoint` of the main process, which reports all errors."""
     snapshot.check_tensors()
     folder = json.loads(peers.gather_texts(json.dumps(None))[0])
@@ -111,7 +107,7 @@ def save_shard(snapshot: Snapshot, peers: ProcessGroup) -> None:
             _write_shard(Path(folder), snapshot, peers)
 
 
-def announce_no_checkpoint(peers: ProcessGroup) -> None:
+def announce_no_checkpoint(peers: Peers) -> None:
     """Lets the processes that wait in `save_shard` go on without a checkpoint."""
     peers.gather_texts(json.dumps(None))
 
@@ -142,7 +138,7 @@ def remove_partial_checkpoints(folder: Path) -> None:
         durable.remove(path)
 
 
-def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: ProcessGroup) -> Checkpoint:
+def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: Peers) -> Checkpoint:
     """Writes a checkpoint to the temporary directory, then renames it."""
     try:
         files = _write_shard(temporary, snapshot, peers)
@@ -158,7 +154,7 @@ def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: by
     return Checkpoint(path, snapshot.step, snapshot.best_step, files, sha256(manifest))
 
 
-def _write_shard(folder: Path, snapshot: Snapshot, peers: ProcessGroup) -> dict[str, FileEntry]:
+def _write_shard(folder: Path, snapshot: Snapshot, peers: Peers) -> dict[str, FileEntry]:
     """Writes the tensors of this process; returns the entries of the files of all processes.
 
     Raises OSError when any process cannot write.

@@ -66,7 +66,7 @@ def confidence_interval(metric: str, value: float, rows: int) -> tuple[float, fl
     return max(0.0, share - Z_95 * error), min(1.0, share + Z_95 * error)
 
 
-def are_indistinguishable(metric: str, one: tuple[float, int], other: tuple[float, int]) -> bool:
+def are_equivalent(metric: str, one: tuple[float, int], other: tuple[float, int]) -> bool:
     """Returns whether two scores, each a value and its rows, differ by no more than chance.
 
     Scores on the same rows can be distinguished by fewer rows, so this test is conservative.

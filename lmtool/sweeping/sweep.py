@@ -30,7 +30,7 @@ from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import check_output_folder, has_checkpoint
 from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, convert_write_errors
 from lmtool.run.history import RunHistory, finite_number
-from lmtool.run.listing import read_recipe_values
+from lmtool.run.listing import read_values
 from lmtool.run.lock import is_run_locked
 from lmtool.sweeping.folder import BEST, HEADING, PAGE
 from lmtool.sweeping.grid import Axes, GridPoint
@@ -167,7 +167,7 @@ class Sweep:
         if not has_checkpoint(self.folder / name):
             return 0.0
         run = Run.open(self.folder / name)
-        values, data = read_recipe_values(run), run.info.data
+        values, data = read_values(run), run.info.data
         steps = finite_number(values.get("training.steps")) or math.inf
         is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
         files = [REPORT, *([RESULTS] if is_measured else [])]

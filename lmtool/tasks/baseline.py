@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmtool.printable import counted
 from lmtool.recipe.grammar import join_with_or
 from lmtool.run.files import BaselineScores
-from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable
+from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.tasks import metrics
 from lmtool.tasks.cells import has_entities
 from lmtool.tasks.labels import LabelKind, LabelMap
@@ -77,7 +77,7 @@ class Baseline(BaselineScores):
         best = min(figures_of) if self.kind == "number" else max(figures_of)
         is_below = value > best if self.kind == "number" else value < best
         verdict = " is below it" if is_below else ""
-        if value != best and are_indistinguishable(self.metric, (value, n_rows), (best, n_rows)):
+        if value != best and are_equivalent(self.metric, (value, n_rows), (best, n_rows)):
             verdict = f"; {counted(n_rows, 'row is', 'rows are')} too few to tell which is better"
         elif is_below and remedies:
             verdict += f": lmtool finetune with {join_with_or([*remedies])} may do better"

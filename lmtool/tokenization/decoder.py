@@ -142,11 +142,6 @@ class MarkerDecoder:
         return self._stream.flush()
 
 
-def decode_bytes(pieces: Sequence[bytes], tokens: Sequence[int]) -> str:
-    """Decodes all tokens at once, like a ByteDecoder."""
-    return b"".join(pieces[t] for t in tokens if t < len(pieces)).decode("utf-8", errors="replace")
-
-
 def to_code_points(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
     """Returns the code point of each character."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

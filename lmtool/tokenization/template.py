@@ -14,6 +14,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, V
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from operator import length_hint
 from typing import Any
@@ -429,11 +430,12 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         named = _CHEAP_FILTERS | _ITEM_FILTERS | _ORDERING_FILTERS | _LINEAR_FILTERS
         self.filters = {name: _wrap_filter(name, self.filters[name]) for name in named}
         tests: dict[str, Any] = self.tests
+        operators: dict[str, Any] = {name: partial(_compare, of) for name, of in _OPERATOR_TESTS.items()}
         self.tests = {
             **{name: tests[name] for name in _TYPE_TESTS},
             **{name: _wrap_test(tests[name], _check_operands) for name in _NUMBER_TESTS},
             **{name: _wrap_test(tests[name], lambda text: _charge(_text_units(text))) for name in _TEXT_TESTS},
-            **{name: _make_operator_test(of) for name, of in _OPERATOR_TESTS.items()},
+            **operators,
         }
 
         def strftime_now(form: str) -> str:
@@ -611,10 +613,6 @@ def _filter_cost(name: str, value: Any, given: Sequence[Any]) -> int:
         case _ if name in _ORDERING_FILTERS:
             return n * (1 + length.bit_length()) + m
     return 2 * n + m
-
-
-def _make_operator_test(name: str) -> Callable[[Any, Any], Any]:
-    return lambda left, right: _compare(name, left, right)
 
 
 def _wrap_test(function: Callable[..., bool], check: Callable[..., None]) -> Callable[..., bool]:

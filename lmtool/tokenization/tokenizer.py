@@ -221,7 +221,8 @@ class Tokenizer:
         and WordPieces get spaces as in English typography.
         """
         if self.kind in ("bpe", "char"):
-            return decoder.decode_bytes(self._bytes, ids)
+            pieces = (self._bytes[token] for token in ids if token < len(self._bytes))
+            return b"".join(pieces).decode("utf-8", errors="replace")
         stream = self.make_stream_decoder()
         return "".join(map(stream.push, ids)) + stream.flush()
 

@@ -22,7 +22,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
 from lmtool.records import finite
 from lmtool.run import tensors
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, ProcessGroup
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.files import SavedState, ValidationState, read_saved_state
 from lmtool.run.log import LogRecord
@@ -118,7 +118,7 @@ class CheckpointManager:
     thread: Executor
     checkpoint: Checkpoint | None = None
     superseded: int | None = None
-    peers: ProcessGroup = SINGLE_PROCESS
+    peers: Peers = SINGLE_PROCESS
     _saving: Callable[[], Checkpoint | None] | None = None
     _unsaved: ResourceError | None = None
     _log_failed: bool = False

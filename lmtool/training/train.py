@@ -40,7 +40,7 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import BASELINE, Run
 from lmtool.run.files import describe_environment
 from lmtool.run.order import sample_numbers_of_rank
-from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable
+from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.search.index import text_vectors
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
@@ -525,7 +525,7 @@ class _TrainingSession:
             if (
                 value is not None
                 and value < best
-                and not are_indistinguishable(baseline.metric, (value, data.n_valid), (best, data.n_valid))
+                and not are_equivalent(baseline.metric, (value, data.n_valid), (best, data.n_valid))
             ):
                 told = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
         if self.compute.world.sum((float(bool(told)),))[0]:

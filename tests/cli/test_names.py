@@ -20,7 +20,7 @@ from lmtool.inference.reference import RESOLVED
 from lmtool.interop import importing
 from lmtool.interop.names import imports_folder, pointer_of
 from lmtool.recipe.dump import dump
-from lmtool.recipe.grammar import find_owner_specs, iterate_keys
+from lmtool.recipe.grammar import iterate_keys, owner_specs
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
@@ -199,7 +199,7 @@ def test_every_key_that_names_a_model_is_known() -> None:
     texts = {
         key
         for key in iterate_keys(Recipe)
-        for owner in find_owner_specs(tuple(key.split(".")))
+        for owner in owner_specs(tuple(key.split(".")))
         if re.search(r"\bstr\b", str(owner.model_fields[key.split(".")[-1]].annotation))
     }
     assert {key for key in texts if not key.startswith("data.")} == RESOLVED.keys() | OTHER_TEXTS

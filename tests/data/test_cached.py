@@ -91,7 +91,7 @@ def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
     before = content(prepared(book))
     train = max(cache.glob("tokens/*"), key=lambda path: (path / "tokens-00000.bin").stat().st_size)
     damage(train / "tokens-00000.bin", "flipped")
-    monkeypatch.setattr(store_module, "MAX_BYTES_VERIFIED_FIRST", 0)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
     found = prepared(book)
     with pytest.raises(DataError, match="damaged") as caught:
         found.train.read(0, len(found.train))

@@ -283,7 +283,7 @@ def test_a_large_store_is_verified_beside_its_use(tmp_path: Path, monkeypatch: p
     small_blocks(monkeypatch)
     store = write(tmp_path / "tokens", chunks(40))
     damaged(store.path / "tokens-00001.bin", 0)
-    monkeypatch.setattr(store_module, "MAX_BYTES_VERIFIED_FIRST", 8)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 8)
     opened = TokenStore(store.path)
     opened.verify_or_start_verifying()
     for thread in threading.enumerate():
@@ -291,7 +291,7 @@ def test_a_large_store_is_verified_beside_its_use(tmp_path: Path, monkeypatch: p
             thread.join()
     with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
         opened.read(0, 1)
-    monkeypatch.setattr(store_module, "MAX_BYTES_VERIFIED_FIRST", 1 << 20)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 1 << 20)
     with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
         TokenStore(store.path).verify_or_start_verifying()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, pearsonr
 
-from lmtool.run.uncertainty import are_indistinguishable, confidence_interval, standard_error
+from lmtool.run.uncertainty import are_equivalent, confidence_interval, standard_error
 
 
 @pytest.mark.parametrize("n", [12, 50, 1000])
@@ -35,12 +35,12 @@ def test_the_error_falls_with_the_rows_and_is_never_zero() -> None:
 
 
 def test_few_rows_do_not_tell_figures_apart_and_many_do() -> None:
-    assert are_indistinguishable("accuracy", (0.75, 12), (0.5, 12))
-    assert are_indistinguishable("accuracy", (1.0, 12), (0.9167, 12))
-    assert not are_indistinguishable("accuracy", (0.75, 1200), (0.5, 1200))
-    assert are_indistinguishable("accuracy", (0.75, 1200), (0.5, 4))
-    assert are_indistinguishable("accuracy", (0.751, 1200), (0.75, 1200))
-    assert not are_indistinguishable("loss", (0.75, 12), (0.5, 12))
+    assert are_equivalent("accuracy", (0.75, 12), (0.5, 12))
+    assert are_equivalent("accuracy", (1.0, 12), (0.9167, 12))
+    assert not are_equivalent("accuracy", (0.75, 1200), (0.5, 1200))
+    assert are_equivalent("accuracy", (0.75, 1200), (0.5, 4))
+    assert are_equivalent("accuracy", (0.751, 1200), (0.75, 1200))
+    assert not are_equivalent("loss", (0.75, 12), (0.5, 12))
 
 
 @pytest.mark.parametrize("n", [10, 40, 300])

@@ -438,7 +438,7 @@ def test_a_large_damaged_cache_stops_a_run_that_then_goes_on(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr(store_module, "MAX_BYTES_VERIFIED_FIRST", 0)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
     with pytest.raises(DataError, match=r"tokens-00000\.bin has changed") as caught:
         work.resume()
     assert caught.value.exit_code == 3

@@ -225,10 +225,10 @@ def limited(calls: int) -> Callable[[float], None]:
 def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = mixed(work).recipe
     sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
-    monkeypatch.setattr(streaming, "STREAMED_FROM_BYTES", sum(sizes) - 200)
-    assert max(sizes) < streaming.STREAMED_FROM_BYTES
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", sum(sizes) - 200)
+    assert max(sizes) < streaming.STREAM_FROM_BYTES
     assert read_text(recipe, None, World(), no_report)[0].data.stream is True
-    monkeypatch.setattr(streaming, "STREAMED_FROM_BYTES", 2 * sum(sizes))
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 2 * sum(sizes))
     assert read_text(recipe, None, World(), no_report)[0].data.stream is False
 
 

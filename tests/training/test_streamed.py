@@ -324,7 +324,7 @@ def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
 def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(work.recipe, [f"data.train={folder}"]).recipe
     assert read_text(recipe, None, World(), no_report)[0].data.stream is False
-    monkeypatch.setattr(streaming, "STREAMED_FROM_BYTES", 1000)
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 1000)
     assert read_text(recipe, None, World(), no_report)[0].data.stream is True
     epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
     assert read_text(epochs, None, World(), no_report)[0].data.stream is False

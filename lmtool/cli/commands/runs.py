@@ -59,14 +59,14 @@ def show(run: RunName = "last", json: Json = False) -> None:
     """
     from lmtool.inference.reference import resolve_reference
     from lmtool.run.history import describe_training_data
-    from lmtool.run.listing import describe_lineage, read_recipe_values, summarize_run, validation_part
+    from lmtool.run.listing import describe_lineage, read_values, summarize_run, validation_part
 
     shown = resolve_reference(run).run
     summary = summarize_run(shown.path)
     if json:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
-    part = validation_part(read_recipe_values(shown)).replace("validation", "valid")
+    part = validation_part(read_values(shown)).replace("validation", "valid")
     facts = [
         ("name", summary.name),
         ("path", summary.path),

@@ -10,7 +10,7 @@ from pydantic import Field
 from lmtool import durable
 from lmtool.errors import RecipeError, ResourceError, UsageError
 from lmtool.recipe.check import validate
-from lmtool.recipe.document import KeyPath, Origin, escape_and_shorten, parse_yaml
+from lmtool.recipe.document import KeyPath, Origin, parse_yaml, shorten
 from lmtool.recipe.grammar import did_you_mean, find_nearest
 from lmtool.recipe.load import MAX_RECIPE_BYTES, bundled_path
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
@@ -148,8 +148,8 @@ def read_suite(name: str, only: str = "") -> dict[str, AnyTask]:
     path = bundled_path(FOLDER) / f"{name}.yaml" if name in shipped() else Path(name)
     if name not in shipped() and path.suffix not in ENDINGS:
         fix = f"name a YAML file, or one of {', '.join(shipped())}{did_you_mean(find_nearest(name, shipped()))}"
-        raise UsageError(f"there is no suite {escape_and_shorten(name)}", where="--suite", fix=fix)
-    source = path.name if name in shipped() else escape_and_shorten(name, 200)
+        raise UsageError(f"there is no suite {shorten(name)}", where="--suite", fix=fix)
+    source = path.name if name in shipped() else shorten(name, 200)
     try:
         document = parse_yaml(durable.read(path, MAX_RECIPE_BYTES).decode("utf-8-sig"), source)
     except OSError as error:
@@ -173,7 +173,7 @@ def read_suite(name: str, only: str = "") -> dict[str, AnyTask]:
         raise RecipeError(mistakes)
     if only and only not in tasks:
         fix = f"name one of {', '.join(tasks)}{did_you_mean(find_nearest(only, tasks))}"
-        raise UsageError(f"the suite has no task {escape_and_shorten(only)}", where="--task", fix=fix[:200])
+        raise UsageError(f"the suite has no task {shorten(only)}", where="--task", fix=fix[:200])
     return {only: tasks[only]} if only else tasks
 
 
