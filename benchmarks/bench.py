@@ -30,7 +30,7 @@ from lmtool.cli import app
 from lmtool.data import bundled
 from lmtool.system import try_lock
 
-DATA = bundled.folder()
+DATA = bundled.data_folder()
 SEEDS = 3
 
 Case = TypeVar("Case", bound=Hashable)

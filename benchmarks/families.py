@@ -87,7 +87,7 @@ def main() -> None:
             size = "counts" if counts else f"{size_of(model, model.vocab_size or VOCABULARY).parameters:,}"
             bits = loads(run_lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
             print_row(name, f"{bits:.3f}", size, f"{speed:,.0f}", f"{steps:,}", f"{seconds:.0f}")
-    print_row("the limit", f"{bundled.limit([bundled.folder() / Path(VALID).name]):.3f}", "", "", "", "")
+    print_row("the limit", f"{bundled.entropy_bound([bundled.data_folder() / Path(VALID).name]):.3f}", "", "", "", "")
 
 
 if __name__ == "__main__":

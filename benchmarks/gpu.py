@@ -28,7 +28,7 @@ from transformers import GPT2Config
 
 from lmtool.batch import Batch, Mask
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.cost.footprint import Ledger
+from lmtool.cost.footprint import AllocationTracker
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
@@ -236,7 +236,7 @@ def memory(setup: Setup) -> None:
             step()
             peak = torch.cuda.max_memory_allocated() - before
         else:
-            with Ledger([*model.parameters(), *model.buffers(), tokens_BT]) as ledger:
+            with AllocationTracker([*model.parameters(), *model.buffers(), tokens_BT]) as ledger:
                 step()
             peak = ledger.peak
         model.zero_grad()

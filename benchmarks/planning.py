@@ -58,7 +58,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
     """Of a training in this process, which has done nothing else. counts: the bytes of tensors, which takes time."""
     from lmtool.compute.device import choose_compute
     from lmtool.compute.processes import World
-    from lmtool.cost.footprint import Ledger
+    from lmtool.cost.footprint import AllocationTracker
     from lmtool.inference.load import build_for_training
     from lmtool.objective import build_objective
     from lmtool.training.data import read_text
@@ -83,7 +83,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
         return lm, objective
 
     if counts:
-        with Ledger([]) as ledger:
+        with AllocationTracker([]) as ledger:
             train(recipe.training.batch_size, COUNTED)
         return {"tensors": ledger.peak}
     # what libraries load at their first products is theirs, and what one row took goes back to the system

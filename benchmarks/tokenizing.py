@@ -69,14 +69,14 @@ def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
 
 def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
     """Text file -> token store, as `lmtool tokenize` does."""
-    from lmtool.data.prepare import encode_files
+    from lmtool.data.prepare import tokenize_files
     from lmtool.recipe.spec.text import Data
     from lmtool.tokenization.tokenizer import Tokenizer
 
     split = "slice" if documents == "whole" else "document"
     data = Data.model_validate({"documents": documents, "split": split})
     os.environ["LMTOOL_CACHE"] = str(out)
-    encode_files([str(text)], data, Tokenizer.load(tokenizer))
+    tokenize_files([str(text)], data, Tokenizer.load(tokenizer))
 
 
 def datasets_way(text: Path, tokenizer: Path, out: Path) -> None:

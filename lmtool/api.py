@@ -22,9 +22,9 @@ from lmtool.analysis.attention import TextAttention
 from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.compute.device import InferenceName, choose_compute
 from lmtool.compute.processes import world_size
-from lmtool.data.python_rows import as_mappings, keep_rows
-from lmtool.data.stdin import text_files
-from lmtool.data.survey import Report, silent
+from lmtool.data.python_rows import cache_rows, rows_to_dicts
+from lmtool.data.stdin import open_text_sources
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator, open_draft
@@ -34,13 +34,13 @@ from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_sta
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import Scored, score_texts
 from lmtool.loggers.dashboards import Loggers
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
-from lmtool.run.listing import summarise
+from lmtool.run.listing import summarize_run
 from lmtool.search.entries import read_entries, text_columns_of_run
 from lmtool.search.index import Index, add_texts
 from lmtool.tasks.predict import TablePredictor, task_of, texts_of_a_row
@@ -67,7 +67,7 @@ class TrainedModel(TextGenerator):
     def figures(self) -> dict[str, Any]:
         """The run in figures, as `lmtool runs show --json` has them; in "results" all scores on a table, by task."""
         path = self.loaded.run_path
-        return {**vars(summarise(path)), "results": Run.open(path).all_results}
+        return {**vars(summarize_run(path)), "results": Run.open(path).results_by_task}
 
     @cached_property
     def _unpacked(self) -> LoadedModel:
@@ -93,11 +93,11 @@ class TrainedModel(TextGenerator):
         """
         self.check_generates()
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
-        window = runner.fit_prompt(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
+        window = runner.fit_prompt(self.loaded.prompt_format.make_prompt(prompt), "refuse", "prompt")
         with self.computing():
             hidden_1TD, _ = runner.read_tokens([window.tokens], runner.start_state([window]))
         p_V = runner.compute_logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
-        return [(tokenizer.piece(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
+        return [(tokenizer.display_token(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
@@ -134,7 +134,7 @@ class TrainedModel(TextGenerator):
             Path(path),
             self.loaded,
             list(read_entries(files, data, id_column, text_columns_of_run(self.recipe))),
-            silent,
+            no_progress,
         )
         return Index(Path(path), self.loaded)
 
@@ -171,7 +171,7 @@ class TrainedModel(TextGenerator):
             return [row if isinstance(row, str) else tuple(row) for row in rows]
         columns, _ = texts_of_a_row(self.loaded)
         found: list[str | tuple[str, ...]] = []
-        for number, row in enumerate(as_mappings(rows, labelled=False), 1):
+        for number, row in enumerate(rows_to_dicts(rows, has_labels=False), 1):
             if missing := [name for name in columns if name not in row]:
                 fix = f"give the columns {', '.join(columns)}"
                 raise UsageError(f"there is no column {missing[0]}", where=f"row {number}", fix=fix)
@@ -223,7 +223,7 @@ def pretrain(
     """
     paths = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
     names, texts = ([one for one in paths if ("\n" in one) is is_text] for is_text in (False, True))
-    with text_files(names, texts) as files:
+    with open_text_sources(names, texts) as files:
         return _trained(lambda report: plan_pretraining(source, recipe, _settings(files, settings), report), out)
 
 
@@ -236,23 +236,23 @@ def finetune(
     tuples of one text or several and a label. Rows are kept in the cache. source: the run, or published model, that is
     fine-tuned. Its scores are in `figures`.
     """
-    path = str(table) if isinstance(table, str | Path) else keep_rows(table)
+    path = str(table) if isinstance(table, str | Path) else cache_rows(table)
     return _trained(lambda report: plan_finetuning(source, recipe, _settings([path], settings), report), out)
 
 
 def _settings(train: list[str], settings: Values) -> list[Setting]:
     stated = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
-    return settings_of(stated, [Setting("data.train", train, "the first argument")])
+    return parse_settings(stated, [Setting("data.train", train, "the first argument")])
 
 
-def _trained(make_plan: Callable[[Report], Plan], out: str) -> TrainedModel:
+def _trained(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
     if world_size() > 1:
         raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
     folder = Path(out) if out else None
-    invocation = Invocation(["lmtool", "from", "Python"], silent, lambda: False, folder)
+    invocation = Invocation(["lmtool", "from", "Python"], no_progress, lambda: False, folder)
     run = ""
     with closing(Loggers()) as loggers:
-        for event in start(make_plan(silent), invocation):
+        for event in start(make_plan(no_progress), invocation):
             run = str(event.path) if isinstance(event, Started) else run
             for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)

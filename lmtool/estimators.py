@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from lmtool.api import TrainedModel, finetune
-from lmtool.data.python_rows import as_mappings
+from lmtool.data.python_rows import rows_to_dicts
 from lmtool.errors import UsageError
 
 
@@ -42,7 +42,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.source, self.recipe, self.settings, self.seed, self.out = source, recipe, settings, seed, out
 
     def _train(self, texts: Any, labels: Sequence[str | float]) -> None:
-        rows = as_mappings(texts, labelled=False)
+        rows = rows_to_dicts(texts, has_labels=False)
         if len(rows) != len(labels):
             raise UsageError(f"{len(rows)} rows of texts have {len(labels)} labels", fix="give one label for each row")
         if any("label" in row for row in rows):

@@ -27,7 +27,7 @@ from lmtool.api import TrainedModel
 from lmtool.cli import app
 from lmtool.generation.params import Option
 from lmtool.interop.families import EVERY, GGUF_FAMILIES, tables
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report import drawing
 from lmtool.report.charts import standalone
@@ -219,7 +219,7 @@ def limits(value: dict) -> Iterator[str]:
 
 def recipes() -> Iterator[str]:
     """A heading for each recipe, what it is, its parts, and the pictures that `drawings` has made of it."""
-    for name in shipped():
+    for name in shipped_recipes():
         recipe = load(name).recipe
         drawn = drawing.draw(recipe, name)
         yield from (f"### {name}", "", f"{recipe.description}. *{drawn.title.partition(': ')[2]}*", "")
@@ -249,7 +249,7 @@ def picture_files() -> dict[str, str]:
 @cache
 def pictures() -> dict[str, list[tuple[str, str]]]:
     """What each picture of a recipe shows, and the picture, by the name of the recipe."""
-    pages = {name: drawing.as_page(drawing.draw(load(name).recipe, name)) for name in shipped()}
+    pages = {name: drawing.as_page(drawing.draw(load(name).recipe, name)) for name in shipped_recipes()}
     return {
         name: [(re.search(r'aria-label="([^"]*)"', one)[1], standalone(one)) for one in PICTURE.findall(page)]
         for name, page in pages.items()

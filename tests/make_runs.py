@@ -125,7 +125,7 @@ def run(words: Sequence[str], folder: Path) -> None:
         patch.setenv("LMTOOL_RUNS", str(folder))
         patch.setattr(sys, "argv", ["lmtool", *words])
         patch.setattr(platform, "platform", lambda: "any")
-        patch.setattr(files, "_processor", lambda: "any")
+        patch.setattr(files, "_processor_name", lambda: "any")
         patch.setattr(Reference, "record", lambda base: {**record(base), "path": f"/elsewhere/{base.run.name}"})
         try:
             cli.main()

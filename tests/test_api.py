@@ -85,7 +85,7 @@ def test_predictions_of_an_imported_classifier(
     loaded = load_run(str(tmp_path / "model"), CPU)
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
-        row, _, _ = loaded.prompt_format.row([np.array(loaded.tokenizer.encode(text))])
+        row, _, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])
         with torch.no_grad():
             scores_C = loaded.model.answer(Batch(torch.tensor(row)[None])).scores_BC[0].double()
         if n == 1:
@@ -133,7 +133,7 @@ def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: W
     p_V = logits_V.softmax(-1)[: loaded.tokenizer.vocab_size]
     order = p_V.argsort(descending=True, stable=True)
     np.testing.assert_allclose([p for _, p in following], p_V[order], atol=1e-6)
-    assert following[0][0] == loaded.tokenizer.piece(int(order[0]))
+    assert following[0][0] == loaded.tokenizer.display_token(int(order[0]))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from lmtool.durable import TEMPORARY
 from lmtool.errors import ResourceError
 from lmtool.labelling.journal import Journal
 from lmtool.run import creation
-from lmtool.run.lock import RunLock, is_held
+from lmtool.run.lock import RunLock, is_run_locked
 from tests.run.killing import die_at_event, in_child
 
 
@@ -184,14 +184,14 @@ def test_without_locks_nothing_is_written_that_two_processes_could_write(number,
     for path, use in (
         (tmp_path / "cache" / "key.lock", lambda: durable.locked(tmp_path / "cache" / "key.lock").__enter__()),
         (tmp_path / ".lock", lambda: RunLock(tmp_path)),
-        (tmp_path / "run", lambda: creation.check_folder(tmp_path / "run")),
+        (tmp_path / "run", lambda: creation.check_output_folder(tmp_path / "run")),
         (tmp_path / "answers", lambda: Journal(tmp_path / "answers", {})),
     ):
         with pytest.raises(ResourceError) as caught:
             use()
         assert caught.value.where == str(path)
         assert "file system with locks" in caught.value.fix
-    assert not is_held(tmp_path)
+    assert not is_run_locked(tmp_path)
     assert not (tmp_path / "run").exists()
     write(tmp_path / "a")
     durable.write_output(tmp_path / "b", b"1")

@@ -26,8 +26,8 @@ from lmtool.model.recurrent import BidirectionalModel
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective import build as build_objective
-from lmtool.recipe.finetuning import Parent, TableShape, continued, fine_tuned
-from lmtool.recipe.load import settings_of, shipped
+from lmtool.recipe.finetuning import ParentRun, TableShape, resolve_continued_training, resolve_finetuning
+from lmtool.recipe.load import parse_settings, shipped_recipes
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -80,13 +80,13 @@ class Training:
         settings = [value for option, value in pairwise(self.words) if option == "-s"]
         settings += [f"{key}={options[option]}" for option, key in KEYS.items() if option in options]
         if self.parent is None:
-            return resolve(self.name, settings_of(settings)).recipe
-        parent = Parent(self.parent.resolved(), "parent")
+            return resolve(self.name, parse_settings(settings)).recipe
+        parent = ParentRun(self.parent.resolved(), "parent")
         if self.words[1] == "pretrain":
-            return continued(parent, None, settings_of(settings)).recipe
+            return resolve_continued_training(parent, None, parse_settings(settings)).recipe
         kinds = {".conll": "tagging", ".json": "question-answering"}
         shape = TableShape(1000, "--task" in options, kinds.get(Path(self.words[2]).suffix, "classification"))
-        return fine_tuned(parent, shape, settings_of(settings)).recipe
+        return resolve_finetuning(parent, shape, parse_settings(settings)).recipe
 
     def small(self) -> Recipe:
         """That with small sizes, and with labels."""
@@ -427,7 +427,7 @@ def test_a_form_is_what_its_settings_give(form: str) -> None:
 
 
 @pytest.mark.sampled(11)
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_a_model_of_a_recipe_is_the_plain_one(name: str) -> None:
     compare(Training([], name, None).small())
 

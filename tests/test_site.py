@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lmtool.cli import COMMANDS
-from lmtool.recipe.load import shipped
+from lmtool.recipe.load import shipped_recipes
 from tests.site import ROOT, build
 
 FILES = "https://example.org/r/blob/main/"
@@ -97,7 +97,7 @@ def test_the_reference_is_of_the_program(site: Path) -> None:
     keys = (site / "recipe.html").read_text(encoding="utf-8")
     assert "model.head_width" in keys
     assert "Vaswani et al. 2017" in keys
-    assert all(f'id="{name.replace(".", "")}"' in keys for name in shipped())
+    assert all(f'id="{name.replace(".", "")}"' in keys for name in shipped_recipes())
     python = (site / "python.html").read_text(encoding="utf-8")
     assert 'id="lmtoolapitrainedmodel"' in python
     assert "NumericalError" in python

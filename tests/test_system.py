@@ -83,12 +83,12 @@ def test_this_platform_is_told_apart(windows):
 
 def test_one_process_locks_a_file_and_the_others_read_it(windows, tmp_path):
     first = lock.RunLock(tmp_path)
-    assert lock.is_held(tmp_path)
+    assert lock.is_run_locked(tmp_path)
     assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
     with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
         lock.RunLock(tmp_path)
     first.release()
-    assert not lock.is_held(tmp_path)
+    assert not lock.is_run_locked(tmp_path)
     lock.RunLock(tmp_path).release()
 
 
@@ -152,9 +152,9 @@ def test_a_checkpoint_that_is_read_stays_until_the_next_time(windows, tmp_path, 
         (tmp_path / f"step-{step:06d}").mkdir()
         (tmp_path / f"step-{step:06d}" / "model.safetensors").touch()
     with (tmp_path / "step-000001" / "model.safetensors").open("rb"):
-        saving.prune(tmp_path, {None}, 1)
+        saving.prune_checkpoints(tmp_path, {None}, 1)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000003"]
-    saving.prune(tmp_path, {None}, 1)
+    saving.prune_checkpoints(tmp_path, {None}, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
 
 

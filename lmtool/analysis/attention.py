@@ -36,7 +36,7 @@ to the states of a text."""
 class AttentionWeights:
     """The attention weights of one kind, in all layers and heads.
 
-    queries, keys: the tokens at the positions, as shown by `Tokenizer.piece`; in cross-attention the queries are the
+    queries, keys: the tokens at the positions, see `Tokenizer.display_token`; in cross-attention the queries are the
     tokens that the positions predict. weights_LNTS: as the forward pass computes them, the sum of a row being 1, but
     with `select: sum` the number of states, and 0 where there is no state yet.
     """
@@ -158,7 +158,7 @@ def _kind(model: LanguageModel, name: str) -> AttentionKind:
 def _axes(loaded: LoadedModel, kind: AttentionKind, row: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The tokens of queries and keys."""
     ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}.get(kind, (row.read, row.read))
-    queries, keys = (tuple(map(loaded.tokenizer.piece, axis)) for axis in ids)
+    queries, keys = (tuple(map(loaded.tokenizer.display_token, axis)) for axis in ids)
     return ("pooled",) if kind == "pooling" else queries, keys
 
 
@@ -171,14 +171,14 @@ def _input(loaded: LoadedModel, texts: Sequence[str], source: str | None, target
     if source is not None:
         if not prompt_format.answers:
             raise UsageError("this model reads a text, not a source", where=where, fix="give the text without --source")
-        return _pair(loaded, prompt_format.prompt(source), target)
+        return _pair(loaded, prompt_format.make_prompt(source), target)
     if prompt_format.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
     if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
         return row_input(loaded, texts)
     if len(texts) != 1:
         raise _miscounted(loaded, "1 text", texts)
-    prompt = prompt_format.prompt(texts[0])
+    prompt = prompt_format.make_prompt(texts[0])
     read = (*(prompt.source or ()), *prompt.tokens)
     _check_length(loaded, len(read))
     prefix_B = None if prompt.source is None else torch.tensor([len(prompt.source)])
@@ -195,7 +195,7 @@ def row_input(loaded: LoadedModel, texts: Sequence[str]) -> Input:
     if not texts or (n_texts and len(texts) != n_texts):
         raise _miscounted(loaded, f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text", texts)
     ids = [np.array(loaded.tokenizer.encode(text), dtype=np.int64) for text in texts]
-    tokens, segments, is_cut = prompt_format.row(ids)
+    tokens, segments, is_cut = prompt_format.encode_row(ids)
     marks = len(prompt_format.before) + len(prompt_format.between) * (len(texts) - 1) + len(prompt_format.after)
     _check_length(loaded, marks + sum(map(len, ids)), is_cut)
     segments_BT = None if segments is None else torch.from_numpy(segments)[None]
@@ -208,7 +208,7 @@ def _pair(loaded: LoadedModel, prompt: Prompt, target: str | None) -> Input:
     question = prompt.tokens if prompt.source is None else prompt.source
     _check_length(loaded, len(question))
     if target is None:
-        params = SamplingParams("greedy", max_new_tokens=prompt_format.room_to_answer(len(question)))
+        params = SamplingParams("greedy", max_new_tokens=prompt_format.max_answer_tokens(len(question)))
         with loaded.compute.autocast():
             (answer,) = complete(loaded.model, [prompt], params, prompt_format)
         written = answer.tokens

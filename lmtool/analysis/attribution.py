@@ -20,7 +20,7 @@ from lmtool.model.heads import Classifier
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tokenization.prompt_format import TokenIds
-from lmtool.tokenization.tokenizer import Tokenizer, find_words
+from lmtool.tokenization.tokenizer import Tokenizer, find_word_spans
 
 STEPS = 64
 """Points on the path of integrated gradients."""
@@ -105,7 +105,7 @@ def _words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[l
     words, positions = [], []
     first = len(loaded.prompt_format.before)
     for text in texts:
-        ids, spans = loaded.tokenizer.encode_with_places(text)
+        ids, spans = loaded.tokenizer.encode_with_offsets(text)
         for word, tokens in _matched(text, spans):
             words.append(word)
             positions.append([first + i for i in tokens])
@@ -134,7 +134,7 @@ def words_of_row(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], l
 def _matched(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
     """Each word of a text that has a token of its own, and the numbers of its tokens. spans: of the tokens."""
     free = list(range(len(spans)))
-    for start, stop in find_words(text):
+    for start, stop in find_word_spans(text):
         tokens = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
         free = [i for i in free if i not in tokens]
         if tokens:

@@ -93,7 +93,7 @@ def gradients(loaded: LoadedModel, text: str, token: int | None = None) -> Gradi
 def _tokens(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
     """The ids of a text, after the token that begins one, if the model has such a token; and how they are shown."""
     tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
-    return tokens, list(map(loaded.tokenizer.piece, tokens))
+    return tokens, list(map(loaded.tokenizer.display_token, tokens))
 
 
 def _left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:

@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.compute.device import choose_compute
-from lmtool.data.files import shown, shown_all
-from lmtool.data.table import AS_INFERRED, Skipped, Table, as_number, open_table
+from lmtool.data.files import quote, quote_all
+from lmtool.data.table import INFERRED_FORMAT, SkippedRows, Table, open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
-from lmtool.tokenization.tokenizer import Tokenizer, find_words
+from lmtool.tokenization.tokenizer import Tokenizer, find_word_spans
 
 MapName = Literal["pca", "tsne"]
 
@@ -35,7 +35,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A token, as shown by `Tokenizer.piece`, or a word, and the cosine similarity of its vector to the asked word's.
+    """A token (`Tokenizer.display_token`) or a word, and the cosine similarity of its vector to the asked word's.
 
     text: that the word is in, and where it begins there; None for a token.
     """
@@ -65,7 +65,7 @@ def neighbors(loaded: LoadedModel, word: str, k: int) -> Neighbors:
     Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
     """
     token = find_token(loaded.tokenizer, word)
-    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.piece(token), k)
+    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.display_token(token), k)
 
 
 @torch.inference_mode()
@@ -77,7 +77,7 @@ def analogy(loaded: LoadedModel, words: tuple[str, str, str], k: int) -> Neighbo
     """
     tokens = [find_token(loaded.tokenizer, word) for word in words]
     a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
-    one, less, more = (loaded.tokenizer.piece(token).strip() for token in tokens)
+    one, less, more = (loaded.tokenizer.display_token(token).strip() for token in tokens)
     return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
 
 
@@ -90,7 +90,7 @@ def _closest(loaded: LoadedModel, query_D: Tensor, left_out: list[int], name: st
     similarity_V[list(never)] = -torch.inf
     best = similarity_V.topk(min(k, tokenizer.vocab_size - len(never)))
     ids = best.indices.tolist()
-    nearest = [Neighbor(tokenizer.piece(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
+    nearest = [Neighbor(tokenizer.display_token(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
     return Neighbors(name, nearest, loaded, torch.cat((query_D[None], vectors_VD[ids])).float().cpu().numpy())
 
 
@@ -129,7 +129,7 @@ def neighbors_in_context(
 def _start(occurrence: Neighbor) -> int:
     """Where a word begins in its text. occurrence: `start` is its number among the words there."""
     assert occurrence.text is not None
-    spans = find_words(occurrence.text)
+    spans = find_word_spans(occurrence.text)
     same = (start for start, stop in spans[occurrence.start :] if occurrence.text[start:stop] == occurrence.word)
     return next(same)
 
@@ -182,7 +182,7 @@ def find_token(tokenizer: Tokenizer, word: str) -> int:
     """
     if (token := token_of(tokenizer, word)) is not None:
         return token
-    words = {tokenizer.piece(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+    words = {tokenizer.display_token(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
     what, fix = f"{word!r} is not a token of this run", "name a single word of the training text"
     raise _unknown(what, word, sorted(words), fix)
 
@@ -211,7 +211,7 @@ class Similarity:
     n_scored: int
     n_pairs: int
     missing: tuple[str, ...]
-    skipped: Skipped
+    skipped: SkippedRows
 
     def record(self) -> dict[str, object]:
         """The JSON record."""
@@ -234,7 +234,7 @@ class Similarity:
 
 
 def measure_similarity(
-    reference: str, source: str, *, device: DeviceName = "auto", reading: Data = AS_INFERRED
+    reference: str, source: str, *, device: DeviceName = "auto", reading: Data = INFERRED_FORMAT
 ) -> Similarity:
     """Compare a table of similarities with the static vectors of a run.
 
@@ -245,14 +245,14 @@ def measure_similarity(
     from scipy.stats import spearmanr
 
     table = open_table(source, reading)
-    skipped = Skipped()
+    skipped = SkippedRows()
     pairs = list(_pairs(table, skipped if reading.skip_bad_rows else None))
     loaded = load_run(reference, choose_compute(device, "float32"))
     token = {word: _token(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
     scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]
     if len(scored) < 2:
         what = f"{len(scored)} of {len(pairs)} pairs are of words that both have vectors; a correlation needs two"
-        raise DataError(what, where=shown(source), fix="name a table of words that are in the run's training text")
+        raise DataError(what, where=quote(source), fix="name a table of words that are in the run's training text")
     ones, others, scores = zip(*scored, strict=True)
     unit_VD = F.normalize(loaded.model.token_vectors().detach().double(), dim=-1)
     cosines = (unit_VD[list(ones)] * unit_VD[list(others)]).sum(1)
@@ -268,16 +268,16 @@ def _token(tokenizer: Tokenizer, word: str) -> int | None:
     return next((token for form in (word, word.lower()) if (token := token_of(tokenizer, form)) is not None), None)
 
 
-def _pairs(table: Table, skipped: Skipped | None) -> Iterator[tuple[str, str, float]]:
+def _pairs(table: Table, skipped: SkippedRows | None) -> Iterator[tuple[str, str, float]]:
     """The two words of each row, and their similarity."""
     column = None
     for row in table.rows(skipped):
         cells = [str(value) for value in row.values]
         if column is None:
-            column = next((i for i, cell in enumerate(cells) if i > 1 and as_number(cell) is not None), None)
-        similarity = None if column is None else as_number(cells[column])
+            column = next((i for i, cell in enumerate(cells) if i > 1 and parse_label_number(cell) is not None), None)
+        similarity = None if column is None else parse_label_number(cells[column])
         if similarity is None:
             what = "no number after two words: a table of similarities has two columns of words, then one of numbers"
-            fix = f"write it with a header, as word1,word2,similarity; it has {shown_all(table.names)}"
+            fix = f"write it with a header, as word1,word2,similarity; it has {quote_all(table.names)}"
             raise DataError(what, where=table.file.where(row.number, row.line, None), fix=fix)
         yield cells[0].strip(), cells[1].strip(), similarity

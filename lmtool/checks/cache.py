@@ -1,4 +1,4 @@
-"""What the cache holds, by kind, and clearing it: an entry under its lock, and nothing that is not the cache's."""
+"""Lists and removes entries of the cache, each under its lock, and no other files."""
 
 import os
 import re
@@ -10,28 +10,20 @@ from pathlib import Path
 
 from lmtool import durable
 from lmtool.compute.kernels import build
-from lmtool.data.blocks import STREAMS
-from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, discard, lock_of_store
-from lmtool.data.hub import DATASETS
-from lmtool.data.store import read_manifest
+from lmtool.data.blocks import STREAMS_FOLDER
+from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, remove_cache_folder, store_lock_path
+from lmtool.data.hub import DATASETS_FOLDER
+from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.names import IMPORTS
 from lmtool.printable import counted
-from lmtool.run.removal import runs_that_need
+from lmtool.run.removal import find_needed_runs
 
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
 
 
-def _lock_beside(folder: Path, key: str) -> Path:
-    return folder / f"{key}.lock"
-
-
-def _lock_of_tokens(folder: Path, key: str) -> Path:
-    return lock_of_store(folder / key)
-
-
-def _lock_of_model(folder: Path, key: str) -> Path:
-    """The lock of an import, whose name begins with the key in that of the run."""
+def _import_lock(folder: Path, key: str) -> Path:
+    """Returns the lock of an import, whose name begins with the key."""
     return next((folder / "locks").glob(f"{key}*"), folder / "locks" / key)
 
 
@@ -44,22 +36,25 @@ class CacheKind:
     lock: the lock file of the entry with a key, in its folder.
     """
 
-    what: str
+    description: str
     folder: str
-    names: str
-    lock: Callable[[Path, str], Path] = _lock_beside
+    name_pattern: str
+    find_lock: Callable[[Path, str], Path] = lambda folder, key: folder / f"{key}.lock"
 
 
-KINDS = {
-    "models": CacheKind("published models", IMPORTS, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _lock_of_model),
-    "datasets": CacheKind("datasets of the Hub", DATASETS, r"(?P<key>[0-9a-f]{64})\.jsonl"),
+CACHE_KINDS = {
+    "models": CacheKind("published models", IMPORTS, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _import_lock),
+    "datasets": CacheKind("datasets of the Hub", DATASETS_FOLDER, r"(?P<key>[0-9a-f]{64})\.jsonl"),
     "tokens": CacheKind(
-        "tokens of texts", TOKENS, r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?", _lock_of_tokens
+        "tokens of texts",
+        TOKENS,
+        r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?",
+        lambda folder, key: store_lock_path(folder / key),
     ),
     "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
     "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
     "kernels": CacheKind("compiled kernels", build.FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
-    "streams": CacheKind("texts that are tokenized beside training", STREAMS, "(?!)(?P<key>)"),
+    "streams": CacheKind("texts that are tokenized beside training", STREAMS_FOLDER, "(?!)(?P<key>)"),
 }
 """By name. Besides, each folder may have scratch folders of processes."""
 
@@ -72,75 +67,75 @@ class CacheEntry:
     path: Path
     lock: Path
     size: int
-    used: datetime
+    last_used: datetime
 
 
 def describe_entry(entry: CacheEntry) -> str:
-    """The name of an entry; of tokens its beginning, with their number and that of their documents."""
+    """Returns the name of an entry; for tokens its beginning, and the number of tokens and documents."""
     name = entry.path.name
     if entry.kind != "tokens":
         return name
     try:
-        store = read_manifest(entry.path)
+        store = read_store_manifest(entry.path)
         size = f"{counted(store.documents, 'document')}, a vocabulary of {store.vocab_size:,}"
         return f"{name[:12]}: {counted(store.tokens, 'token')}, {size}"
     except (OSError, ValueError):
         return f"{name[:12]}: unfinished, or damaged"
 
 
-def find_entries(kinds: Sequence[str] = (), unused_for: timedelta | None = None) -> list[CacheEntry]:
-    """The entries of the cache, those of all kinds unless some are named, the last used first.
+def find_cache_entries(kinds: Sequence[str] = (), unused_for: timedelta | None = None) -> list[CacheEntry]:
+    """Returns the entries of the cache, of all kinds by default, the last used first.
 
-    unused_for: only those that were not used for so long. A folder of the cache that is a link has none.
-    Raises UsageError for a kind that there is not.
+    unused_for: omits entries that were used later. A folder of the cache that is a link has no entries.
+    Raises UsageError for an unknown kind.
     """
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
+    if unknown := [kind for kind in kinds if kind not in CACHE_KINDS]:
         what = f"the cache has no {unknown[0]!r:.40}"
-        raise UsageError(what, where="KIND", fix=f"name some of {', '.join(KINDS)}")
-    found = [entry for kind in KINDS if not kinds or kind in kinds for entry in _entries_of(kind)]
+        raise UsageError(what, where="KIND", fix=f"name some of {', '.join(CACHE_KINDS)}")
+    found = [entry for kind in CACHE_KINDS if not kinds or kind in kinds for entry in _iterate_entries(kind)]
     if unused_for is not None:
         limit = datetime.now(UTC) - unused_for
-        found = [entry for entry in found if entry.used <= limit]
-    return sorted(found, key=lambda entry: entry.used, reverse=True)
+        found = [entry for entry in found if entry.last_used <= limit]
+    return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
 
-def remove_entry(entry: CacheEntry) -> str:
-    """Remove an entry, unless a process makes it, or a run needs it; returns why it stays, else nothing.
+def remove_cache_entry(entry: CacheEntry) -> str:
+    """Removes an entry unless a process creates it or a run needs it; returns why it stays, or "".
 
-    Raises ResourceError where it cannot be removed.
+    Raises ResourceError when it cannot be removed.
     """
-    if entry.kind == "models" and (needed_by := runs_that_need([entry.path])):
+    if entry.kind == "models" and (needed_by := find_needed_runs([entry.path])):
         return f"{next(iter(needed_by.values()))[0]} holds only adapters to its weights"
     with durable.locked_if_free(entry.lock) as is_free:
         if not is_free:
             return "a process is making it"
         if entry.path.is_dir() and not entry.path.is_symlink():
-            discard(entry.path)
+            remove_cache_folder(entry.path)
         else:
             with durable.refusing("cannot remove", entry.path, "change the permissions of its folder"):
                 entry.path.unlink(missing_ok=True)
     return ""
 
 
-def _entries_of(kind: str) -> Iterator[CacheEntry]:
-    folder = durable.cache_folder() / KINDS[kind].folder
+def _iterate_entries(kind: str) -> Iterator[CacheEntry]:
+    folder = durable.cache_folder() / CACHE_KINDS[kind].folder
     with suppress(OSError):
         if folder.is_symlink():
             return
         for path in folder.iterdir():
-            match = re.fullmatch(KINDS[kind].names, path.name.removeprefix(durable.TEMPORARY), re.ASCII)
+            match = re.fullmatch(CACHE_KINDS[kind].name_pattern, path.name.removeprefix(durable.TEMPORARY), re.ASCII)
             if match is not None:
-                lock = KINDS[kind].lock(folder, match["key"])
+                lock = CACHE_KINDS[kind].find_lock(folder, match["key"])
             elif path.name.startswith(durable.TEMPORARY) and os.path.lexists(path / durable.MARK):
                 lock = path / durable.MARK
             else:
                 continue
             with suppress(FileNotFoundError):  # a process has removed it since
-                yield CacheEntry(kind, path, lock, *_measure(path))
+                yield CacheEntry(kind, path, lock, *_size_and_last_use(path))
 
 
-def _measure(path: Path) -> tuple[int, datetime]:
-    """The bytes of a file or folder, and when any file of it was last used. Raises FileNotFoundError."""
+def _size_and_last_use(path: Path) -> tuple[int, datetime]:
+    """Returns the bytes of a file or folder, and when any file of it was last used. Raises FileNotFoundError."""
     size, used = 0, os.lstat(path).st_mtime  # that a folder was read says nothing: it may have been listed
     files = [path]
     if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Whether runs, tables, texts and token stores can be trusted, before hours are spent on them: `lmtool check`."""
+"""Checks runs, tables, texts and token stores before training: `lmtool check`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.checks.runs import verify_run
-from lmtool.checks.text import find_in_text
+from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import CPU
-from lmtool.data.cached import verify_cache
-from lmtool.data.files import TABLES, find_files, suffix, unpacked_name
-from lmtool.data.hub import PREFIX
-from lmtool.data.prepare import fingerprint_of, open_parts
-from lmtool.data.store import MANIFEST, TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.cached import find_damaged_entries
+from lmtool.data.files import TABLE_FORMATS, find_files, infer_format, name_without_compression
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.prepare import compute_fingerprint, open_train_and_valid
+from lmtool.data.store import STORE_MANIFEST, TokenStore
+from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
@@ -26,23 +26,22 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.find import find_run, run_directory
+from lmtool.run.find import find_run, find_run_directory
 from lmtool.tasks.build import kind_of_rows
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, read_tables, tables_of_tasks
 from lmtool.tasks.schema import may_be_labelled, named_label
-from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
+from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
 
 _STORES = ("", "train", "valid")
-"""Where a token store is in a folder that `lmtool tokenize` wrote."""
+"""Folders of token stores in the output of `lmtool tokenize`."""
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What was found. damage: files that cannot be used, and why. notices: what is suspicious but usable. lines: what
-    was looked at."""
+class CheckResult:
+    """The result of a check. damage: unusable files, and why. notices: findings. lines: what was checked."""
 
     subject: Subject
     name: str
@@ -51,8 +50,8 @@ class Checked:
     notices: tuple[Notice, ...]
 
     @property
-    def record(self) -> dict[str, object]:
-        """As JSON."""
+    def json_record(self) -> dict[str, object]:
+        """Returns the result as JSON values."""
         return {
             "subject": self.subject,
             "name": self.name,
@@ -60,8 +59,8 @@ class Checked:
             "damage": [{"path": str(path), "problem": problem} for path, problem in self.damage],
         }
 
-    def refuse(self, *, strict: bool) -> None:
-        """Raise CheckpointError for a damaged run, DataError for damaged tokens, and with `strict` for any notice."""
+    def raise_for_problems(self, *, strict: bool) -> None:
+        """Raises CheckpointError for a damaged run, DataError for damaged tokens, and with `strict` for any notice."""
         if self.damage:
             path, problem = self.damage[0]
             n = len(self.damage)
@@ -77,30 +76,30 @@ class Checked:
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
-def subject_of(names: Sequence[str], data: Data, *, is_text: bool, by_cells: bool = False) -> Subject:
-    """What names refer to. is_text: no table is meant.
+def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, by_cells: bool = False) -> Subject:
+    """Infers what names refer to. is_text: excludes tables.
 
-    A file that may be a table or a text is a text where it has the column of text, and none with the usual name of a
-    label; and with `by_cells` none whose cells may be labels. Raises DataError and UsageError as `open_table` does.
+    A file that may be a table or a text is a text if it has the text column, no column with a conventional name of a
+    label, and with `by_cells` no column whose cells may be labels. Raises the errors of `open_table`.
     """
     if len(names) == 1 and not is_text:
         name = names[0]
         folder = Path(name)
-        if any((folder / part / MANIFEST).exists() for part in _STORES):
+        if any((folder / part / STORE_MANIFEST).exists() for part in _STORES):
             return "tokens"
-        if name == "last" or _run_path(name) is not None:
+        if name == "last" or _find_run_path(name) is not None:
             return "run"
         if data.test:
             return "table"
-        if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
+        if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format(folder) != ".txt"):
             return "table" if _is_labelled(name, data, by_cells) else "text"
-        if unpacked_name(folder).endswith(TABLES):
+        if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"
     return "text"
 
 
-def _run_path(name: str) -> Path | None:
-    """The directory of the run that a name or a checkpoint of it leads to, also where its run.json is damaged."""
+def _find_run_path(name: str) -> Path | None:
+    """Finds the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
     folder = Path(name)
     if (folder / CHECKPOINTS).is_dir():
         return folder
@@ -110,82 +109,84 @@ def _run_path(name: str) -> Path | None:
         return None
     for candidate in (name, name.rpartition("@")[0]):
         with suppress(CheckpointError):
-            return run_directory(candidate)
+            return find_run_directory(candidate)
     return None
 
 
 def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
-    """Whether a file of rows is a table rather than a text: it has no column of text, or one of labels beside it."""
+    """Returns whether a file of rows is a table: it has no text column, or also one of labels."""
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
     table = open_table(source, data)
     return data.column not in table.names or named_label(table) is not None or (by_cells and may_be_labelled(table))
 
 
-def check_tokens(folder: Path) -> Checked:
-    """The token stores of a folder."""
-    stores = [folder / part for part in _STORES if (folder / part / MANIFEST).exists()]
+def check_token_stores(folder: Path) -> CheckResult:
+    """Checks the token stores of a folder."""
+    stores = [folder / part for part in _STORES if (folder / part / STORE_MANIFEST).exists()]
     damage = []
     for store in stores:
         try:
             TokenStore(store).verify()
         except DataError as error:
             damage.append((store, error.what))
-    if (folder / TOKENIZER).exists():
+    if (folder / TOKENIZER_FILE).exists():
         try:
             Tokenizer.load(folder)
         except CheckpointError as error:
-            damage.append((folder / TOKENIZER, error.what))
-    return Checked("tokens", str(folder), tuple(map(str, stores)), tuple(damage), ())
+            damage.append((folder / TOKENIZER_FILE, error.what))
+    return CheckResult("tokens", str(folder), tuple(map(str, stores)), tuple(damage), ())
 
 
-def check_cache() -> Checked:
-    """All entries of the cache."""
+def check_cache() -> CheckResult:
+    """Checks all entries of the cache."""
     where = str(cache_folder())
-    return Checked("cache", where, (where,), tuple(verify_cache()), ())
+    return CheckResult("cache", where, (where,), tuple(find_damaged_entries()), ())
 
 
-def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, report: Report) -> Checked:
-    """The text that `data` names, against its validation text or the part that a run with this seed would hold out."""
+def check_text(
+    data: Data, seed: int, tokenizer: Tokenizer | None, bytes_per_token: float | None, report: Progress
+) -> CheckResult:
+    """Checks the text that `data` names against its validation text, or the part that `seed` would hold out."""
     whole = data.with_values({"stream": False})
-    ((train, valid),), data = open_parts(whole, seed=seed, report=report)
-    notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
-    survey = train.text.survey
+    ((train, valid),), data = open_train_and_valid(whole, seed=seed, report=report)
+    notices = tuple(find_text_problems(train, valid, tokenizer, bytes_per_token, brief=False))
+    survey = train.text.stats
     kind = "one text" if data.split == "slice" else counted(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
     line = f"{kind}, {survey.characters:,} characters; validation: {held}"
-    return Checked("text", ", ".join(data.train), (line,), (), notices)
+    return CheckResult("text", ", ".join(data.train), (line,), (), notices)
 
 
-def check_labelled(
-    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual: float | None
-) -> Checked:
-    """The table that a recipe names, opened; see `check_tables`."""
-    lines, notices = check_tables(recipe, tables, tokenizer, usual)
-    return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
+def check_labelled_tables(
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
+) -> CheckResult:
+    """Checks the opened tables of a recipe; see `check_tables`."""
+    lines, notices = check_tables(recipe, tables, tokenizer, bytes_per_token)
+    return CheckResult("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 
-def check_run(name: str, report: Report) -> Checked:
-    """Every file of a run: checksums, records, the recipe and the tokenizer against each checkpoint, weights that are
-    finite and fit; and whether the training data, if they are still there, are those that it was started with.
+def check_run(name: str, report: Progress) -> CheckResult:
+    """Checks every file of a run: checksums, records, recipe, tokenizer and weights of each checkpoint; and whether the
+    training data, if they exist, are unchanged.
 
     Raises CheckpointError when there is no such run, or when it has not the checkpoint that is named.
     """
-    path = _run_path(name) or run_directory(name)
+    path = _find_run_path(name) or find_run_directory(name)
     damage = dict.fromkeys(verify_run(path))
     lines, notices = [str(path)], []
     try:
         run = Run.open(path)
     except CheckpointError:
-        return Checked("run", name, tuple(lines), tuple(damage), ())
+        return CheckResult("run", name, tuple(lines), tuple(damage), ())
     find_run(name)  # a checkpoint that is named must be there
     try:
         tokenizer = read_tokenizer(run)
     except CheckpointError as error:
         damage[run.tokenizer_path, error.what] = None
-        return Checked("run", name, tuple(lines), tuple(damage), ())
+        return CheckResult("run", name, tuple(lines), tuple(damage), ())
     recipe = None
-    for _, folder in checkpoints.listed(path / CHECKPOINTS):
+    for _, folder in checkpoints.list_checkpoints(path / CHECKPOINTS):
         reference = Reference(run, folder)
         try:
             step = reference.checkpoint.step
@@ -199,15 +200,15 @@ def check_run(name: str, report: Report) -> Checked:
         except LmtoolError as error:
             damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None
     if recipe is not None and run.info.origin is None:
-        changed = list(_changed_data(run, recipe, tokenizer, report))
+        changed = list(_find_changed_data(run, recipe, tokenizer, report))
         notices += changed
         lines += [] if changed else ["training data: unchanged, or no longer there"]
-    return Checked("run", name, tuple(lines), tuple(damage), tuple(dict.fromkeys(notices)))
+    return CheckResult("run", name, tuple(lines), tuple(damage), tuple(dict.fromkeys(notices)))
 
 
-def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report) -> Iterator[Notice]:
-    """A notice where the training data are still there, and are not those that the run was started with."""
-    if not is_there(recipe.data):
+def _find_changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Progress) -> Iterator[Notice]:
+    """Yields a notice if the training data exist, and are not those that the run was started with."""
+    if not is_data_available(recipe.data):
         return
     try:
         if isinstance(recipe.objective, RowSpec):
@@ -215,7 +216,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
             _, rows = read_tables(recipe, tables, tokenizer, run.saved_split)
             fingerprint = rows.fingerprint
         else:
-            fingerprint = fingerprint_of(recipe.data, tokenizer, seed=recipe.seed, report=report)
+            fingerprint = compute_fingerprint(recipe.data, tokenizer, seed=recipe.seed, report=report)
     except LmtoolError as error:
         yield Notice("training data unusable", 1, f"the training data can no longer be read: {error.what}")
         return
@@ -225,11 +226,11 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
         yield Notice("training data changed", 1, text)
 
 
-def is_there(data: Data) -> bool:
-    """Whether all files that a run was trained on are there; datasets by name are not fetched again."""
+def is_data_available(data: Data) -> bool:
+    """Returns whether all files of `data` exist; does not download datasets."""
     try:
         tables = [table for table, _ in tables_of_tasks(data).values()]
         sources = [*data.sources, *tables, *data.valid, *([data.test] if data.test else [])]
-        return all(not source.startswith(PREFIX) and find_files(source) for source in sources)
+        return all(not source.startswith(HUB_PREFIX) and find_files(source) for source in sources)
     except LmtoolError:
         return False

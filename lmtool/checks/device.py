@@ -1,4 +1,4 @@
-"""`lmtool check --device`: every fast way of computing on a device against the plain one, on a small model."""
+"""Compares every fast path on a device with the plain computation, on a small model: `lmtool check --device`."""
 
 import copy
 import time
@@ -24,7 +24,7 @@ from lmtool.model.packed import freeze_quantized, pack
 from lmtool.objective.cross_entropy import chunked_cross_entropy
 from lmtool.recipe.spec.transformer import Transformer
 
-SPEC: dict[str, Any] = {
+MODEL_SPEC: dict[str, Any] = {
     **{"kind": "transformer", "n_layers": 2, "d_model": 256, "n_heads": 4, "context": 2 * FLEX_FROM},
     **{"activation": "swiglu", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False},
 }
@@ -47,10 +47,10 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
 """Operators that kernels compute, all but dropout, of which torch's formula draws other numbers."""
 
 
-class Compared(NamedTuple):
-    """A fast way, and what came of it.
+class FastPathCheck(NamedTuple):
+    """The result of the comparison of a fast path.
 
-    verdict: "same", "differs by N %", or the first line of an error. fast, plain: seconds, the first use apart.
+    verdict: "same", "differs by N %", or the first line of an error. fast, plain: seconds without the first call.
     """
 
     name: str
@@ -59,64 +59,68 @@ class Compared(NamedTuple):
     plain: float | None = None
 
 
-FastAndPlain = tuple[Callable[[], Tensor], Callable[[], Tensor]]
-"""A fast computation and a plain one of the same."""
+ComputationPair = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+"""The fast and the plain computation of the same tensor."""
 
 
-def compare_ways(device: torch.device) -> Iterator[Compared]:
-    """Each fast way that this device has."""
+def check_fast_paths(device: torch.device) -> Iterator[FastPathCheck]:
+    """Compares each fast path of this device."""
     torch.manual_seed(0)
-    for name, ways in _ways(device).items():
+    for name, ways in _list_fast_paths(device).items():
         try:
             with torch.no_grad():
-                outputs, seconds = zip(*map(_timed, ways()), strict=True)
+                outputs, seconds = zip(*map(_run_and_time, ways()), strict=True)
             verdict = "same" if agree(*outputs) else f"differs by {100 * away(*outputs):.0f} %"
-            yield Compared(name, verdict, *seconds)
+            yield FastPathCheck(name, verdict, *seconds)
         except Exception as error:  # any: a compiler's, a driver's, one of memory
-            yield Compared(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+            yield FastPathCheck(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
 
 
-def _timed(compute: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    """What is computed, and the least of three times after it."""
-    return compute(), min(timeit.repeat(compute, timer=_clock, number=1, repeat=3))
+def _run_and_time(compute: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """Returns the result, and the shortest time of three more runs."""
+    return compute(), min(timeit.repeat(compute, timer=_synchronized_time, number=1, repeat=3))
 
 
-def _clock() -> float:
-    """Seconds, when a device has done all that it was given."""
+def _synchronized_time() -> float:
+    """Returns the time in seconds after the device has finished all work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
-def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
-    """The ways of a device, by name; each is made when it is compared."""
-    ways: dict[str, Callable[[], FastAndPlain]] = {
-        f"matrices in {name}": partial(_packed, device, name) for name in ("bfloat16", "float16", "int8", "int4")
+def _list_fast_paths(device: torch.device) -> dict[str, Callable[[], ComputationPair]]:
+    """Returns functions that make the computation pairs of a device, by name."""
+    ways: dict[str, Callable[[], ComputationPair]] = {
+        f"matrices in {name}": partial(_pair_packed_matrices, device, name)
+        for name in ("bfloat16", "float16", "int8", "int4")
     }
     if device.type == "cpu" and ops.has_kernels():
-        ways |= {f"one text by kernels, {name}": partial(_steps, device, name) for name in ("float32", "int8", "int4")}
-        ways |= {f"{name} by a kernel, float32 beside float64": partial(_operator, name) for name in OPERATORS}
-        ways["training step by kernels, float32 beside float64"] = partial(_gradients, device)
+        ways |= {
+            f"one text by kernels, {name}": partial(_pair_decoding_steps, device, name)
+            for name in ("float32", "int8", "int4")
+        }
+        ways |= {f"{name} by a kernel, float32 beside float64": partial(_pair_operator, name) for name in OPERATORS}
+        ways["training step by kernels, float32 beside float64"] = partial(_pair_gradients, device)
     if device.type in GRAPH_DEVICES:
-        ways["captured steps"] = partial(_steps, device, None)
-    ways["compiled model"] = partial(_compiled, device, {})
+        ways["captured steps"] = partial(_pair_decoding_steps, device, None)
+    ways["compiled model"] = partial(_pair_compiled_model, device, {})
     if device.type in FLEX_DEVICES:
-        ways["compiled model with FlexAttention"] = partial(_compiled, device, WINDOW)
+        ways["compiled model with FlexAttention"] = partial(_pair_compiled_model, device, WINDOW)
     if device.type in ("cpu", "cuda"):
-        ways["fused AdamW"] = partial(_adamw, device)
+        ways["fused AdamW"] = partial(_pair_adamw, device)
     return ways
 
 
-def _model(device: torch.device, **changes: Any) -> LanguageModel:
-    return build(Transformer.model_validate({**SPEC, **changes}), VOCAB).to(device).eval()
+def _build_model(device: torch.device, **changes: Any) -> LanguageModel:
+    return build(Transformer.model_validate({**MODEL_SPEC, **changes}), VOCAB).to(device).eval()
 
 
-def _tokens(device: torch.device, n: int) -> Tensor:
+def _random_tokens(device: torch.device, n: int) -> Tensor:
     return torch.randint(VOCAB, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _packed(device: torch.device, precision: str) -> FastAndPlain:
-    plain, batch = _model(device), Batch(_tokens(device, 64))
+def _pair_packed_matrices(device: torch.device, precision: str) -> ComputationPair:
+    plain, batch = _build_model(device), Batch(_random_tokens(device, 64))
     fast = copy.deepcopy(plain)
     pack(fast, precision, device)
     if precision in ("int8", "int4"):
@@ -129,9 +133,9 @@ def _packed(device: torch.device, precision: str) -> FastAndPlain:
     return partial(compute, fast, precision), partial(compute, plain, "float32")
 
 
-def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
-    """Steps of one text after a prompt. precision: of a packed model."""
-    model, tokens = _model(device), _tokens(device, 16 + N_STEPS)
+def _pair_decoding_steps(device: torch.device, precision: str | None) -> ComputationPair:
+    """Pairs steps of one text after a prompt. precision: of a packed model."""
+    model, tokens = _build_model(device), _random_tokens(device, 16 + N_STEPS)
     if precision is not None:
         pack(model, precision, device)
 
@@ -148,8 +152,8 @@ def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
     return partial(compute, ModelRunner(model).decode_step), partial(compute, step)
 
 
-def _operator(name: str) -> FastAndPlain:
-    """An operator and its gradient: the kernels do not serve float64."""
+def _pair_operator(name: str) -> ComputationPair:
+    """Pairs an operator and its gradient with those in float64, for which there are no kernels."""
     x = torch.randn(64, 512)
 
     def compute(x: Tensor) -> Tensor:
@@ -161,9 +165,9 @@ def _operator(name: str) -> FastAndPlain:
     return partial(compute, x), partial(compute, x.double())
 
 
-def _gradients(device: torch.device) -> FastAndPlain:
-    """Of a training step: the kernels do not serve float64."""
-    plain, tokens = _model(device), _tokens(device, SPEC["context"])
+def _pair_gradients(device: torch.device) -> ComputationPair:
+    """Pairs the gradients of a training step with those in float64, for which there are no kernels."""
+    plain, tokens = _build_model(device), _random_tokens(device, MODEL_SPEC["context"])
 
     def compute(model: LanguageModel) -> Tensor:
         with torch.enable_grad():
@@ -173,14 +177,14 @@ def _gradients(device: torch.device) -> FastAndPlain:
     return partial(compute, copy.deepcopy(plain)), partial(compute, plain.double())
 
 
-def _compiled(device: torch.device, changes: dict[str, Any]) -> FastAndPlain:
-    plain, batch = _model(device, **changes), Batch(_tokens(device, SPEC["context"]))
+def _pair_compiled_model(device: torch.device, changes: dict[str, Any]) -> ComputationPair:
+    plain, batch = _build_model(device, **changes), Batch(_random_tokens(device, MODEL_SPEC["context"]))
     fast = copy.deepcopy(plain)
     fast.compile()
     return lambda: fast(batch).hidden_BTD, lambda: plain(batch).hidden_BTD
 
 
-def _adamw(device: torch.device) -> FastAndPlain:
+def _pair_adamw(device: torch.device) -> ComputationPair:
     weight, gradient = torch.randn(2, 512, 512, device=device).unbind()
 
     def compute(*, fused: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""A table without the rows that spoil training: `lmtool check --fix`."""
+"""Writes a table without the rows that spoil training: `lmtool check --fix`."""
 
 import json
 from bisect import bisect_right
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmtool import durable
 from lmtool.data.files import display
-from lmtool.data.rowfile import Delimited, JsonLines
+from lmtool.data.rowfile import DelimitedFile, JsonLinesFile
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
@@ -18,33 +18,31 @@ from lmtool.tasks.prepare import open_tables, read_task
 from lmtool.tasks.reading import LabelledTexts, contradictions, rows_in
 
 RowsByPart = Mapping[str, LabelledTexts]
-"""Rows by the part that they are in: "train" first, then those that are held out."""
+"""Rows by part: "train" first, then the held-out parts."""
 
 Removal = dict[str, str | int | float]
-"""Why a row is to be removed. reason: the kind of the notice, or of the fault of a row that cannot be read.
-
-part, other: the row that it resembles. similarity: of their vectors, where these tell it.
-"""
+"""Why a row is removed. reason: kind of the notice, or of the fault of an unreadable row. part, other: the row that it
+resembles. similarity: of their vectors."""
 
 
-def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, float] | None) -> int:
-    """Write the table that a recipe names to a new file, without the rows that spoil training and otherwise as it is.
+def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, float] | None) -> int:
+    """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
 
-    log: a file to list these rows in. near: a model, and from which cosine similarity of its vectors on rows are nearly
-    equal. Returns how many rows are left out. Raises UsageError for a table of another format; the errors of tables;
-    ResourceError where a file cannot be written.
+    log: file that lists these rows. near: a model, and the cosine similarity of its vectors from which rows are nearly
+    equal. Raises UsageError for a table of another format; the errors of tables; ResourceError when a file cannot be
+    written.
     """
     task, *others = open_tables(recipe.data, None)
     file = task.table.file
-    if others or not isinstance(file, Delimited | JsonLines):
+    if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display(file.path), fix=fix)
     parts = read_task(task, recipe, None, None, None).parts
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
-    gone |= removals(parts)
+    gone |= find_removals(parts)
     if near is not None:
-        gone |= near_removals(parts, gone, *near)
-    begins = [line or 0 for line, _, _ in file.records()]
+        gone |= find_near_removals(parts, gone, *near)
+    begins = [line or 0 for line, _, _ in file.read_records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(path, "".join(kept).encode(file.encoding or "UTF-8"))
     lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))
@@ -52,11 +50,11 @@ def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, 
     return len(gone)
 
 
-def removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
-    """Rows for training that are duplicates, those that are held out too, and those with equal texts and other labels.
+def find_removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
+    """Yields training rows that are duplicates, that are held out too, or that have equal texts and other labels.
 
-    Of duplicates all but the first; of rows that contradict each other all, since nobody knows which is right. Of the
-    reasons for a row the last counts.
+    Keeps the first of duplicates; removes all contradictory rows, because nobody knows which is right. The last reason
+    for a row counts.
     """
     train = parts["train"].items
     for item, row in duplicates(train):
@@ -70,13 +68,15 @@ def removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
             yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)
 
 
-def near_removals(parts: RowsByPart, gone: Container[int], loaded: LoadedModel, least: float) -> dict[int, Removal]:
-    """Rows for training that remain, and whose vectors are as similar as `least` to one held out, or an earlier one."""
+def find_near_removals(
+    parts: RowsByPart, gone: Container[int], loaded: LoadedModel, min_similarity: float
+) -> dict[int, Removal]:
+    """Finds remaining training rows whose vectors are at least as similar to a held-out or earlier row."""
     held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
     named = held + [("train", item) for item in parts["train"].items if item.row not in gone]
     near = {}
     vectors_ND = embed_texts(loaded, (" ".join(item.texts) for _, item in named))
-    for row, other, similarity in find_near_duplicates(vectors_ND, least, len(held)):
+    for row, other, similarity in find_near_duplicates(vectors_ND, min_similarity, len(held)):
         part, like = named[other]
         near[named[row][1].row] = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)
     return near

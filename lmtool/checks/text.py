@@ -1,9 +1,8 @@
-"""What in a text ruins training before it starts.
+"""Finds problems in a text that spoil training.
 
-Documents that occur twice or were cut, validation text that the training text holds too, and text that is not in the
-tokenizer's language. How much of a validation text the training text holds too is counted by n-grams of words, in
-bounded memory; n-grams of 13 words are those by which Brown et al. (2020, appendix C) looked for test texts in training
-texts.
+Documents that occur twice or were cut, validation text in the training text, and text that is not in the tokenizer's
+language. The overlap of both texts is counted by n-grams of words, in bounded memory; Brown et al. (2020, appendix C)
+searched training texts for test texts by n-grams of 13 words.
 """
 
 import re
@@ -16,59 +15,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.corpus import Chunk
-from lmtool.data.files import shown
+from lmtool.data.files import quote
 from lmtool.data.prepare import TextPart
 from lmtool.printable import counted
 from lmtool.tasks.notices import LEAST_BYTES, Notice, cut_texts, foreign_texts
 from lmtool.tokenization.tokenizer import Tokenizer
 
-BRIEF = (64, 8)
-"""Chunks, of some 130,000 characters, of the training and the validation text that a brief look is at."""
+BRIEF_CHUNKS = (64, 8)
+"""Chunks of the training and the validation text, of some 130,000 characters each, that a brief check reads."""
 
-WHOLE = (1 << 40, 128)
-"""The same of a thorough one. Memory grows with the validation text."""
+THOROUGH_CHUNKS = (1 << 40, 128)
+"""Chunks that a thorough check reads. Memory grows with the validation text."""
 
-SHARED = 1.0
-"""Per cent of the words of the validation text from which an overlap is told."""
+MIN_SHARED_PERCENT = 1.0
+"""Per cent of the words of the validation text from which an overlap is reported."""
 
-MOST_DOCUMENTS = 2_000_000
-"""Documents among which equal ones are looked for, some 200 MB."""
+MAX_COMPARED_DOCUMENTS = 2_000_000
+"""Limit of the documents that are compared, some 200 MB."""
 
-SAMPLED = 2000
-"""Texts whose tokens are counted."""
+SAMPLED_LINES = 2000
+"""Lines whose tokens are counted."""
 
 
-N = 13
+NGRAM_WORDS = 13
 """Words of an n-gram. A document of fewer words is one n-gram."""
 
 WORD = re.compile(r"\w+")
-"""A word, of text in lower case."""
+"""A word of a text in lower case."""
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
-def find_in_text(
-    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, usual: float | None, *, brief: bool
+def find_text_problems(
+    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, bytes_per_token: float | None, *, brief: bool
 ) -> Iterator[Notice]:
-    """Notices of a training and a validation text.
+    """Yields notices about problems of a training and a validation text.
 
-    tokenizer: one that was not trained on this text, if there is one; for `usual` see `foreign_texts`. brief: look at
-    the beginnings only, for less than about a second.
+    tokenizer: one that was not trained on this text, or None. bytes_per_token: see `foreign_texts`. brief: reads the
+    beginnings only, for less than about a second.
     """
-    most_train, most_valid = BRIEF if brief else WHOLE
+    most_train, most_valid = BRIEF_CHUNKS if brief else THOROUGH_CHUNKS
     if not train.text.corpus.stream:
-        yield from _documents(islice(train.chunks(), most_train))
-    shared = overlap(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
-    if shared.percent >= SHARED:
-        what = f"{shared.percent:.1f} % of the {shared.words:,} words of the validation text are in {N}-grams of words"
-        text = f"{what} that the training text has too; first: {shown(shared.example, 80)}"
-        yield Notice("validation text in the training text", shared.shared, text)
+        yield from _find_duplicates(islice(train.chunks(), most_train))
+    shared = compute_overlap(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
+    if shared.percent >= MIN_SHARED_PERCENT:
+        what = (
+            f"{shared.percent:.1f} % of the {shared.n_words:,} words of the validation text are in {NGRAM_WORDS}-grams"
+        )
+        text = f"{what} of words that the training text has too; first: {quote(shared.example, 80)}"
+        yield Notice("validation text in the training text", shared.n_shared, text)
     if tokenizer is not None:
-        yield from foreign_texts(_long_lines(train.chunks()), tokenizer, usual, "text")
+        yield from foreign_texts(_collect_long_lines(train.chunks()), tokenizer, bytes_per_token, "text")
 
 
-def _documents(chunks: Iterable[Chunk]) -> Iterator[Notice]:
-    """Notices of documents that occur twice, and of cut ones. Documents in several chunks are left out."""
+def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
+    """Yields notices about documents that occur twice or were cut; ignores documents in several chunks."""
     lengths: list[int] = []
     seen: set[int] = set()
     n_twice = 0
@@ -82,46 +83,48 @@ def _documents(chunks: Iterable[Chunk]) -> Iterator[Notice]:
             if key in seen:
                 n_twice += 1
                 first = first or text
-            elif len(seen) < MOST_DOCUMENTS:
+            elif len(seen) < MAX_COMPARED_DOCUMENTS:
                 seen.add(key)
     if n_twice:
         what = f"{n_twice:,} of {counted(len(lengths), 'document')} are equal to an earlier one"
-        yield Notice("duplicate documents", n_twice, f"{what}; first: {shown(first, 80)}")
+        yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
     yield from cut_texts(lengths, "document")
 
 
-def _long_lines(chunks: Iterable[Chunk]) -> list[str]:
-    """The first lines that are long enough to judge."""
+def _collect_long_lines(chunks: Iterable[Chunk]) -> list[str]:
+    """Returns the first lines that are long enough to judge."""
     lines = (line for chunk in chunks for text in chunk.texts for line in text.split("\n") if len(line) >= LEAST_BYTES)
-    return list(islice(lines, SAMPLED))
+    return list(islice(lines, SAMPLED_LINES))
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """words: of the validation text. shared: those in an n-gram that the training text has too. example: the first such
-    n-gram, in lower case. trained: words of the training text. is_shared_W: of each word whether it is shared."""
+    """Words of a validation text in n-grams of a training text.
 
-    words: int
-    shared: int
+    n_words: of the validation text. n_shared: those in an n-gram of the training text. example: the first such n-gram,
+    in lower case. n_trained: words of the training text. is_shared_W: whether each word is shared."""
+
+    n_words: int
+    n_shared: int
     example: str
-    trained: int
+    n_trained: int
     is_shared_W: NDArray[np.bool_] = field(compare=False)
 
     @property
     def percent(self) -> float:
-        """Shared words, in per cent."""
-        return 100 * self.shared / max(1, self.words)
+        """Returns the shared words in per cent."""
+        return 100 * self.n_shared / max(1, self.n_words)
 
 
-def overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
-    """The words of `valid` in n-grams that `train` has too, upper and lower case and marks aside.
+def compute_overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
+    """Computes which words of `valid` are in n-grams of `train`, ignoring case and punctuation.
 
     Memory depends on `valid` alone: about 100 bytes for each word.
     """
     words: list[str] = []
     hashes, spans = [], []
-    for part in _read(valid):
-        keys, first, length = _ngrams(part)
+    for part in _read_words(valid):
+        keys, first, length = _hash_ngrams(part)
         hashes.append(keys)
         spans.append(np.stack([first + len(words) - part.carried, length]))
         words += part.words[part.carried :]
@@ -133,9 +136,9 @@ def overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
     ordered = keys[order]
     seen = np.zeros(len(ordered), dtype=bool)
     trained = 0
-    for part in _read(train):
+    for part in _read_words(train):
         trained += len(part.words) - part.carried
-        ngrams = _ngrams(part)[0]
+        ngrams = _hash_ngrams(part)[0]
         at = np.minimum(np.searchsorted(ordered, ngrams), len(ordered) - 1)
         seen[at[ordered[at] == ngrams]] = True
     # of equal n-grams only the first was marked
@@ -154,9 +157,9 @@ def overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
     return Overlap(len(words), int(is_shared_W.sum()), example, trained, is_shared_W)
 
 
-class _Words(NamedTuple):
-    """The words of a chunk. document: the number of the document in it that each belongs to. carried: how many were in
-    the chunk before. is_open: the last document goes on."""
+class _ChunkWords(NamedTuple):
+    """The words of a chunk. document: number of the document of each word. carried: number of words from the chunk
+    before. is_open: whether the last document continues."""
 
     words: list[str]
     document: NDArray[np.int64]
@@ -164,32 +167,32 @@ class _Words(NamedTuple):
     is_open: bool
 
 
-def _read(chunks: Iterable[Chunk]) -> Iterator[_Words]:
-    """The words of each chunk. A document that goes on in another one brings its last words there, so that no n-gram is
+def _read_words(chunks: Iterable[Chunk]) -> Iterator[_ChunkWords]:
+    """Yields the words of each chunk, with the last words of a document that began before, so that no n-gram is
     missed."""
     tail: list[str] = []
     for chunk in chunks:
         of_text = [WORD.findall(text.lower()) for text in chunk.texts]
         carried = 0 if chunk.starts else len(tail)
         of_text[0] = tail[len(tail) - carried :] + of_text[0]
-        tail = [] if chunk.ends else of_text[-1][-(N - 1) :]
+        tail = [] if chunk.ends else of_text[-1][-(NGRAM_WORDS - 1) :]
         words = [word for part in of_text for word in part]
         if len(words) > carried:
             document = np.repeat(np.arange(len(of_text)), [len(part) for part in of_text])
-            yield _Words(words, document, carried, not chunk.ends)
+            yield _ChunkWords(words, document, carried, not chunk.ends)
 
 
-def _ngrams(part: _Words) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """The hash of each n-gram, its first word, and its number of words: N, or fewer of a short document."""
+def _hash_ngrams(part: _ChunkWords) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the hash, the first word and the number of words of each n-gram; short documents have shorter ones."""
     # every process has its own hashes of strings: they are compared here only
     codes = np.fromiter(map(hash, part.words), dtype=np.int64, count=len(part.words)).view(np.uint64)
     begins = np.flatnonzero(np.diff(part.document, prepend=-1))
     lengths = np.diff(begins, append=len(codes))
     if part.is_open:
         begins, lengths = begins[:-1], lengths[:-1]
-    n = max(0, len(codes) - N + 1)
+    n = max(0, len(codes) - NGRAM_WORDS + 1)
     whole = np.flatnonzero(part.document[:n] == part.document[len(codes) - n :])
-    ngrams = [(whole, N), *((begins[lengths == short], short) for short in range(1, N))]
+    ngrams = [(whole, NGRAM_WORDS), *((begins[lengths == short], short) for short in range(1, NGRAM_WORDS))]
     keys, firsts, n_words = [], [], []
     for first, length in ngrams:
         # of n-grams of unequal lengths equal hashes are as rare as of others

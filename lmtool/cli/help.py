@@ -25,16 +25,16 @@ def format_examples(*lines: str) -> str:
 
 def complete_runs(begun: str) -> list[str]:
     """Returns the names of runs that begin with `begun`, for completion in a shell."""
-    from lmtool.run.paths import known_runs
+    from lmtool.run.paths import list_runs
 
-    return [name for name in ("last", *sorted(path.name for path in known_runs())) if name.startswith(begun)]
+    return [name for name in ("last", *sorted(path.name for path in list_runs())) if name.startswith(begun)]
 
 
 def complete_recipes(begun: str) -> list[str]:
     """Returns the names of shipped recipes that begin with `begun`."""
-    from lmtool.recipe.load import shipped
+    from lmtool.recipe.load import shipped_recipes
 
-    return [name for name in sorted(shipped()) if name.startswith(begun)]
+    return [name for name in sorted(shipped_recipes()) if name.startswith(begun)]
 
 
 def complete_recipes_or_runs(begun: str) -> list[str]:
@@ -191,13 +191,13 @@ class Command(_HelpMixin, TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Raises UsageError for a number that is not finite, or larger than a recipe allows."""
-        from lmtool.recipe.spec.base import LARGEST, LARGEST_FLOAT, is_fit
+        from lmtool.recipe.spec.base import MAX_FLOAT, MAX_INTEGER, is_representable
 
         for parameter in self.params:
             values = ctx.params.get(parameter.name)
             for value in values if isinstance(values, list | tuple) else [values]:
-                if isinstance(value, int | float) and not is_fit(value):
-                    most = LARGEST if isinstance(value, int) else LARGEST_FLOAT
+                if isinstance(value, int | float) and not is_representable(value):
+                    most = MAX_INTEGER if isinstance(value, int) else MAX_FLOAT
                     is_large = isinstance(value, int) or math.isfinite(value)
                     what = f"the number is too large: at most {most}" if is_large else f"{value} is not a finite number"
                     raise UsageError(what, where=max(parameter.opts, key=len), fix=f"see {ctx.command_path} --help")

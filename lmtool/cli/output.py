@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lmtool.compute.device import InferenceName
-    from lmtool.data.table import Skipped
+    from lmtool.data.table import SkippedRows
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import AnyParams
     from lmtool.inference.load import LoadedModel
@@ -161,11 +161,11 @@ def warn_of_files(texts: Iterable[str]) -> None:
 def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
     """Warns of parts of texts, such as characters, that the tokenizer does not know. Only the main process prints."""
     from lmtool.compute.processes import is_main
-    from lmtool.data.files import shown_all
+    from lmtool.data.files import quote_all
 
-    parts = list(dict.fromkeys(part for text in texts for part in loaded.tokenizer.unknown_parts(text)))
+    parts = list(dict.fromkeys(part for text in texts for part in loaded.tokenizer.find_unknown_parts(text)))
     if parts and is_main():
-        warn([f"the model does not know {shown_all(parts)} of the prompt, and reads each as the same unknown token"])
+        warn([f"the model does not know {quote_all(parts)} of the prompt, and reads each as the same unknown token"])
 
 
 def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
@@ -194,7 +194,7 @@ def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
     warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 
-def warn_of_skipped(skipped: "Skipped | None") -> None:
+def warn_of_skipped(skipped: "SkippedRows | None") -> None:
     """Warns of skipped rows, if any. Only the main process prints."""
     from lmtool.compute.processes import is_main
 

@@ -268,7 +268,7 @@ def _describe_timing(timed: "Timed") -> list[str]:
 
 
 def _describe_end(event: "Ended", seconds: float, part: str) -> str:
-    from lmtool.recipe.grammar import either
+    from lmtool.recipe.grammar import join_with_or
 
     best = ""
     if event.best_value is not None and part != "training":
@@ -276,7 +276,7 @@ def _describe_end(event: "Ended", seconds: float, part: str) -> str:
         if event.step == 1:
             best = f"; {part} {event.metric} {event.best_value:.4f}"
     if event.remedies:
-        best += f"; trained on the same text for too long: {either([*event.remedies])} would help"
+        best += f"; trained on the same text for too long: {join_with_or([*event.remedies])} would help"
     match event.reason:
         case "finished":
             place = f" at step {event.step}" if event.step > 1 else ""

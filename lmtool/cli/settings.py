@@ -33,25 +33,25 @@ def recipe_option(default: str | None) -> Any:
 
 def is_recipe(name: str) -> bool:
     """Whether a name is a recipe rather than a text; if neither exists, similar names decide."""
-    from lmtool.recipe.load import near, shipped
+    from lmtool.recipe.load import find_similar_recipes, shipped_recipes
 
-    if name in shipped() or name.endswith((".yaml", ".yml")):
+    if name in shipped_recipes() or name.endswith((".yaml", ".yml")):
         return True
 
-    from lmtool.data.files import FORMATS, nearby
-    from lmtool.data.hub import PREFIX
+    from lmtool.data.files import FORMATS, suggest_files
+    from lmtool.data.hub import HUB_PREFIX
 
-    is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
-    return not is_other and bool(near(name)) and not nearby(Path(name))
+    is_other = name == "last" or os.path.exists(name) or name.startswith(HUB_PREFIX) or name.endswith(FORMATS)
+    return not is_other and bool(find_similar_recipes(name)) and not suggest_files(Path(name))
 
 
 def with_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> Sequence[Any]:
-    """Returns names of files, lists of them and Nones, with `-` replaced by a file; see `keep_stdin`."""
+    """Returns names of files, lists of them and Nones, with `-` replaced by a file; see `cache_stdin`."""
     if "-" not in [one for name in names for one in (name if isinstance(name, list) else [name])]:
         return names
-    from lmtool.data.stdin import keep_stdin  # it imports much
+    from lmtool.data.stdin import cache_stdin  # it imports much
 
-    return keep_stdin(kind, *names)
+    return cache_stdin(kind, *names)
 
 
 KeyOptions = dict[str, tuple[Any, Any]]
@@ -82,8 +82,8 @@ TEXTS_OPTIONS: KeyOptions = {
 """Options for reading texts, each a line of a file or a row of a table."""
 
 _LABELS_HELP = (
-    "One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a context; inferred "
-    "from the table."
+    "One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a context; "
+    "inferred from the table."
 )
 _LabelsName = Literal["auto", "class", "multi", "number", "tags", "answers"]
 LABEL_OPTIONS: KeyOptions = {"objective.task": (_LabelsName, _data("", _LABELS_HELP, "--labels", default="auto"))}
@@ -216,7 +216,7 @@ def to_settings(
 
     values: values of the options, by name; those of `LABEL_OPTIONS` are read, too, if there are any.
     """
-    from lmtool.recipe.load import Setting, settings_of
+    from lmtool.recipe.load import Setting, parse_settings
 
     flags = {key: _flag_and_parameter(key, made) for key, (_, made) in options.items() if key not in LABEL_OPTIONS}
     labels = values.get("labels", "auto")
@@ -225,7 +225,7 @@ def to_settings(
     stated = [*others, (*label_setting, "--labels")]
     stated += [(key, _read_value(key, values.get(name)), flag) for key, (flag, name) in flags.items()]
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
-    return settings_of(overrides or (), [Setting(*one) for one in used])
+    return parse_settings(overrides or (), [Setting(*one) for one in used])
 
 
 def _read_value(key: str, value: Any) -> Any:

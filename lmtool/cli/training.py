@@ -83,11 +83,11 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float) -> bool:
 
     Raises UsageError without a directory.
     """
-    from lmtool.run.creation import is_begun
+    from lmtool.run.creation import has_checkpoint
 
     if output is None:
         raise UsageError("--start-or-resume needs a run directory", fix="name it: -o DIR")
-    if not is_begun(output):
+    if not has_checkpoint(output):
         return False
     from lmtool.training.resuming import go_on
 

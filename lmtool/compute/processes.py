@@ -160,7 +160,7 @@ class SideGroup:
     size: int
     group: dist.ProcessGroup
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """The texts that all processes give at the same time, in the order of ranks."""
         encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]

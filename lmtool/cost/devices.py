@@ -11,12 +11,12 @@ from lmtool.recipe.spec.recipe import Recipe
 class DeviceKind:
     """A device by name. peak: FLOP/s of dense products in 16 bits. memory: bytes. As their makers state them."""
 
-    peak: float
+    peak_flops: float
     memory: int
     precision: str = "bfloat16"
 
 
-KINDS: Mapping[str, DeviceKind] = {
+DEVICE_KINDS: Mapping[str, DeviceKind] = {
     "t4": DeviceKind(65e12, 16 * 10**9, "float16"),
     "v100": DeviceKind(125e12, 32 * 10**9, "float16"),
     "rtx3090": DeviceKind(71e12, 24 * 10**9),
@@ -32,7 +32,7 @@ KINDS: Mapping[str, DeviceKind] = {
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceGroup:
     """The devices that share a training.
 
     precision: of matrix products.
@@ -47,16 +47,16 @@ class Devices:
     count: int = 1
     name: str = ""
     memory: int | None = None
-    peak: float | None = None
+    peak_flops: float | None = None
 
 
-def devices_of(recipe: Recipe, n_devices: int, kind: str | None) -> Devices:
+def choose_devices(recipe: Recipe, n_devices: int, kind: str | None) -> DeviceGroup:
     """Those of a named kind, or else of this machine."""
     device, precision = recipe.training.device, recipe.training.precision
     if kind is None:
         compute = choose_compute(device, precision)
         name, memory = compute.describe().partition(",")[0], device_memory(compute.device)
-        return Devices(compute.precision, compute.device.type != "cpu", n_devices, name, memory)
-    named = KINDS[kind]
+        return DeviceGroup(compute.precision, compute.device.type != "cpu", n_devices, name, memory)
+    named = DEVICE_KINDS[kind]
     narrow = named.precision if precision == "auto" else precision
-    return Devices(narrow, True, n_devices, kind, named.memory, named.peak)
+    return DeviceGroup(narrow, True, n_devices, kind, named.memory, named.peak_flops)

@@ -5,8 +5,8 @@ and a lifetime, but no bytes. So the peak is that of the code, for every family,
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmtool.batch import Batch
 from lmtool.compute.device import DTYPES
-from lmtool.cost.devices import Devices
+from lmtool.cost.devices import DeviceGroup
 from lmtool.model import LanguageModel, build
 from lmtool.model.features import find_features
 from lmtool.model.layers.kernels import always_fused
@@ -30,15 +30,15 @@ from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
-MOST_LAYERS = 8
+MAX_TRACED_LAYERS = 8
 """Deeper models are traced with so many layers and with half of them; layers are alike."""
 
-MOST_CHUNKS = 4
+MAX_TRACED_CHUNKS = 4
 """Rows of more chunks of logits are traced with so many and with half of them."""
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryEstimate:
     """Bytes on one device.
 
     activations: kept for the backward pass.
@@ -55,7 +55,7 @@ class Footprint:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TracedBatch:
     """A micro-batch to trace.
 
     batch: real tensors, of which only the shapes matter.
@@ -64,13 +64,13 @@ class Rows:
     """
 
     batch: Batch
-    scored: float
+    scored_fraction: float
     accumulates: bool
 
 
-def footprint(
-    spec: Model, vocab_size: int, held: Held, rows_of: Callable[[int], Rows], n_rows: int, devices: Devices
-) -> Footprint:
+def estimate_memory(
+    spec: Model, vocab_size: int, held: Held, rows_of: Callable[[int], TracedBatch], n_rows: int, devices: DeviceGroup
+) -> MemoryEstimate:
     """The memory of training with micro-batches of `n_rows` rows.
 
     held: what stays from step to step. rows_of: a micro-batch of so many rows.
@@ -78,27 +78,29 @@ def footprint(
     n_layers = dict(spec).get("n_layers", 0)
     row = rows_of(1)
     chunk = chunk_rows(torch.device("meta" if devices.on_gpu else "cpu"), vocab_size)
-    most_rows = max(2, int(MOST_CHUNKS * chunk / max(1, row.scored * row.batch.tokens_BT.numel())))
+    most_rows = max(2, int(MAX_TRACED_CHUNKS * chunk / max(1, row.scored_fraction * row.batch.tokens_BT.numel())))
     varied = isinstance(spec, Transformer) and isinstance(spec.pattern, WindowPattern) and spec.pattern.full_layers
 
     def at(layers: int, rows: int) -> tuple[float, ...]:
         changed = spec.with_values({"n_layers": layers}) if n_layers else spec
-        return _trace(changed, vocab_size, rows_of(rows), devices)
+        return _trace_micro_batch(changed, vocab_size, rows_of(rows), devices)
 
     def deep(rows: int) -> tuple[float, ...]:
-        return at(n_layers, rows) if varied else _from_two(lambda layers: at(layers, rows), n_layers, MOST_LAYERS)
+        return (
+            at(n_layers, rows) if varied else _extrapolate(lambda layers: at(layers, rows), n_layers, MAX_TRACED_LAYERS)
+        )
 
-    activations, logits, peak = map(int, _from_two(deep, n_rows, most_rows))
+    activations, logits, peak = map(int, _extrapolate(deep, n_rows, most_rows))
     stays = held.weights + held.moments
     # one CPU has gradients of the rows of an n-gram table that a step reads, which are traced
     table = held.table_gradients if devices.on_gpu or devices.count > 1 else 0
     gradients = held.gradients + table
     # frozen weights have no gradients, which the trace does not know
     baseline = max(peak + table - held.spared, activations + logits, gradients)
-    return Footprint(held.weights, gradients, held.moments, activations, logits, stays + baseline)
+    return MemoryEstimate(held.weights, gradients, held.moments, activations, logits, stays + baseline)
 
 
-def _from_two(measure: Callable[[int], tuple[float, ...]], n: int, most: int) -> tuple[float, ...]:
+def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, most: int) -> tuple[float, ...]:
     """The measurement at n; beyond `most` by the line through those at half of it and at it."""
     if n <= most:
         return measure(n)
@@ -106,7 +108,7 @@ def _from_two(measure: Callable[[int], tuple[float, ...]], n: int, most: int) ->
     return tuple(a + (b - a) * (n - low) / (most - low) for a, b in zip(at_low, at_high, strict=True))
 
 
-def _trace(spec: Model, vocab_size: int, rows: Rows, devices: Devices) -> tuple[int, int, int]:
+def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices: DeviceGroup) -> tuple[int, int, int]:
     """Bytes, beside the weights, that a forward pass keeps, that the loss takes beside those, and at the peak."""
     # recurrent layers look at what of a batch is text, and the kernel of LSTMs hides its workspace from fake tensors
     fake = None if isinstance(spec, Recurrent) else FakeTensorMode()
@@ -115,19 +117,20 @@ def _trace(spec: Model, vocab_size: int, rows: Rows, devices: Devices) -> tuple[
             stack.enter_context(fake)
         lm = build(spec, vocab_size).train()
         if (part := find_features(lm)) is not None:
-            part.attach(cast(LanguageModel, _States(spec)))
+            part.attach(cast(LanguageModel, _FakeFeatureModel(spec)))
         batch = rows.batch if fake is None else rows.batch.mapped(fake.from_tensor)
         if devices.on_gpu:
-            stack.enter_context(_of_gpu())
+            stack.enter_context(always_fused())
+            stack.enter_context(_AttentionWithoutDropout())
         read = filter(torch.is_tensor, vars(batch).values())
-        ledger = stack.enter_context(Ledger([*lm.parameters(), *lm.buffers(), *read]))
+        ledger = stack.enter_context(AllocationTracker([*lm.parameters(), *lm.buffers(), *read]))
         for _ in range(1 + rows.accumulates):
-            ledger.restart()
+            ledger.reset_peak()
             is_narrow = devices.precision != "float32"
             with torch.autocast("cpu", dtype=DTYPES[devices.precision], enabled=is_narrow):
                 hidden_MD = lm(batch).hidden_BTD.flatten(0, 1)
                 kept = ledger.live
-                total = _loss(lm, hidden_MD, round(rows.scored * len(hidden_MD)))
+                total = _compute_loss(lm, hidden_MD, round(rows.scored_fraction * len(hidden_MD)))
             loss = ledger.peak - kept
             del hidden_MD
             torch.autograd.backward(total)
@@ -135,7 +138,7 @@ def _trace(spec: Model, vocab_size: int, rows: Rows, devices: Devices) -> tuple[
     return kept, max(0, loss), ledger.peak
 
 
-def _loss(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
+def _compute_loss(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
     if not n_scored:
         return hidden_MD.sum()
     scored_MD = hidden_MD if n_scored == len(hidden_MD) else hidden_MD[:n_scored]
@@ -143,12 +146,12 @@ def _loss(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
     return chunked_cross_entropy(lm, scored_MD, targets_M)
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the bytes of the tensors that are alive.
 
     known: tensors that are not counted.
     live: bytes now.
-    peak: the most since `restart`.
+    peak: the most since `reset_peak`.
     """
 
     def __init__(self, known: list[Tensor]) -> None:
@@ -156,9 +159,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.live = self.peak = 0
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in known:
-            self._note(tensor, counted=False)
+            self._track(tensor, counted=False)
 
-    def restart(self) -> None:
+    def reset_peak(self) -> None:
         """Begin a new peak."""
         self.peak = self.live
 
@@ -168,14 +171,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
-                self._note(tensor, counted=True)
+                self._track(tensor, counted=True)
         return made
 
-    def _note(self, tensor: Tensor, *, counted: bool) -> None:
+    def _track(self, tensor: Tensor, *, counted: bool) -> None:
         if tensor.is_sparse:
             # of a few rows of a table
-            self._note(tensor._indices(), counted=counted)
-            self._note(tensor._values(), counted=counted)
+            self._track(tensor._indices(), counted=counted)
+            self._track(tensor._values(), counted=counted)
             return
         storage = tensor.untyped_storage()
         key = id(storage)
@@ -192,7 +195,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._seen[key] = weakref.ref(storage, end)
 
 
-class _States(nn.Module):
+class _FakeFeatureModel(nn.Module):
     """Stands for the model whose states another one reads as features."""
 
     def __init__(self, spec: Model) -> None:
@@ -206,17 +209,10 @@ class _States(nn.Module):
         return [torch.zeros(*batch.tokens_BT.shape, self._width) for _ in range(self._n_layers)]
 
 
-class _Undropped(TorchFunctionMode):
+class _AttentionWithoutDropout(TorchFunctionMode):
     """Fused attention without dropout, which a GPU's kernel has inside, and a CPU's refuses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             kwargs = (kwargs or {}) | {"dropout_p": 0.0}
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _of_gpu() -> Iterator[None]:
-    """The kernels that a GPU would take."""
-    with always_fused(), _Undropped():
-        yield

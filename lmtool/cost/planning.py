@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.cost.devices import KINDS, Devices, devices_of
-from lmtool.cost.footprint import Footprint, Rows, footprint
-from lmtool.cost.summary import model_summary
+from lmtool.cost.devices import DEVICE_KINDS, DeviceGroup, choose_devices
+from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory
+from lmtool.cost.summary import summarize_model
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import NumericalError, RecipeError, UsageError
 from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel, build
@@ -26,11 +26,11 @@ from lmtool.model.size import BEYOND, held_in_training, size_of
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as objective_of
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramWindow
-from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
+from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tasks.data import TableData
-from lmtool.tokenization.tokenizer import vocabulary_of
+from lmtool.tokenization.tokenizer import resolve_vocab_size
 from lmtool.training.data import TextData
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.job import TrainingJob
@@ -42,16 +42,16 @@ from lmtool.training.windows import ExampleSource, Windows
 TOKENS_PER_PARAMETER = 20
 """Training tokens at which a given compute is best spent, for each parameter (Hoffmann et al. 2022)."""
 
-CHARACTERS = 100
+ASSUMED_VOCAB_SIZE = 100
 """Entries of a vocabulary that only the text decides on, without one."""
 
-ROOM = 0.9
+USABLE_MEMORY_FRACTION = 0.9
 """Share of a device's memory that training may take; the rest is for kernels and fragmentation."""
 
-AVERAGED = 64
-"""Rows over which the targets of a masked objective are averaged."""
+AVERAGED_ROWS = 64
+"""TracedBatch over which the targets of a masked objective are averaged."""
 
-LARGEST_STEP = 3e10
+MAX_MEASURED_FLOPS = 3e10
 """FLOPs of a step that is measured whole; of a larger one, fewer rows."""
 
 
@@ -82,7 +82,7 @@ class Forecast:
     n_devices: int
     precision: str
     memory: int | None
-    footprint: Footprint | None
+    footprint: MemoryEstimate | None
     rows: int
     micro_batches: int
     fits: bool | None
@@ -96,12 +96,12 @@ class Forecast:
     optimal_tokens: int | None
     notes: tuple[str, ...]
 
-    def record(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """As JSON values."""
         return asdict(self)
 
 
-def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
+def forecast_run(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float, report: Progress) -> Forecast:
     """What a training takes, on this machine or on `n_devices` of a named kind.
 
     The data that it names, if any, are read as for training. Here, some steps are measured; elsewhere, time follows
@@ -109,8 +109,8 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
     Raises UsageError for what cannot be planned, a recipe without gradients, and a batch that the devices cannot share,
     RecipeError for a model that no machine holds, and the errors of reading data.
     """
-    if kind is not None and kind not in KINDS:
-        raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
+    if kind is not None and kind not in DEVICE_KINDS:
+        raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(DEVICE_KINDS)}")
     if not 0 < utilisation <= 1:
         raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
     recipe, data = plan.recipe, None
@@ -124,14 +124,14 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
     if batch_size % n_devices:
         what = f"a batch of {batch_size} rows cannot be shared by {n_devices} devices"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {n_devices}")
-    vocab_size = spec.vocab_size or vocabulary_of(recipe)
-    if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
+    vocab_size = spec.vocab_size or resolve_vocab_size(recipe)
+    if size_of(spec, vocab_size or ASSUMED_VOCAB_SIZE) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
-    work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, plan.base)
+    work = _Workload(recipe, vocab_size or ASSUMED_VOCAB_SIZE, choose_devices(recipe, n_devices, kind), data, plan.base)
     choices = plan.choice.splitlines()
-    rows, memory, fits = work.largest_rows()
-    seconds, basis = work.step_seconds(utilisation, fits)
-    steps = work.steps(seconds)
+    rows, memory, fits = work.find_micro_batch()
+    seconds, basis = work.estimate_step_seconds(utilisation, fits)
+    steps = work.count_steps(seconds)
     n_examples = steps * batch_size
     if data is not None and isinstance(recipe.optimizer, Lbfgs):  # reads all in a step
         n_examples = steps * data.per_epoch
@@ -147,7 +147,7 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
         work.devices.memory,
         memory,
         rows,
-        -(-work.share // rows),
+        -(-work.rows_per_device // rows),
         fits,
         steps,
         n_examples,
@@ -157,15 +157,15 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
         basis,
         None if seconds is None else steps * seconds + work.validation_seconds(seconds, steps),
         None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
-        (*_notes(work, seconds, is_assumed=vocab_size is None), *choices),
+        (*_list_assumptions(work, seconds, is_assumed=vocab_size is None), *choices),
     )
 
 
-def _notes(work: "_Work", seconds: float | None, *, is_assumed: bool) -> Iterator[str]:
+def _list_assumptions(work: "_Workload", seconds: float | None, *, is_assumed: bool) -> Iterator[str]:
     """What a forecast assumes. is_assumed: the size of the vocabulary."""
     objective, training = work.recipe.objective, work.recipe.training
     if is_assumed:
-        yield f"the vocabulary depends on the text; {CHARACTERS} entries are assumed where none is named"
+        yield f"the vocabulary depends on the text; {ASSUMED_VOCAB_SIZE} entries are assumed where none is named"
     if not work.is_traced:
         yield "activations are not known for this model; weights, gradients and moments are the most of it"
     if work.reads_features:
@@ -174,14 +174,18 @@ def _notes(work: "_Work", seconds: float | None, *, is_assumed: bool) -> Iterato
         yield "activations are those of the detector; its generator takes some more"
     if isinstance(objective, SkipGramWindow) and objective.negatives:
         yield "operations are those of the full softmax; negative samples take far fewer"
-    if training.has_budget and not work.limits(seconds) and (not work.has_table or training.minutes is not None):
+    if (
+        training.has_budget
+        and not work.count_allowed_steps(seconds)
+        and (not work.has_table or training.minutes is not None)
+    ):
         kind = "table" if work.is_for_tables else "text"
         yield f"the number of steps depends on the {kind}; {training.steps:,} are assumed where none is named"
     if isinstance(objective, HeadSpec) and not work.n_parameters:
         yield "the labels depend on the table; the head for them is not among the parameters"
 
 
-class _Work:
+class _Workload:
     """A recipe's model and rows: of the data, if there are any, where time is measured, and else of invented tokens.
 
     n_parameters: of the model that was measured, all its heads included; 0 before.
@@ -191,14 +195,14 @@ class _Work:
         self,
         recipe: Recipe,
         vocab_size: int,
-        devices: Devices,
+        devices: DeviceGroup,
         data: TextData | TableData | None,
         base: Reference | None,
     ) -> None:
         self.recipe, self.vocab_size, self.devices, self.data, self.base = recipe, vocab_size, devices, data, base
         self.spec: Model = recipe.model
         self.held = held_in_training(recipe, vocab_size)
-        self.share = recipe.training.batch_size // devices.count
+        self.rows_per_device = recipe.training.batch_size // devices.count
         self.is_traced = self.spec.reads != "words"
         self.is_for_tables, self.has_table = is_for_tables(recipe), isinstance(data, TableData)
         self.reads_features = dict(self.spec).get("features") is not None
@@ -215,12 +219,12 @@ class _Work:
         words = replace(vocabulary, joins_2V=np.zeros((2, self.vocab_size), dtype=bool))
         return objective_of(self.recipe, words)
 
-    def examples(self, objective: Objective) -> Windows:
+    def make_examples(self, objective: Objective) -> Windows:
         cut = objective.cut(self.spec.context)
-        store = cast(TokenStore, _InventedText(self.vocab_size, max(1 << 16, 4 * cut.length)))
+        store = cast(TokenStore, _RandomTokenStore(self.vocab_size, max(1 << 16, 4 * cut.length)))
         return Windows(store, cut, 0)
 
-    def rows(self, n_rows: int, accumulates: bool) -> Rows:
+    def make_micro_batch(self, n_rows: int, accumulates: bool) -> TracedBatch:
         """A micro-batch to trace; for tables, rows and sources as long as the context."""
         if self.is_for_tables:
             tokens_BT = torch.zeros(n_rows, self.spec.context, dtype=torch.int64)
@@ -228,63 +232,63 @@ class _Work:
             prefix_B = torch.full((n_rows,), self.spec.context // 2) if self.spec.shares_row else None
             scored = 0.0 if isinstance(self.recipe.objective, HeadSpec | Embedding) else 1.0
             batch = Batch(tokens_BT, source_BS=tokens_BT if has_source else None, prefix_B=prefix_B)
-            return Rows(batch, scored, accumulates)
+            return TracedBatch(batch, scored, accumulates)
         objective = self.objective
-        batch = objective.collate(self.examples(objective).read(np.arange(n_rows)))
-        return Rows(batch, self._scored, accumulates)
+        batch = objective.collate(self.make_examples(objective).read(np.arange(n_rows)))
+        return TracedBatch(batch, self._scored_fraction, accumulates)
 
     @cached_property
-    def _scored(self) -> float:
+    def _scored_fraction(self) -> float:
         """Share of the positions of a row of text whose logits are computed, on average."""
         if not isinstance(self.recipe.objective, Masked | ReplacedTokens):
             return 1.0
         objective = self.objective
-        batch = objective.collate(self.examples(objective).read(np.arange(AVERAGED)))
+        batch = objective.collate(self.make_examples(objective).read(np.arange(AVERAGED_ROWS)))
         return float((batch.known_targets_BT != IGNORE).float().mean())
 
     @cached_property
     def row_flops(self) -> float:
         """FLOPs of forward and backward pass of a row: a backward pass has two products for each one of the forward."""
         if not self.is_traced:
-            return 3.0 * model_summary(self.spec, self.vocab_size, self.spec.context).flops
-        row = self.rows(1, False)
+            return 3.0 * summarize_model(self.spec, self.vocab_size, self.spec.context).flops
+        row = self.make_micro_batch(1, False)
         source_BS = row.batch.source_BS
         n_tokens = row.batch.tokens_BT.shape[1]
         n_source = n_tokens if source_BS is None else source_BS.shape[1]
-        models: list[tuple[Model, float]] = [(self.spec, row.scored)]
+        models: list[tuple[Model, float]] = [(self.spec, row.scored_fraction)]
         objective = self.recipe.objective
         if isinstance(objective, ReplacedTokens) and isinstance(self.spec, Transformer):
-            models = [(self.spec, 0.0), (generator_of(self.spec, objective), row.scored)]
+            models = [(self.spec, 0.0), (make_generator_spec(self.spec, objective), row.scored_fraction)]
         flops = 0.0
         for spec, scored in models:
-            tree = model_summary(spec, self.vocab_size, n_tokens, n_source)
+            tree = summarize_model(spec, self.vocab_size, n_tokens, n_source)
             head = sum(part.flops for part in tree.children if part.name == "head")
             flops += tree.flops - (1 - scored) * head
         return 3.0 * flops
 
-    def largest_rows(self) -> tuple[int, Footprint | None, bool | None]:
+    def find_micro_batch(self) -> tuple[int, MemoryEstimate | None, bool | None]:
         """Rows of a micro-batch, their memory and whether they fit; None if it is unknown.
 
         As in training, which halves the micro-batch when memory runs out.
         """
         training, memory = self.recipe.training, self.devices.memory
-        rows = min(training.rows_at_once(self.devices.count), self.share)
+        rows = min(training.rows_per_process(self.devices.count), self.rows_per_device)
         if not self.is_traced:
-            return rows, None, None if memory is None else self.held.sum <= ROOM * memory
+            return rows, None, None if memory is None else self.held.sum <= USABLE_MEMORY_FRACTION * memory
         while True:
-            rows_of = partial(self.rows, accumulates=rows < self.share)
-            taken = footprint(self.spec, self.vocab_size, self.held, rows_of, rows, self.devices)
-            fits = None if memory is None else taken.peak <= ROOM * memory
+            rows_of = partial(self.make_micro_batch, accumulates=rows < self.rows_per_device)
+            taken = estimate_memory(self.spec, self.vocab_size, self.held, rows_of, rows, self.devices)
+            fits = None if memory is None else taken.peak <= USABLE_MEMORY_FRACTION * memory
             if fits is not False or rows == 1 or training.micro_batch != "auto":
                 return rows, taken, fits
             rows //= 2
 
-    def seconds(self, compute: Compute, n_rows: int) -> float:
+    def measure_step_seconds(self, compute: Compute, n_rows: int) -> float:
         """Seconds of a step of `n_rows` rows on this machine, the median of some."""
         torch.manual_seed(0)
         if self.data is None:
             objective = self.objective
-            examples: ExampleSource = self.examples(objective)
+            examples: ExampleSource = self.make_examples(objective)
             lm = build(self.spec, self.vocab_size).to(compute.device)
         else:
             data = self.data
@@ -292,13 +296,13 @@ class _Work:
             examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_values({"training.batch_size": n_rows})
-        steps = _trial_steps(lm, objective, examples, recipe, compute)
+        steps = _time_training_steps(lm, objective, examples, recipe, compute)
         return statistics.median(step.seconds for step in steps)
 
-    def step_seconds(self, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
+    def estimate_step_seconds(self, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
         """Seconds of a step, and what they come from."""
         training, n_devices, row_flops = self.recipe.training, self.devices.count, self.row_flops
-        if (peak := self.devices.peak) is not None:
+        if (peak := self.devices.peak_flops) is not None:
             if not self.is_traced:
                 return None, "look-ups take longer than products in this model"
             basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
@@ -312,14 +316,14 @@ class _Work:
             if holds:
                 return None, why
         compute = choose_compute(training.device, training.precision)
-        n_rows = max(1, min(training.batch_size // 2, int(LARGEST_STEP / max(1.0, row_flops))))
+        n_rows = max(1, min(training.batch_size // 2, int(MAX_MEASURED_FLOPS / max(1.0, row_flops))))
         if 2 * n_rows >= training.batch_size or training.carry_state:
-            return self.seconds(compute, training.batch_size), "measured"
-        one, two = self.seconds(compute, n_rows), self.seconds(compute, 2 * n_rows)
+            return self.measure_step_seconds(compute, training.batch_size), "measured"
+        one, two = self.measure_step_seconds(compute, n_rows), self.measure_step_seconds(compute, 2 * n_rows)
         # an update takes as long for any number of rows
         return one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows, f"measured with {2 * n_rows} rows"
 
-    def limits(self, seconds: float | None) -> list[int]:
+    def count_allowed_steps(self, seconds: float | None) -> list[int]:
         """Steps that the recipe's limits of epochs, tokens and minutes allow, of those that are known."""
         training, limits = self.recipe.training, list[int]()
         if training.epochs is not None and self.data is not None:
@@ -327,17 +331,19 @@ class _Work:
         if training.tokens is not None:
             limits.append(steps_of_tokens(self.recipe, training.tokens))
         if training.minutes is not None and seconds is not None:
-            limits.append(max(1, int((60 * training.minutes - VALIDATIONS * self._once(seconds)) / seconds)))
+            limits.append(
+                max(1, int((60 * training.minutes - VALIDATIONS * self._single_validation_seconds(seconds)) / seconds))
+            )
         return limits
 
-    def steps(self, seconds: float | None) -> int:
+    def count_steps(self, seconds: float | None) -> int:
         """The steps of a run; of several limits the one that ends first, as in training."""
         training = self.recipe.training
         if self.has_table and training.minutes is None:
             return training.steps
-        return min(self.limits(seconds), default=training.steps)
+        return min(self.count_allowed_steps(seconds), default=training.steps)
 
-    def _once(self, step_seconds: float) -> float:
+    def _single_validation_seconds(self, step_seconds: float) -> float:
         """Seconds of a validation, whose forward pass is a third of a training step for as many tokens or rows."""
         data, training = self.data, self.recipe.training
         if isinstance(data, TableData):
@@ -351,10 +357,10 @@ class _Work:
         every = self.recipe.evaluation.every
         if self.recipe.training.has_budget and not (self.is_for_tables and self.recipe.training.minutes is None):
             every = min(every, math.ceil(steps / VALIDATIONS))
-        return math.ceil(steps / every) * self._once(step_seconds)
+        return math.ceil(steps / every) * self._single_validation_seconds(step_seconds)
 
 
-class _InventedText:
+class _RandomTokenStore:
     """Random tokens in documents of equal length, with what training reads of a `TokenStore`."""
 
     _LENGTH = 512
@@ -369,14 +375,14 @@ class _InventedText:
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         return self._tokens[start:stop]
 
-    def document(self, i: int) -> tuple[int, int]:
+    def document_range(self, i: int) -> tuple[int, int]:
         return i * self._LENGTH, min(len(self), (i + 1) * self._LENGTH)
 
-    def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_documents(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
         return np.asarray(token) // self._LENGTH
 
 
-def _trial_steps(
+def _time_training_steps(
     lm: LanguageModel, objective: Objective, examples: ExampleSource, recipe: Recipe, compute: Compute
 ) -> list[Step]:
     """Trains a scratch model for some steps, and returns the later half. None where the loss is not finite."""

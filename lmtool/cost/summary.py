@@ -32,10 +32,10 @@ from lmtool.model.word_vectors import SkipGramModel
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
-UNWEIGHTED = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", RotaryPositions: "rotary"}
+WEIGHTLESS_PARTS = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", RotaryPositions: "rotary"}
 """Parts without weights that are shown all the same, and their shape."""
 
-MIXERS: Mapping[type, str] = {
+MIXER_NAMES: Mapping[type, str] = {
     SelfAttention: "self-attention",
     PlainAttention: "plain self-attention",
     CrossAttention: "cross-attention",
@@ -74,7 +74,7 @@ class ModelPart:
 
 
 @dataclass(frozen=True)
-class _Reach:
+class _InputSizes:
     """What a part is applied to: positions of the row, pairs of query and key, positions of the source.
 
     cross_pairs: pairs of query and source. width: of the states in a recurrent model's memory.
@@ -87,27 +87,27 @@ class _Reach:
     width: int = 0
 
 
-def model_summary(spec: Model, vocab_size: int, n_tokens: int, n_source: int | None = None) -> ModelPart:
+def summarize_model(spec: Model, vocab_size: int, n_tokens: int, n_source: int | None = None) -> ModelPart:
     """The tree of the model that `spec` describes, without a head for labels, and its FLOPs for a row of `n_tokens`.
 
     n_source: tokens of the source of an encoder-decoder; as many as the target by default. A prefix LM's row begins
-    with `prefix_of` it.
+    with `default_prefix_length` it.
     Nothing is allocated, however large the model.
     """
     n_layers = dict(spec).get("n_layers", 0)
     model = outline(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
-    parts = _of_model(model, spec, n_layers, n_tokens, n_source or n_tokens)
+    parts = _summarize_model_parts(model, spec, n_layers, n_tokens, n_source or n_tokens)
     return ModelPart(spec.title, "", children=tuple(parts))
 
 
-def prefix_of(n_tokens: int) -> int:
+def default_prefix_length(n_tokens: int) -> int:
     """Length of the prefix of a prefix LM's row: half of it."""
     return n_tokens // 2
 
 
-def layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: int = 0) -> Mask:
+def make_layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: int = 0) -> Mask:
     """The mask of the self-attention of a layer, for a row of one text."""
-    prefix_B = torch.tensor([prefix_of(n_tokens)]) if spec.shape == "prefix" else None
+    prefix_B = torch.tensor([default_prefix_length(n_tokens)]) if spec.shape == "prefix" else None
     match spec.pattern:
         case WindowPattern(full_layers=full, size=size, dilation=dilation, global_tokens=n_global) if layer not in full:
             return Mask(causal, size, dilation, n_global, prefix_B)
@@ -115,7 +115,7 @@ def layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: int = 0
             return Mask(causal, prefix_B=prefix_B)
 
 
-def n_pairs(mask: Mask, n_tokens: int) -> int:
+def count_attention_pairs(mask: Mask, n_tokens: int) -> int:
     """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.allowed`."""
     query_T = torch.arange(n_tokens)
     # a query sees the keys before this one, but for the window
@@ -132,41 +132,35 @@ def n_pairs(mask: Mask, n_tokens: int) -> int:
     return int(torch.where(query_T < mask.n_global, end_T, local_T).sum())
 
 
-def _joined(layers: Iterable[ModelPart]) -> Iterator[ModelPart]:
-    """Neighbouring layers that are equal as one part."""
-    for one, equal in groupby(layers, lambda layer: replace(layer, times=1)):
-        yield replace(one, times=sum(layer.times for layer in equal))
-
-
-def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
+def _summarize_model_parts(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
     """The parts of a model, which was built with at most two layers, for `n_layers`. T, S: tokens of row and source."""
-    row, text = _Reach(T), _Reach(1)
+    row, text = _InputSizes(T), _InputSizes(1)
     match model:
         case TransformerModel() if isinstance(spec, Transformer):
             of_text = (model.pooler, model.next_sentence) if isinstance(model, TransformerEncoder) else ()
             for name, module in model.named_children():
                 if isinstance(module, Stack):
-                    yield _stack(name, module, spec, S if name == "encoder" else T, S)
+                    yield _summarize_stack(name, module, spec, S if name == "encoder" else T, S)
                 elif module is not model.head:
-                    yield from _parts(name, module, text if module in of_text else row, n_layers)
-            yield from _parts("head", model.head, row, n_layers)
+                    yield from _summarize(name, module, text if module in of_text else row, n_layers)
+            yield from _summarize("head", model.head, row, n_layers)
         case RecurrentModel():
-            reach = _Reach(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
+            reach = _InputSizes(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
             if isinstance(model, RecurrentEncoderDecoder):
                 reach = replace(reach, source=S, cross_pairs=T * S)
             for name, module in model.named_children():
                 if module is not model.head:
-                    yield from _parts(name, module, reach, n_layers)
+                    yield from _summarize(name, module, reach, n_layers)
             yield _recurrent_head(model, T)
         case AveragingModel():
             for name, module in model.named_children():
-                yield from _parts(name, module, text, n_layers)
+                yield from _summarize(name, module, text, n_layers)
         case SkipGramModel():
-            yield from _parts("centres", model.centres, row, n_layers)
+            yield from _summarize("centres", model.centres, row, n_layers)
             weight = model.neighbours.weight
-            yield ModelPart("neighbours", _shape_of(weight), weight.numel(), 2 * weight.numel() * T)
+            yield ModelPart("neighbours", _format_shape(weight), weight.numel(), 2 * weight.numel() * T)
             for name, bias in model.named_parameters(recurse=False):
-                yield ModelPart(name, _shape_of(bias), bias.numel(), 0)
+                yield ModelPart(name, _format_shape(bias), bias.numel(), 0)
 
 
 def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
@@ -177,7 +171,7 @@ def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
 
 
-def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int) -> ModelPart:
+def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int) -> ModelPart:
     """A stack; all layers from the second on are as that one, but for their masks. Shared weights are the first's."""
     full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
     changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
@@ -185,32 +179,39 @@ def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int) -> ModelP
     layers = []
     for first, stop in pairwise(sorted({layer for layer in changes if layer <= spec.n_layers})):
         if (first in full) not in pairs:
-            pairs[first in full] = n_pairs(layer_mask(spec, T, causal=stack.mask.causal, layer=first), T)
-        reach = _Reach(T, pairs[first in full], S, T * S)
+            pairs[first in full] = count_attention_pairs(
+                make_layer_mask(spec, T, causal=stack.mask.causal, layer=first), T
+            )
+        reach = _InputSizes(T, pairs[first in full], S, T * S)
         built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
         sublayers = stack.sublayers[built : built + stack.per_layer]
-        parts: Iterable[ModelPart] = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in sublayers)
+        parts: Iterable[ModelPart] = chain.from_iterable(_summarize("", sublayer, reach, 1) for sublayer in sublayers)
         if spec.share_layers and first:
-            parts = map(_weightless, parts)
+            parts = map(_without_weights, parts)
         layers.append(ModelPart("layer", "", times=stop - first, children=tuple(parts)))
-    below, above = _parts("position", stack.position, _Reach(T), 1), _parts("norm", stack.norm, _Reach(T), 1)
-    return ModelPart(name, "", children=(*below, *_joined(layers), *above))
+    below, above = (
+        _summarize("position", stack.position, _InputSizes(T), 1),
+        _summarize("norm", stack.norm, _InputSizes(T), 1),
+    )
+    equal = groupby(layers, lambda layer: replace(layer, times=1))
+    merged = (replace(one, times=sum(layer.times for layer in group)) for one, group in equal)
+    return ModelPart(name, "", children=(*below, *merged, *above))
 
 
-def _weightless(part: ModelPart) -> ModelPart:
+def _without_weights(part: ModelPart) -> ModelPart:
     """A part whose weights are those of another one."""
-    return replace(part, own_parameters=0, children=tuple(map(_weightless, part.children)))
+    return replace(part, own_parameters=0, children=tuple(map(_without_weights, part.children)))
 
 
-def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
+def _summarize(name: str, module: nn.Module | None, reach: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
     """The part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
     match module:
         case None:
             return
         case nn.ModuleList():
-            yield from _list(name, module, reach, n_layers)
+            yield from _summarize_layers(name, module, reach, n_layers)
         case Sublayer():
-            yield _sublayer(module, reach, n_layers)
+            yield _summarize_sublayer(module, reach, n_layers)
         case Cell():
             weights = [parameter for parameter in module.parameters() if parameter.ndim == 2]
             shape = f"{weights[0].shape[1]} -> {module.d_out}, {module.kind}"
@@ -218,20 +219,26 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
         case _:
             below = chain.from_iterable(
-                _parts(key, child, _reach_of(key, module, reach), n_layers) for key, child in module.named_children()
+                _summarize(key, child, _child_input_sizes(key, module, reach), n_layers)
+                for key, child in module.named_children()
             )
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-            shape, flops = _operation(module, reach)
+            shape, flops = _shape_and_flops(module, reach)
             part = ModelPart(name, shape, parameters, flops, children=tuple(below))
-            if part.parameters or part.flops or type(module) in UNWEIGHTED or isinstance(module, RecurrentEncoder):
+            if (
+                part.parameters
+                or part.flops
+                or type(module) in WEIGHTLESS_PARTS
+                or isinstance(module, RecurrentEncoder)
+            ):
                 yield part
 
 
-def _list(name: str, modules: nn.ModuleList, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
+def _summarize_layers(name: str, modules: nn.ModuleList, reach: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
     """Layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,), (last,) = (_parts("layer", module, reach, n_layers) for module in (modules[0], modules[-1]))
+    (first,), (last,) = (_summarize("layer", module, reach, n_layers) for module in (modules[0], modules[-1]))
     # a bridge has a map for each part of the state of each layer
     times = n_layers * len(modules) // min(n_layers, 2)
     if last != first:
@@ -241,11 +248,11 @@ def _list(name: str, modules: nn.ModuleList, reach: _Reach, n_layers: int) -> It
     yield replace(last, name=name, times=times)
 
 
-def _sublayer(module: Sublayer, reach: _Reach, n_layers: int) -> ModelPart:
+def _summarize_sublayer(module: Sublayer, reach: _InputSizes, n_layers: int) -> ModelPart:
     """A mixer with its norm."""
     mixer = cast(nn.Module, module.mixer)
-    (part,) = _parts(MIXERS.get(type(mixer), type(mixer).__name__), mixer, reach, n_layers)
-    norms = tuple(_parts(f"norm ({module.norm_place})", module.norm, reach, n_layers))
+    (part,) = _summarize(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, reach, n_layers)
+    norms = tuple(_summarize(f"norm ({module.norm_place})", module.norm, reach, n_layers))
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
@@ -253,25 +260,25 @@ def _sublayer(module: Sublayer, reach: _Reach, n_layers: int) -> ModelPart:
     )
 
 
-def _reach_of(key: str, module: nn.Module, reach: _Reach) -> _Reach:
+def _child_input_sizes(key: str, module: nn.Module, reach: _InputSizes) -> _InputSizes:
     """What a child of a module is applied to."""
     if isinstance(module, RecurrentEncoder):
-        return _Reach(1 if key == "bridge" else reach.source)
-    return _Reach(reach.source) if isinstance(module, CrossAttention) and key == "kv" else reach
+        return _InputSizes(1 if key == "bridge" else reach.source)
+    return _InputSizes(reach.source) if isinstance(module, CrossAttention) and key == "kv" else reach
 
 
-def _operation(module: nn.Module, reach: _Reach) -> tuple[str, int]:
+def _shape_and_flops(module: nn.Module, reach: _InputSizes) -> tuple[str, int]:
     """The shape of a module, and its FLOPs without those of its children."""
     n = reach.positions
     match module:
         case CrossAttention() | SelfAttention() | PlainAttention():
-            shape, n_heads, widths = _heads(module), module.n_heads, (module.head_width, module.value_width)
+            shape, n_heads, widths = _describe_heads(module), module.n_heads, (module.head_width, module.value_width)
             if isinstance(module, CrossAttention):
-                return shape, _attention(module.score, n_heads, widths, n, reach.source, reach.cross_pairs)
-            return shape, _attention(module.score, n_heads, widths, n, n, reach.pairs)
+                return shape, _attention_flops(module.score, n_heads, widths, n, reach.source, reach.cross_pairs)
+            return shape, _attention_flops(module.score, n_heads, widths, n, n, reach.pairs)
         case MemoryAttention():
             n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
-            return module.select, _attention(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
+            return module.select, _attention_flops(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
         case Head():
             table = module.used()[0]
             shape = f"{table.shape[1]} -> {table.shape[0]}" + (_TIED if module.own is None else "")
@@ -280,17 +287,17 @@ def _operation(module: nn.Module, reach: _Reach) -> tuple[str, int]:
             return f"{module.in_features} -> {' + '.join(map(str, widths_of(module)))}", 2 * n * module.weight.numel()
         case _:
             weights = list(module.parameters(recurse=False))
-            return UNWEIGHTED.get(type(module), _shape_of(weights[0]) if weights else ""), 0
+            return WEIGHTLESS_PARTS.get(type(module), _format_shape(weights[0]) if weights else ""), 0
 
 
-def _heads(module: SelfAttention | PlainAttention | CrossAttention) -> str:
+def _describe_heads(module: SelfAttention | PlainAttention | CrossAttention) -> str:
     values = "" if module.value_width == module.head_width else f", values of {module.value_width}"
     grouped = "" if module.n_kv_heads == module.n_heads else f", {module.n_kv_heads} of keys and values"
     maps = ", without maps" if isinstance(module, PlainAttention) else ""
     return f"{module.n_heads} heads of {module.head_width}{values}{grouped}{maps}"
 
 
-def _attention(
+def _attention_flops(
     score: Score | None, n_heads: int, widths: tuple[int, int], n_queries: int, n_keys: int, pairs: int
 ) -> int:
     """FLOPs of scores and weighted sums of the values, without linear maps into and out of the heads.
@@ -317,5 +324,5 @@ def _attention(
     return 2 * (n_heads * pairs * (per_pair + of_values) + n_queries * per_query + n_keys * per_key + of_table)
 
 
-def _shape_of(weight: torch.Tensor) -> str:
+def _format_shape(weight: torch.Tensor) -> str:
     return " x ".join(map(str, weight.shape))

@@ -1,4 +1,4 @@
-"""Files of annotated text: sentences in CoNLL-style columns, and questions about contexts in SQuAD's JSON."""
+"""Reads annotated text: sentences in CoNLL-style columns, and questions about contexts in SQuAD's JSON."""
 
 import json
 import re
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lmtool.data.delimited import Fault, RowRecord, misfit
-from lmtool.data.files import display, text_blocks
-from lmtool.data.rowfile import TextRows, clean, json_reason
+from lmtool.data.delimited import Fault, RowRecord, find_field_fault
+from lmtool.data.files import display, read_text_blocks
+from lmtool.data.rowfile import TextRowFile, clean_text, describe_json_error
 from lmtool.errors import DataError
 from lmtool.printable import counted
 
-CONLL, SQUAD = ".conll", ".json"
-"""Endings of these files; each may be followed by one of PACKED."""
+CONLL_SUFFIX, SQUAD_SUFFIX = ".conll", ".json"
+"""Suffixes of these files; each may be followed by one of COMPRESSED_SUFFIXES."""
 
-TOKENS, TAGS = "tokens", "tags"
+TOKENS_COLUMN, TAGS_COLUMN = "tokens", "tags"
 """Names of the first and the last column of a CoNLL file, whose rows are sentences."""
 
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """Names of the columns of a SQuAD file, whose rows are questions."""
 
-_DOCUMENT = "-DOCSTART-"
-_GAP = re.compile(r"[ \t]+")
+_DOCUMENT_MARK = "-DOCSTART-"
+_COLUMN_GAP = re.compile(r"[ \t]+")
 
 
 @dataclass(frozen=True)
-class Conll(TextRows):
+class ConllFile(TextRowFile):
     """A word and its tags on each line, separated by tabs or by spaces, and a blank line between sentences.
 
     A row is a sentence, with a list for each column. Lines that begin with -DOCSTART- are skipped.
@@ -35,27 +35,30 @@ class Conll(TextRows):
 
     @cached_property
     def header(self) -> tuple[str, ...]:
-        first = next(self._sentences(), None)
+        first = next(self._read_sentences(), None)
         if first is None:
             return ()
         n_columns = len(first[0][1])
         middle = (f"column {number}" for number in range(2, n_columns))
-        return (TOKENS, *middle, TAGS) if n_columns > 1 else (TOKENS,)
+        return (TOKENS_COLUMN, *middle, TAGS_COLUMN) if n_columns > 1 else (TOKENS_COLUMN,)
 
-    def records(self) -> Iterator[RowRecord]:
+    def read_records(self) -> Iterator[RowRecord]:
         width = len(self.header)
-        for sentence in self._sentences():
-            faults = (_uneven(line, fields, width) or misfit(fields, line, self.limit) for line, fields in sentence)
+        for sentence in self._read_sentences():
+            faults = (
+                _column_count_fault(line, fields, width) or find_field_fault(fields, line, self.limit)
+                for line, fields in sentence
+            )
             fault = next(filter(None, faults), None)
             words = [] if fault else [fields for _, fields in sentence]
             yield sentence[0][0], tuple(map(list, zip(*words, strict=True))), fault
 
-    def _sentences(self) -> Iterator[list[tuple[int, list[str]]]]:
-        """Line numbers and fields of each sentence."""
+    def _read_sentences(self) -> Iterator[list[tuple[int, list[str]]]]:
+        """Yields line numbers and fields of each sentence."""
         sentence: list[tuple[int, list[str]]] = []
         for number, line in enumerate(map(str.strip, self.lines()), 1):
-            if line and not line.startswith(_DOCUMENT):
-                fields = [field.strip() for field in line.split("\t")] if "\t" in line else _GAP.split(line)
+            if line and not line.startswith(_DOCUMENT_MARK):
+                fields = [field.strip() for field in line.split("\t")] if "\t" in line else _COLUMN_GAP.split(line)
                 sentence.append((number, fields))
             elif sentence:
                 yield sentence
@@ -67,40 +70,40 @@ class Conll(TextRows):
         return f"CoNLL columns, {self.encoding or 'UTF-8'}"
 
 
-def _uneven(line: int, fields: Sequence[str], expected: int) -> Fault | None:
-    """The fault of a line of another number of columns."""
+def _column_count_fault(line: int, fields: Sequence[str], expected: int) -> Fault | None:
+    """Returns the fault of a line with another number of columns; None if there is none."""
     if (width := len(fields)) == expected:
         return None
     what = f"the line has {counted(width, 'column')}, the first one of the file {expected}"
     return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
 
 
-def conll_lines(rows: Iterator[tuple[Sequence[Any], Sequence[Any]]]) -> Iterator[str]:
-    """Sentences in columns: for each row the lists of its columns, and those of further ones."""
+def format_conll_sentences(rows: Iterator[tuple[Sequence[Any], Sequence[Any]]]) -> Iterator[str]:
+    """Formats sentences in columns. rows: the lists of the columns of each sentence, and the lists of added columns."""
     for columns, added in rows:
         yield "".join("\t".join(fields) + "\n" for fields in zip(*columns, *added, strict=True)) + "\n"
 
 
 @dataclass(frozen=True)
-class Squad(TextRows):
+class SquadFile(TextRowFile):
     """SQuAD's JSON (Rajpurkar et al. 2016, 2018): data, paragraphs, qas. A row is a question.
 
-    answers: objects with text and answer_start, none where `is_impossible`; None where the file has no answers. The
-    file is held in memory.
+    answers: objects with text and answer_start, none if `is_impossible`; None if the file has no answers. The file is
+    held in memory.
     """
 
     @property
     def header(self) -> tuple[str, ...]:
         return ("id", QUESTION, CONTEXT, ANSWERS)
 
-    def records(self) -> Iterator[RowRecord]:
+    def read_records(self) -> Iterator[RowRecord]:
         for paragraph in self._paragraphs:
             context = paragraph.get(CONTEXT)
             for qa in paragraph.get("qas") or ():
                 impossible = qa.get("is_impossible") is True
                 answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
-                values = (*map(clean, (qa.get("id"), qa.get(QUESTION), context)), answers)
-                fault = _damaged(values) or misfit(values, None, self.limit)
+                values = (*map(clean_text, (qa.get("id"), qa.get(QUESTION), context)), answers)
+                fault = _find_type_fault(values) or find_field_fault(values, None, self.limit)
                 if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
                     fault = Fault("impossible question", what, "remove one of the two", None, ANSWERS)
@@ -108,19 +111,21 @@ class Squad(TextRows):
 
     @cached_property
     def _paragraphs(self) -> list[dict[str, Any]]:
-        text = "".join(text_blocks(self.path, self.encoding))
+        text = "".join(read_text_blocks(self.path, self.encoding))
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
             fix = "correct it; of a table of one JSON object on each line, the first line is to be one"
-            raise DataError(f"not JSON: {line}{json_reason(error)}", where=display(self.path), fix=fix) from error
+            raise DataError(
+                f"not JSON: {line}{describe_json_error(error)}", where=display(self.path), fix=fix
+            ) from error
         articles = content.get("data") if isinstance(content, dict) else None
         paragraphs: list[Any] = []
         for article in articles if isinstance(articles, list) else [None]:
             inside = article.get("paragraphs") if isinstance(article, dict) else None
             paragraphs += inside if isinstance(inside, list) else [None]
-        if not all(isinstance(one, dict) and _are_objects(one.get("qas")) for one in paragraphs):
+        if not all(isinstance(one, dict) and _is_list_of_dicts(one.get("qas")) for one in paragraphs):
             what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
             fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}'
             raise DataError(what, where=display(self.path), fix=fix)
@@ -130,11 +135,11 @@ class Squad(TextRows):
         return "SQuAD's JSON"
 
 
-def _are_objects(value: object) -> bool:
+def _is_list_of_dicts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-def _damaged(values: Sequence[Any]) -> Fault | None:
+def _find_type_fault(values: Sequence[Any]) -> Fault | None:
     for name, value in zip((QUESTION, CONTEXT), values[1:3], strict=True):
         if not isinstance(value, str):
             what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"

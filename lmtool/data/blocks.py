@@ -1,4 +1,4 @@
-"""The blocks of a streamed text as token stores: tokenized beside training, some ahead of it, and removed behind it."""
+"""Tokenizes the blocks of a streamed text in the background, some ahead of training, and removes them behind it."""
 
 import shutil
 import time
@@ -8,79 +8,81 @@ from pathlib import Path
 from threading import Lock
 
 from lmtool import durable, system
-from lmtool.data.corpus import coalesce
-from lmtool.data.prepare import encode
-from lmtool.data.split import Part
-from lmtool.data.store import MANIFEST, StoreWriter, TokenStore
-from lmtool.data.streaming import Block, BlockStart, StreamedText
+from lmtool.data.corpus import merge_chunks
+from lmtool.data.prepare import encode_chunks
+from lmtool.data.split import CorpusPart
+from lmtool.data.store import STORE_MANIFEST, StoreWriter, TokenStore
+from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
 from lmtool.data.survey import cache_key
 from lmtool.errors import ResourceError
 from lmtool.tokenization.tokenizer import Tokenizer
 
-AHEAD = 2
-"""Blocks that are tokenized ahead of the last one in use."""
+PREFETCHED_BLOCKS = 2
+"""Blocks that are tokenized ahead of the last block in use."""
 
-NICE = 5
-"""Priority of the threads that tokenize, below that of training: it waits for them where it needs them."""
+TOKENIZER_NICENESS = 5
+"""Increment of the nice value of the tokenizing threads, which gives training the priority."""
 
-STREAMS = "streams"
-"""The folder of the cache with a scratch folder of each run that streams."""
+STREAMS_FOLDER = "streams"
+"""Folder of the cache that holds a scratch folder for each streaming run."""
 
 _POLL_SECONDS = 0.05
 
 
 class BlockStores:
-    """The token stores of the blocks of a text from one of them on, by number.
+    """The token stores of the blocks of a text, by block number.
 
-    Block 0 is given, since all processes have it in the cache. Of the others one process makes the stores, in a thread
-    that drives those of the encoders; the others find them in the same folder. At any time that has those not yet
-    dropped, AHEAD more, and one that is being written.
+    All processes have block 0 in the cache. One process writes the other stores, in a thread that drives the threads of
+    the encoders; the other processes find them in the same folder, which holds the blocks that are not removed yet,
+    PREFETCHED_BLOCKS more, and one that is being written.
     """
 
     def __init__(
         self,
-        streamed: tuple[StreamedText, Part],
-        first: TokenStore,
+        text: StreamedText,
+        train_part: CorpusPart,
+        head_store: TokenStore,
         tokenizer: Tokenizer,
         path: Path,
-        begin: tuple[int, BlockStart] = (0, BlockStart()),
+        first_block: tuple[int, BlockPosition] = (0, BlockPosition()),
         *,
-        makes: bool,
+        is_writer: bool,
     ) -> None:
-        """streamed: the text, and the part of its head that is trained on. first: the store of block 0. path: of the
-        stores but for their numbers. begin: the number of the first block, and where that begins. makes: the stores."""
-        (self._text, self._part), self._tokenizer, self._path = streamed, tokenizer, path
-        self.share = self._text.share
-        """Of the text that block 0 is."""
-        self._stores = {0: first}
-        self._starts = dict([begin])
+        """train_part: part of the head that is trained on. head_store: of block 0. path: of the stores without their
+        numbers. first_block: number and position of the first block. is_writer: whether this process writes stores."""
+        self._text, self._part, self._tokenizer, self._path = text, train_part, tokenizer, path
+        self.head_fraction = text.head_fraction
+        self._stores = {0: head_store}
+        self._positions = dict([first_block])
         self._is_closed = False
-        self._thread = ThreadPoolExecutor(1, "tokenize-stream", system.lower_priority, (NICE,)) if makes else None
-        self._making = Lock()
-        self._made: dict[int, Future[BlockStart]] = {}
-        """Where the next block begins, once a block is made."""
-        self._next, start = begin if begin[0] else (1, self._text.head_end)
-        self._before: Future[BlockStart] = Future()
-        self._before.set_result(start)
-        self._make_until(begin[0] + AHEAD)
+        priority = (TOKENIZER_NICENESS,)
+        self._thread = ThreadPoolExecutor(1, "tokenize-stream", system.lower_priority, priority) if is_writer else None
+        self._scheduling = Lock()
+        self._ends: dict[int, Future[BlockPosition]] = {}
+        """Position after each scheduled block."""
+        self._next, start = first_block if first_block[0] else (1, text.head_end)
+        self._last_end: Future[BlockPosition] = Future()
+        self._last_end.set_result(start)
+        self._schedule_until(first_block[0] + PREFETCHED_BLOCKS)
 
-    def _make_until(self, last: int) -> None:
-        """Have the stores of all blocks up to this one made, in order."""
-        with self._making:
+    def _schedule_until(self, last: int) -> None:
+        """Schedules the tokenization of all blocks up to block `last`, in order."""
+        with self._scheduling:
             while self._thread is not None and self._next <= last:
-                self._before = self._made[self._next] = self._thread.submit(self._make, self._next, self._before)
+                end = self._thread.submit(self._tokenize_block, self._next, self._last_end)
+                self._last_end = self._ends[self._next] = end
                 self._next += 1
 
-    def store(self, number: int) -> TokenStore:
-        """The store of a block, once it is there. Raises what making it has raised, and ResourceError when the process
-        that makes it has ended."""
-        self._make_until(number + AHEAD)
-        if number in self._made:
-            self._made[number].result()
+    def wait_for_store(self, number: int) -> TokenStore:
+        """Returns the store of a block once it is complete. Raises what the tokenization raised, and ResourceError when
+        the process that writes the stores has ended."""
+        self._schedule_until(number + PREFETCHED_BLOCKS)
+        if number in self._ends:
+            self._ends[number].result()
         if number in self._stores:
             return self._stores[number]
-        path = self._folder(number)
-        while not (path / MANIFEST).exists():
+        path = self._store_path(number)
+        while not (path / STORE_MANIFEST).exists():
             if not durable.is_in_use(path.parent):
                 what = "the process that tokenizes the text has ended, or writes to another cache"
                 fix = "read the first error above; all processes need the same LMTOOL_CACHE"
@@ -88,44 +90,45 @@ class BlockStores:
             time.sleep(_POLL_SECONDS)
         return self._stores.setdefault(number, TokenStore(path))
 
-    def start(self, number: int) -> BlockStart:
-        """Where a block begins, in the process that makes it."""
-        return self._starts[number]
+    def block_position(self, number: int) -> BlockPosition:
+        """Returns where a block begins; only the writing process knows it."""
+        return self._positions[number]
 
-    def drop(self, number: int) -> None:
-        """Remove a block that is not needed any more."""
-        for known in self._stores, self._starts, self._made:
+    def remove_block(self, number: int) -> None:
+        """Deletes the store of a block."""
+        for known in self._stores, self._positions, self._ends:
             known.pop(number, None)
         if self._thread is not None:
-            shutil.rmtree(self._folder(number), ignore_errors=True)
+            shutil.rmtree(self._store_path(number), ignore_errors=True)
 
     def close(self) -> None:
-        """Stop making stores."""
+        """Stops the tokenization."""
         self._is_closed = True
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
-    def _folder(self, number: int) -> Path:
+    def _store_path(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number:06d}")
 
-    def _make(self, number: int, before: Future[BlockStart]) -> BlockStart:
-        """Make the store of a block; returns where the next one begins."""
-        start = before.result()
+    def _tokenize_block(self, number: int, previous_end: Future[BlockPosition]) -> BlockPosition:
+        """Writes the store of a block, skipping blocks without training text, and returns where the next one begins."""
+        start = previous_end.result()
         while not self._is_closed:
-            block = Block(self._text, start, self._part)
-            store = self._write(number, block)
+            block = StreamBlock(self._text, start, self._part)
+            store = self._write_store(number, block)
             if store is not None:
-                self._starts[number], self._stores[number] = start, store
+                self._positions[number], self._stores[number] = start, store
                 return block.end
             start = block.end
         raise CancelledError
 
-    def _write(self, number: int, block: Block) -> TokenStore | None:
-        """The store of a block; None where all of its documents are held out, or the end has come."""
+    def _write_store(self, number: int, block: StreamBlock) -> TokenStore | None:
+        """Returns None if all documents of the block are held out, or the tokenization is stopped."""
         key = cache_key("block", number, self._tokenizer.fingerprint)
         is_empty = True
-        with StoreWriter(self._folder(number), fingerprint=key, vocab_size=self._tokenizer.vocab_size) as writer:
-            for chunk in encode(coalesce(takewhile(lambda _: not self._is_closed, block.chunks())), self._tokenizer):
+        with StoreWriter(self._store_path(number), fingerprint=key, vocab_size=self._tokenizer.vocab_size) as writer:
+            chunks = merge_chunks(takewhile(lambda _: not self._is_closed, block.chunks()))
+            for chunk in encode_chunks(chunks, self._tokenizer):
                 writer.append(chunk)
                 is_empty = False
             return None if is_empty or self._is_closed else writer.finish()

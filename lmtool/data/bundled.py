@@ -1,39 +1,39 @@
-"""The texts that come with lmtool, and their entropy, a lower bound for every model."""
+"""The texts that come with lmtool, and their entropy, which is a lower bound for the loss of every model."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.checksum import sha256_of_file
-from lmtool.recipe.load import bundled
+from lmtool.recipe.load import bundled_path
 
-LIMITS = "limits.json"
-
-
-def folder() -> Path:
-    """Where the bundled texts are."""
-    return bundled("data")
+ENTROPY_FILE = "limits.json"
 
 
-def find(path: Path) -> Path | None:
-    """The bundled file that `data/NAME` refers to where there is no such file."""
-    file = folder() / path.name
+def data_folder() -> Path:
+    """Returns the folder of the bundled texts."""
+    return bundled_path("data")
+
+
+def find_bundled_file(path: Path) -> Path | None:
+    """Returns the bundled file that the path `data/NAME` refers to if the path does not exist; None for other paths."""
+    file = data_folder() / path.name
     return file if path.parent == Path("data") and file.is_file() else None
 
 
-def limit(files: Sequence[Path]) -> float | None:
-    """The entropy of these files in bits per byte, a lower bound for all models; None unless all are bundled texts.
+def entropy_bound(files: Sequence[Path]) -> float | None:
+    """Returns the entropy of these files in bits per byte; None unless all are bundled texts.
 
     It covers what a model is scored on in document mode: the text of each document and its end. Files are recognized
-    by their content (SHA-256), so a changed copy has no limit.
+    by their content (SHA-256), so a changed copy has no bound.
     """
-    if not (folder() / LIMITS).is_file():
+    if not (data_folder() / ENTROPY_FILE).is_file():
         return None
-    # reading all of a large file only to find that it is another takes long
-    sizes = {file.stat().st_size for file in folder().iterdir()}
+    # compares sizes first, because hashing a large file takes long
+    sizes = {file.stat().st_size for file in data_folder().iterdir()}
     if not files or not all(file.stat().st_size in sizes for file in files):
         return None
-    known = json.loads((folder() / LIMITS).read_text("utf-8"))
+    known = json.loads((data_folder() / ENTROPY_FILE).read_text("utf-8"))
     texts = [known.get(sha256_of_file(file), {}) for file in files]
     if not all("documents" in text for text in texts):
         return None

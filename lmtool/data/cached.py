@@ -1,4 +1,4 @@
-"""Entries of the cache that are computed once: each with its checksum, and made anew when it is damaged.
+"""Cache entries that are computed once. Each has a checksum, and is created again when it is damaged.
 
 surveys/KEY.entry  tokenizers/KEY.entry     16 hexadecimal digits, XXH3 of what follows; a newline; the content
 tokens/KEY/                                 a token store, which has checksums of its own
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lmtool import durable
 from lmtool.checksum import sha256, with_xxh3, without_xxh3
-from lmtool.data.store import LARGEST, TokenStore
+from lmtool.data.store import MAX_CACHE_FILE_BYTES, TokenStore
 from lmtool.durable import cache_folder, locked, rename, write_file, writing
 from lmtool.errors import DataError
 
@@ -25,37 +25,39 @@ _ENTRY = ".entry"
 _LOG = logging.getLogger(__name__)
 
 
-def cached(folder: str, key: str, what: str, make: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
-    """The entry `key` of a folder of the cache, made first where it is missing or damaged.
+def load_or_create(
+    folder: str, key: str, description: str, create: Callable[[], bytes], parse: Callable[[bytes], T]
+) -> T:
+    """Loads an entry of the cache, or creates and stores it if it is missing or damaged. A second process waits.
 
-    what: it is, for the line that tells of a damaged one. parse: may raise ValueError. A second process waits.
-    Raises ResourceError when it cannot be written.
+    description: of the entry, for the warning about a damaged one. parse: may raise ValueError.
+    Raises ResourceError when the entry cannot be written.
     """
     path = cache_folder() / folder / f"{key}{_ENTRY}"
     with locked(path.with_suffix(".lock")):
         try:
-            return parse(_read(path))
+            return parse(_read_entry(path))
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            tell(what, str(error))
-        content = make()
+            warn_recreated(description, str(error))
+        content = create()
         write_file(path, with_xxh3(content))
         return parse(content)
 
 
-def lock_of_store(path: Path) -> Path:
-    """The lock file of whoever makes the token store at a path, in the cache or not."""
+def store_lock_path(path: Path) -> Path:
+    """Returns the path of the lock file that a writer of the token store at `path` holds."""
     return cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock"
 
 
-def tell(what: str, why: str) -> None:
-    """Say on one line that an entry of the cache is made anew."""
-    _LOG.warning("%s in the cache could not be used, and is made anew: %s", what, why)
+def warn_recreated(description: str, reason: str) -> None:
+    """Logs that an entry of the cache is damaged and created again."""
+    _LOG.warning("%s in the cache could not be used, and is made anew: %s", description, reason)
 
 
-def discard(path: Path) -> None:
-    """Remove a folder of the cache; its name is free at once. Raises ResourceError."""
+def remove_cache_folder(path: Path) -> None:
+    """Renames a folder of the cache, so that its name is free at once, and removes it. Raises ResourceError."""
     doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
     with writing(path):
         shutil.rmtree(doomed, ignore_errors=True)
@@ -63,13 +65,13 @@ def discard(path: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def verify_cache() -> Iterator[tuple[Path, str]]:
-    """Each entry of the cache that cannot be used, and why."""
+def find_damaged_entries() -> Iterator[tuple[Path, str]]:
+    """Yields the path of each damaged entry of the cache, and what is wrong with it."""
     cache = cache_folder()
     for folder in (SURVEYS, TOKENIZERS):
         for path in sorted((cache / folder).glob(f"*{_ENTRY}")):
             try:
-                _read(path)
+                _read_entry(path)
             except (OSError, ValueError) as error:
                 yield path, str(error)
     for path in sorted((cache / TOKENS).glob("[!.]*")):
@@ -79,9 +81,9 @@ def verify_cache() -> Iterator[tuple[Path, str]]:
             yield path, error.what
 
 
-def _read(path: Path) -> bytes:
-    """The content of an entry. Raises OSError, and ValueError when it is not what was written."""
+def _read_entry(path: Path) -> bytes:
+    """Returns the content of an entry. Raises OSError, and ValueError when its checksum does not match."""
     try:
-        return without_xxh3(durable.read(path, LARGEST))
+        return without_xxh3(durable.read(path, MAX_CACHE_FILE_BYTES))
     except ValueError as error:
         raise ValueError(f"{path.name[:12]}... {error}") from None

@@ -1,7 +1,7 @@
-"""Data sets of published packages: what they are, fetching them with pip or npm, and making texts and tables of them.
+"""Downloads data sets of published packages with pip or npm, and makes texts and tables of them.
 
-`data/catalogue.yaml` names package, version and SHA-256 of each archive and of each file that is made of it. Nothing of
-them is part of lmtool.
+`data/catalogue.yaml` names package, version and SHA-256 of each archive and of each file that is made of it. lmtool
+contains none of them.
 """
 
 import shutil
@@ -18,17 +18,17 @@ from pydantic import Field, TypeAdapter
 from lmtool import durable
 from lmtool.checksum import sha256_of_file
 from lmtool.data import bundled
-from lmtool.data.extraction import MADE, members, parts_of
+from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.printable import plain
-from lmtool.recipe.document import parse
+from lmtool.recipe.document import parse_yaml
 from lmtool.records import FileModel
 
-FILE = "catalogue.yaml"
+CATALOGUE_FILE = "catalogue.yaml"
 
 
 class Package(FileModel):
-    """A published archive. source: of PyPI, the source distribution."""
+    """A published archive. source: whether it is a source distribution of PyPI."""
 
     tool: Literal["pip", "npm"]
     name: str
@@ -38,11 +38,11 @@ class Package(FileModel):
 
 
 class DataSet(FileModel):
-    """What is made of a package.
+    """A data set that is made of a package.
 
     kind: a text, a table with a label or a number, or tasks of lm-eval, a table each.
     what, size, licence, reads: for people; `reads` is the command that trains on it.
-    package: its key. files: the members that are read; made: the function of `extraction.MADE` that reads them.
+    package: its key. files: pattern of the members; made: key of the function in `extraction.DATASET_BUILDERS`.
     sha256: of each file, by name.
     references: the figure of each recipe on its test part, measured by `benchmarks/references.py`.
     """
@@ -60,27 +60,27 @@ class DataSet(FileModel):
 
 
 class Catalogue(FileModel):
-    """The content of catalogue.yaml. elsewhere: commands that train on what no package has."""
+    """The content of catalogue.yaml. elsewhere: commands that train on data sets of no package."""
 
     packages: dict[str, Package]
     data: dict[str, DataSet]
     elsewhere: dict[str, str]
 
-    def find(self, name: str) -> DataSet:
-        """The data set of a name. Raises UsageError."""
+    def find_dataset(self, name: str) -> DataSet:
+        """Returns the data set with a name. Raises UsageError."""
         if name not in self.data:
             command = self.elsewhere.get(name)
             fix = f"the hub may have it: {command}" if command else "lmtool data ls lists all"
             raise UsageError(f"no package has a data set {plain(name)}", fix=fix)
         return self.data[name]
 
-    def get(self, name: str, folder: Path) -> list[Path]:
-        """Make the files of a data set in a folder, unless they are there.
+    def download(self, name: str, folder: Path) -> list[Path]:
+        """Downloads a data set and writes its files to a folder, unless they exist; returns their paths.
 
-        Raises UsageError where a file is another one, ResourceError where the package cannot be fetched, and DataError
-        where it is not that of the catalogue. Nothing is written then.
+        Writes nothing and raises UsageError if another file has the name of one, ResourceError if the package cannot be
+        downloaded, and DataError if it is not that of the catalogue.
         """
-        one = self.find(name)
+        one = self.find_dataset(name)
         paths = [folder / file for file in one.sha256]
         with durable.writing(folder):
             for path in filter(Path.exists, paths):
@@ -90,7 +90,7 @@ class Catalogue(FileModel):
             if all(map(Path.exists, paths)):
                 return paths
             with tempfile.TemporaryDirectory() as scratch:
-                made = self.make(name, fetch(self.packages[one.package], Path(scratch)))
+                made = self.make_files(name, download_package(self.packages[one.package], Path(scratch)))
             if {file: sha256(content).hexdigest() for file, content in made.items()} != one.sha256:
                 raise DataError("the package gives other data than the catalogue lists", where=name)
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,22 +98,24 @@ class Catalogue(FileModel):
                 durable.replace(path, made[path.name])
         return paths
 
-    def make(self, name: str, archive: Path) -> dict[str, bytes]:
-        """The files of a data set from its archive, by name."""
+    def make_files(self, name: str, archive: Path) -> dict[str, bytes]:
+        """Makes the files of a data set, by name, from its archive."""
         one = self.data[name]
-        return parts_of(name, MADE[one.made](members(archive.read_bytes(), archive.name, one.files)))
+        return split_train_test_files(
+            name, DATASET_BUILDERS[one.made](read_archive_members(archive.read_bytes(), archive.name, one.files))
+        )
 
 
 def read_catalogue() -> Catalogue:
-    """The catalogue that comes with lmtool."""
-    content = parse((bundled.folder() / FILE).read_text(encoding="utf-8"), FILE).value
+    """Reads the catalogue that comes with lmtool."""
+    content = parse_yaml((bundled.data_folder() / CATALOGUE_FILE).read_text(encoding="utf-8"), CATALOGUE_FILE).value
     return TypeAdapter(Catalogue).validate_python(content)
 
 
-def fetch(package: Package, folder: Path) -> Path:
-    """Download the archive of a package to an empty folder, by the tool as it is configured.
+def download_package(package: Package, folder: Path) -> Path:
+    """Downloads the archive of a package to an empty folder with pip or npm as the user has configured them.
 
-    The tools compare checksums before they unpack or build anything: pip with the one named here. Raises as `get` does.
+    They compare checksums before they unpack or build anything. Raises as `Catalogue.download` does.
     """
     named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", "ascii")

@@ -1,8 +1,8 @@
-"""Delimited text: records and fields of CSV dialects, and inference of the dialect.
+"""Parses delimited text in CSV dialects, and infers the dialect.
 
 The grammar is that of Python's csv module in its strict form: a quote opens a quoted field only where a field begins,
 a doubled quote inside one is a quote, and after the closing quote comes a delimiter or the line end. Unlike in csv, a
-fault does not end the reading: it is reported with its line, and the next line begins a new record.
+fault does not end the parsing: it is returned with its line, and the next line begins a new record.
 """
 
 import csv
@@ -14,13 +14,13 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from lmtool.data.files import LONGEST_LINE, count_lines, line_end, shown, split_lines
+from lmtool.data.files import MAX_LINE_CHARACTERS, count_lines, find_next_line, iterate_lines, quote
 
-FIELD_LIMIT = 1 << 20
-"""Characters that a field may have by default."""
+MAX_FIELD_CHARACTERS = 1 << 20
+"""Default limit of the length of a field."""
 
-_LINE_FACTOR = 16
-"""A line must be shorter than this many fields at their limit."""
+_MAX_FIELDS_OF_LINE = 16
+"""A line must be shorter than this many fields of maximal length."""
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -38,14 +38,14 @@ class Dialect:
     """Spaces after a delimiter are not part of the field."""
 
     def __str__(self) -> str:
-        name = _DELIMITERS.get(self.delimiter, shown(self.delimiter))
+        name = _DELIMITERS.get(self.delimiter, quote(self.delimiter))
         space = ", spaces after it skipped" if self.skip_space else ""
         return f"delimiter {name}{space}, {'quotes enclose fields' if self.quoted else 'no quoting'}"
 
 
 @dataclass(frozen=True)
 class DialectHints:
-    """What is known of a dialect; the rest is inferred from the first `sample` characters."""
+    """The known properties of a dialect; the others are inferred from the first `sample` characters."""
 
     delimiter: str | None = None
     quoted: bool | None = None
@@ -65,9 +65,9 @@ class Fault(NamedTuple):
     """The fault is only detected at the end of the text."""
 
 
-def line_limit(limit: int) -> int:
-    """Characters that a line must not have where fields have at most `limit`; longer ones are not kept in memory."""
-    return min(_LINE_FACTOR * limit, LONGEST_LINE)
+def max_line_length(limit: int) -> int:
+    """Returns the length that a line must not reach if fields have at most `limit` characters."""
+    return min(_MAX_FIELDS_OF_LINE * limit, MAX_LINE_CHARACTERS)
 
 
 RowRecord = tuple[int | None, Sequence[Any], Fault | None]
@@ -76,10 +76,10 @@ RowRecord = tuple[int | None, Sequence[Any], Fault | None]
 A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
-def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[RowRecord]:
-    """The records of text that comes in blocks of whole lines; empty lines are skipped, as in csv.
+def parse_records(blocks: Iterable[str], dialect: Dialect, limit: int = MAX_FIELD_CHARACTERS) -> Iterator[RowRecord]:
+    """Yields the records of text in blocks of whole lines; skips empty lines as csv does.
 
-    A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
+    A field is a fault if it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
     After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
     """
     delimited = partial(csv.reader, delimiter=dialect.delimiter, skipinitialspace=dialect.skip_space, strict=True)
@@ -89,9 +89,9 @@ def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -
         is_last = False
         while text:
             # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
-            # 128 KiB, `_record` continues.
-            lines, n_done, start = split_lines(text), 0, 0
-            if "\0" not in text and len(text) < line_limit(limit):
+            # 128 KiB, `_parse_record` continues.
+            lines, n_done, start = iterate_lines(text), 0, 0
+            if "\0" not in text and len(text) < max_line_length(limit):
                 is_long = len(text) > limit
                 reader = delimited(lines, quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE)
                 with suppress(csv.Error):
@@ -102,19 +102,19 @@ def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -
                             yield line + n_done, fields, None
                         n_done, start = reader.line_num, lines.tell()
             line += n_done
-            while start < len(text) and (parsed := _record(text, start, line, is_last, dialect, limit)):
+            while start < len(text) and (parsed := _parse_record(text, start, line, is_last, dialect, limit)):
                 record, stop = parsed
                 if record[2] or text[start] not in "\r\n":
                     yield record
                 start, line = stop, line + count_lines(text, start, stop)
             text = text[start:]
             if text:
-                more = _at_least(len(text), source)
+                more = _read_at_least(len(text), source)
                 text, is_last = text + more, not more
 
 
-def _at_least(size: int, source: Iterator[str]) -> str:
-    """The next `size` characters or more; doubling it reads a long field in linear time."""
+def _read_at_least(size: int, source: Iterator[str]) -> str:
+    """Reads at least `size` characters. A caller that doubles it reads a long field in linear time."""
     texts: list[str] = []
     while size > 0 and (text := next(source, "")):
         texts.append(text)
@@ -122,17 +122,17 @@ def _at_least(size: int, source: Iterator[str]) -> str:
     return "".join(texts)
 
 
-def _record(
+def _parse_record(
     text: str, start: int, line: int, is_last: bool, dialect: Dialect, limit: int
 ) -> tuple[RowRecord, int] | None:
-    """The record that begins at `start`, and where the next one begins.
+    """Parses the record that begins at `start`, and returns it with the position of the next one.
 
-    None when the record does not end in `text` and this is not the last.
+    Returns None if the record does not end in `text` and more text follows.
     """
     fields: list[str] = []
-    position, stop = start, line_end(text, start)
-    if stop - start >= line_limit(limit):
-        return (line, fields, long_line(line, limit)), stop
+    position, stop = start, find_next_line(text, start)
+    if stop - start >= max_line_length(limit):
+        return (line, fields, long_line_fault(line, limit)), stop
     while True:
         while dialect.skip_space and text.startswith(" ", position):
             position += 1
@@ -146,7 +146,7 @@ def _record(
         position, next_line = position + 1, stop
         # A field at its limit may be twice as long in the file, where all its characters are doubled quotes.
         horizon = position + 2 * limit
-        window = min(line_end(text, horizon), position + line_limit(limit))
+        window = min(find_next_line(text, horizon), position + max_line_length(limit))
         close = text.find('"', position, window)
         while close >= 0 and text.startswith('"', close + 1):
             close = text.find('"', close + 2, window)
@@ -154,34 +154,34 @@ def _record(
             return None
         opened = line + count_lines(text, start, position)
         if close < 0:
-            fault = _unclosed(opened, len(fields), limit if horizon < len(text) else None)
+            fault = _unclosed_quote_fault(opened, len(fields), limit if horizon < len(text) else None)
             return (line, fields, fault), next_line
         if close >= stop:
-            stop = line_end(text, close)
+            stop = find_next_line(text, close)
         rest = text[close + 1 : stop].rstrip("\r\n")
         if rest and not rest.startswith(dialect.delimiter):
             closed = line + count_lines(text, start, close)
-            return (line, fields, _stray(opened, closed, len(fields), rest)), next_line
+            return (line, fields, _text_after_quote_fault(opened, closed, len(fields), rest)), next_line
         fields.append(text[position:close].replace('""', '"'))
         if not rest:
             break
         position = close + 2
     nul = text.find("\0", start, stop)
-    misfitting = misfit(fields, line + count_lines(text, start, max(start, nul)), limit, _NUL_FIX)
-    if any(len(part) >= line_limit(limit) for part in split_lines(text[start:stop])):
-        misfitting = long_line(line, limit)
+    misfitting = find_field_fault(fields, line + count_lines(text, start, max(start, nul)), limit, _NUL_FIX)
+    if any(len(part) >= max_line_length(limit) for part in iterate_lines(text[start:stop])):
+        misfitting = long_line_fault(line, limit)
     return (line, fields, misfitting), stop
 
 
-def _unclosed(line: int, column: int, limit: int | None) -> Fault:
+def _unclosed_quote_fault(line: int, column: int, limit: int | None) -> Fault:
     if limit is None:
         return Fault("unclosed quote", "a quote opens here and is never closed", "close it", line, column, at_end=True)
     what = f"a quote opens here and is not closed within {limit:,} characters"
     return Fault("unclosed quote", what, "close it, or shorten the field", line, column)
 
 
-def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
-    follows = shown(rest, 20)
+def _text_after_quote_fault(opened: int, closed: int, column: int, rest: str) -> Fault:
+    follows = quote(rest, 20)
     if opened == closed:
         what = f"a quoted field continues after its closing quote: {follows}"
         fix = 'write a quote inside a quoted field twice: ""'
@@ -190,8 +190,8 @@ def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
     return Fault("unclosed quote", what, "close it", opened, column)
 
 
-def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "remove it") -> Fault | None:
-    """The fault of the first text that is longer than `limit` or has a NUL."""
+def find_field_fault(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "remove it") -> Fault | None:
+    """Returns the fault of the first text that is longer than `limit` or has a NUL; None if there is none."""
     for column, value in enumerate(values):
         if isinstance(value, str):
             if len(value) > limit:
@@ -202,59 +202,61 @@ def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "
     return None
 
 
-def long_line(line: int, limit: int) -> Fault:
-    """The fault of a line that was truncated."""
-    what = f"the line has {line_limit(limit):,} characters or more, the limit of a line"
+def long_line_fault(line: int, limit: int) -> Fault:
+    """Returns the fault of a line that was truncated."""
+    what = f"the line has {max_line_length(limit):,} characters or more, the limit of a line"
     return Fault("field too long", what, "shorten or divide its fields", line, None)
 
 
-def sniff(text: str, whole: bool, order: str, hints: DialectHints) -> Dialect:
-    """Infer the dialect from the first lines of a text, all of them if `whole`. What is known is not inferred.
+def infer_dialect(text: str, whole: bool, delimiters: str, hints: DialectHints) -> Dialect:
+    """Infers the dialect from the first lines of a text, or if `whole` from all of it, except what `hints` give.
 
     The delimiter is the one that occurs in the header and gives most records as many fields as the header has; ties go
-    to the first in `order`. Quotes enclose fields unless the delimiter is a tab; then only when they are clearly used:
+    to the first of `delimiters`. Quotes enclose fields unless the delimiter is a tab; then only if clearly used:
     when fewer records are ragged with them, or when all fields with quotes are well-formed quoted fields, and one has
     a doubled quote, or a whole column and its name are quoted.
     Spaces after a delimiter are skipped when they follow every one, or when more records are good without them.
     """
-    parse = cache(lambda dialect: _parse(text, whole, dialect))
+    parse = cache(lambda dialect: _parse_sample(text, whole, dialect))
     delimiter, quoted = hints.delimiter, hints.quoted
     if delimiter is None:
         both = [True, False] if quoted is None else [quoted]
-        kinds = [Dialect(d, q) for d in order for q in (both if d == "\t" else both[:1])]
-        delimiter = max(kinds, key=lambda dialect: _score(parse(dialect))).delimiter
+        kinds = [Dialect(d, q) for d in delimiters for q in (both if d == "\t" else both[:1])]
+        delimiter = max(kinds, key=lambda dialect: _score_sample(parse(dialect))).delimiter
     if quoted is None:
-        quoted = delimiter != "\t" or _uses_quotes(text, *(_score(parse(Dialect("\t", q))) for q in (False, True)))
+        quoted = delimiter != "\t" or _are_fields_quoted(
+            text, *(_score_sample(parse(Dialect("\t", q))) for q in (False, True))
+        )
     dialect = Dialect(delimiter, quoted)
     if quoted and delimiter != " " and delimiter + " " in text:
         spaced = Dialect(delimiter, quoted, skip_space=True)
-        better = _score(parse(spaced)) - _score(parse(dialect))
+        better = _score_sample(parse(spaced)) - _score_sample(parse(dialect))
         later = [field for _, fields, _ in parse(dialect) for field in fields[1:]]
         always = bool(later) and all(field.startswith(" ") for field in later)
         return spaced if better > 0 or (better == 0 and always) else dialect
     return dialect
 
 
-def _parse(text: str, whole: bool, dialect: Dialect) -> list[RowRecord]:
-    """The records of a sample, without one that continues after it; none when the header has fewer than two fields."""
-    rows = records([text], dialect)
+def _parse_sample(text: str, whole: bool, dialect: Dialect) -> list[RowRecord]:
+    """Parses the records that end in a sample; none if the header has fewer than two fields."""
+    rows = parse_records([text], dialect)
     header = next(rows, (1, [], None))
     if header[2] or len(header[1]) < 2:
         return []
     return [header, *takewhile(lambda record: whole or not (record[2] and record[2].at_end), rows)]
 
 
-def _score(sample: list[RowRecord]) -> float:
-    """The share of the records that have as many fields as the header; -1 when there are none."""
+def _score_sample(sample: list[RowRecord]) -> float:
+    """Returns the fraction of the records that have as many fields as the header; -1 if there are none."""
     good = [not fault and len(fields) == len(sample[0][1]) for _, fields, fault in sample]
     return sum(good) / len(good) if good else -1.0
 
 
-def _uses_quotes(text: str, score_plain: float, score_quoted: float) -> bool:
-    """Whether quotes in tab-separated text enclose fields; see `sniff`."""
+def _are_fields_quoted(text: str, score_plain: float, score_quoted: float) -> bool:
+    """Returns whether quotes in tab-separated text enclose fields; see `infer_dialect`."""
     if score_plain != score_quoted:
         return score_quoted > score_plain
-    rows = [fields for _, fields, _ in records([text], Dialect("\t", False))]
+    rows = [fields for _, fields, _ in parse_records([text], Dialect("\t", False))]
     suspects = [field for row in rows for field in row if '"' in field]
     if not all(_QUOTED.fullmatch(field) for field in suspects):
         return False

@@ -1,4 +1,4 @@
-"""Texts and tables from members of published archives: one function for each data set of the catalogue.
+"""Makes texts and tables from members of published archives: one function for each data set of the catalogue.
 
 All orders are functions of a fixed seed, so that everybody has the same rows in the same parts.
 """
@@ -17,16 +17,16 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 SEED = 1
-TEST_ROWS = 2000
+MAX_TEST_ROWS = 2000
 Members = Mapping[str, bytes]
 TableRow = dict[str, str]
 Item = TypeVar("Item")
 
 
-def members(archive: bytes, name: str, pattern: str) -> dict[str, bytes]:
-    """The files of a .whl, .zip or tar archive whose paths match, sorted; OUTER!INNER is in an archive within it.
+def read_archive_members(archive: bytes, name: str, pattern: str) -> dict[str, bytes]:
+    """Returns the files of a .whl, .zip or tar archive whose paths match, sorted.
 
-    pattern: of paths, or several with | between them.
+    pattern: a glob, or several with | between them; OUTER!INNER matches files of an archive within the archive.
     """
     pattern, _, inner = pattern.partition("!")
     patterns = re.compile("|".join(map(fnmatch.translate, pattern.split("|"))))
@@ -38,24 +38,24 @@ def members(archive: bytes, name: str, pattern: str) -> dict[str, bytes]:
             chosen = [one for one in tar if one.isfile() and patterns.match(one.name)]
             read = {one.name: file.read() for one in chosen if (file := tar.extractfile(one)) is not None}
     for outer in [*read] if inner else ():
-        read |= members(read.pop(outer), outer, inner)
+        read |= read_archive_members(read.pop(outer), outer, inner)
     return dict(sorted(read.items(), key=lambda item: PurePosixPath(item[0])))
 
 
-def parts_of(name: str, made: str | list[TableRow] | dict[str, bytes]) -> dict[str, bytes]:
-    """The parts for training and for testing, as files by name; those of several tasks as they are.
+def split_train_test_files(name: str, content: str | list[TableRow] | dict[str, bytes]) -> dict[str, bytes]:
+    """Returns files by name: a part for training and a part for testing; files of several tasks unchanged.
 
-    Of a text the last twentieth is for testing, from the end of a document, or else of a line, on. Of rows each text is
-    in one, each cell is filled, and the last seventh is for testing, 2,000 rows at most.
+    The last twentieth of a text is for testing, from the end of a document or else of a line on. The last seventh of
+    rows is for testing, at most 2,000. Drops rows with empty cells or with a text that occurs before.
     """
-    if isinstance(made, dict):
-        return made
-    if isinstance(made, str):
-        end = "\n\n" if "\n\n" in made else "\n"
-        cut = made.index(end, len(made) * 19 // 20) + len(end)
-        return {f"{name}.txt": made[:cut].encode(), f"{name}.test.txt": made[cut:].encode()}
-    rows = list({tuple(row.values())[:-1]: row for row in made if all(map(str.strip, row.values()))}.values())
-    n_train = len(rows) - min(TEST_ROWS, len(rows) // 7)
+    if isinstance(content, dict):
+        return content
+    if isinstance(content, str):
+        end = "\n\n" if "\n\n" in content else "\n"
+        cut = content.index(end, len(content) * 19 // 20) + len(end)
+        return {f"{name}.txt": content[:cut].encode(), f"{name}.test.txt": content[cut:].encode()}
+    rows = list({tuple(row.values())[:-1]: row for row in content if all(map(str.strip, row.values()))}.values())
+    n_train = len(rows) - min(MAX_TEST_ROWS, len(rows) // 7)
     parts = {}
     for file, chosen in ((f"{name}.csv", rows[:n_train]), (f"{name}.test.csv", rows[n_train:])):
         table = io.StringIO(newline="")
@@ -66,46 +66,46 @@ def parts_of(name: str, made: str | list[TableRow] | dict[str, bytes]) -> dict[s
     return parts
 
 
-def shuffled(items: Iterable[Item]) -> list[Item]:
-    """The items in a random order, always the same."""
+def shuffle_items(items: Iterable[Item]) -> list[Item]:
+    """Shuffles the items with a fixed seed."""
     listed = list(items)
     random.Random(SEED).shuffle(listed)
     return listed
 
 
-def documents(texts: Iterable[str]) -> str:
-    """Texts with blank lines between them."""
+def join_documents(texts: Iterable[str]) -> str:
+    """Joins texts with blank lines."""
     return "\n\n".join(text.strip() for text in texts) + "\n"
 
 
-def _decoded(files: Members) -> dict[str, str]:
+def _decode_members(files: Members) -> dict[str, str]:
     return {path: content.decode(errors="replace").replace("\r\n", "\n") for path, content in files.items()}
 
 
-def _articles(files: Members) -> list[dict[str, Any]]:
-    """Title, extract and topic of Wikipedia articles."""
+def _read_wikipedia_articles(files: Members) -> list[dict[str, Any]]:
+    """Returns title, extract and topic of Wikipedia articles."""
     (content,) = files.values()
-    return shuffled(json.loads(content).values())
+    return shuffle_items(json.loads(content).values())
 
 
-def _topics(files: Members) -> list[TableRow]:
-    known = (one for one in _articles(files) if one["topic"] != "Uncategorized")
+def _make_topic_rows(files: Members) -> list[TableRow]:
+    known = (one for one in _read_wikipedia_articles(files) if one["topic"] != "Uncategorized")
     return [{"title": one["title"], "text": one["extract"], "label": one["topic"]} for one in known]
 
 
-def _years(files: Members) -> list[TableRow]:
-    """Passages of four sentences, at most 40 of a speech, and the year that its file is named after."""
+def _make_year_rows(files: Members) -> list[TableRow]:
+    """Makes passages of four sentences, at most 40 of a speech, with the year in the name of its file."""
     rows = []
-    for path, speech in _decoded(files).items():
+    for path, speech in _decode_members(files).items():
         sentences = re.split(r"(?<=[.?!]) +", " ".join(speech.split()))
         passages = [" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4)]
-        rows += [{"text": text, "year": PurePosixPath(path).name[:4]} for text in shuffled(passages)[:40]]
-    return shuffled(rows)
+        rows += [{"text": text, "year": PurePosixPath(path).name[:4]} for text in shuffle_items(passages)[:40]]
+    return shuffle_items(rows)
 
 
-def _brown(files: Members) -> list[tuple[str, list[str]]]:
-    """Genre and sentences of each text of the Brown corpus, without its tags."""
-    texts = {PurePosixPath(path).name: text for path, text in _decoded(files).items()}
+def _read_brown_corpus(files: Members) -> list[tuple[str, list[str]]]:
+    """Returns genre and sentences of each text of the Brown corpus, without its tags."""
+    texts = {PurePosixPath(path).name: text for path, text in _decode_members(files).items()}
     words = {
         name: [" ".join(token.rsplit("/", 1)[0] for token in line.split()) for line in text.split("\n") if line.strip()]
         for name, text in texts.items()
@@ -113,17 +113,17 @@ def _brown(files: Members) -> list[tuple[str, list[str]]]:
     return [(genre, words[name]) for name, genre in map(str.split, filter(None, texts["cats.txt"].split("\n")))]
 
 
-def _genres(files: Members) -> list[TableRow]:
-    """Passages of three sentences."""
-    return shuffled(
+def _make_genre_rows(files: Members) -> list[TableRow]:
+    """Makes passages of three sentences."""
+    return shuffle_items(
         {"text": " ".join(sentences[i : i + 3]), "label": genre}
-        for genre, sentences in _brown(files)
+        for genre, sentences in _read_brown_corpus(files)
         for i in range(0, len(sentences) - 2, 3)
     )
 
 
-def _names(files: Members) -> list[tuple[str, Counter[str]]]:
-    """First names in lower case, and how many children of each sex had them, the most frequent first."""
+def _count_first_names(files: Members) -> list[tuple[str, Counter[str]]]:
+    """Counts the children of each sex with a first name in lower case, the most frequent name first."""
     from pyarrow import parquet
 
     (content,) = files.values()
@@ -133,21 +133,21 @@ def _names(files: Members) -> list[tuple[str, Counter[str]]]:
     return sorted(children.items(), key=lambda item: (-item[1].total(), item[0]))
 
 
-def _sexes(files: Members) -> list[TableRow]:
-    """The sex of nine in ten of the children with a name, of the 20,000 most frequent names."""
-    usual = [(name, sexes.most_common(1)[0], sexes.total()) for name, sexes in _names(files)[:20_000]]
-    return shuffled({"name": name, "label": sex} for name, (sex, n), total in usual if n >= 0.9 * total)
+def _make_name_sex_rows(files: Members) -> list[TableRow]:
+    """Makes rows of those of the 20,000 most frequent names that nine in ten children of one sex have."""
+    common = [(name, sexes.most_common(1)[0], sexes.total()) for name, sexes in _count_first_names(files)[:20_000]]
+    return shuffle_items({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
 
 
-def mails(files: Members) -> list[tuple[str, str]]:
-    """Folder and source of each mail."""
-    return shuffled((PurePosixPath(path).parent.name, text) for path, text in _decoded(files).items())
+def read_emails(files: Members) -> list[tuple[str, str]]:
+    """Returns folder and source of each mail."""
+    return shuffle_items((PurePosixPath(path).parent.name, text) for path, text in _decode_members(files).items())
 
 
-def _spam(files: Members) -> list[TableRow]:
-    """Subject, and beginning of the body without markup."""
+def _make_spam_rows(files: Members) -> list[TableRow]:
+    """Makes rows of the subject and the beginning of the body without markup."""
     rows = []
-    for group, text in mails(files):
+    for group, text in read_emails(files):
         headers, _, body = text.partition("\n\n")
         if subject := re.search(r"^subject: *(.*)", headers, flags=re.I | re.M):
             plain = " ".join(re.sub(r"<[^>]*>", " ", body).split())[:1000]
@@ -155,23 +155,23 @@ def _spam(files: Members) -> list[TableRow]:
     return rows
 
 
-def _ratings(files: Members) -> list[TableRow]:
-    """Sentences, and the mean of twenty ratings from -4 to 4."""
-    (text,) = _decoded(files).values()
+def _make_rating_rows(files: Members) -> list[TableRow]:
+    """Makes rows of sentences and the mean of twenty ratings from -4 to 4."""
+    (text,) = _decode_members(files).values()
     fields = (line.split("\t") for line in text.splitlines())
-    return shuffled({"text": text, "rating": rating} for _, rating, text in fields)
+    return shuffle_items({"text": text, "rating": rating} for _, rating, text in fields)
 
 
-def _opinions(files: Members) -> list[TableRow]:
-    """The sentences rated at least 0.5 from zero."""
-    rated = [(row["text"], float(row["rating"])) for row in _ratings(files)]
+def _make_polarity_rows(files: Members) -> list[TableRow]:
+    """Makes rows of the sentences rated at least 0.5 from zero."""
+    rated = [(row["text"], float(row["rating"])) for row in _make_rating_rows(files)]
     return [{"text": text, "label": "positive" if r > 0 else "negative"} for text, r in rated if abs(r) >= 0.5]
 
 
-def _bigbench(files: Members) -> dict[str, bytes]:
-    """Rows of tasks of BIG-bench (Srivastava et al. 2022): the text before the answer, right answers, and choices."""
+def _make_bigbench_files(files: Members) -> dict[str, bytes]:
+    """Makes rows of BIG-bench tasks (Srivastava et al. 2022): the text before the answer, right answers, choices."""
     lines: dict[str, list[str]] = {}
-    for path, text in _decoded(files).items():
+    for path, text in _decode_members(files).items():
         task, folder = json.loads(text), path.split("/benchmark_tasks/")[1].split("/")[0]
         before, after = task.get("example_input_prefix", "\nQ: "), task.get("example_output_prefix", "\nA: ")
         for one in task.get("examples", ()):
@@ -183,20 +183,24 @@ def _bigbench(files: Members) -> dict[str, bytes]:
     return {name: "".join(of_task).encode() for name, of_task in lines.items()}
 
 
-MADE: dict[str, Callable[[Members], str | list[TableRow] | dict[str, bytes]]] = {
-    "file": lambda files: "".join(_decoded(files).values()),
-    "documents": lambda files: documents(_decoded(files).values()),
-    "encyclopaedia": lambda files: documents(f"{one['title']}\n{one['extract']}" for one in _articles(files)),
-    "brown": lambda files: documents("\n".join(sentences) for _, sentences in shuffled(_brown(files))),
-    "lines": lambda files: "".join(shuffled("".join(_decoded(files).values()).splitlines(keepends=True))),
-    "names": lambda files: "".join(shuffled(f"{name}\n" for name, _ in _names(files)[:32_033])),
-    "topics": _topics,
-    "spam": _spam,
-    "opinions": _opinions,
-    "genres": _genres,
-    "sexes": _sexes,
-    "ratings": _ratings,
-    "years": _years,
-    "bigbench": _bigbench,
+DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str, bytes]]] = {
+    "file": lambda files: "".join(_decode_members(files).values()),
+    "documents": lambda files: join_documents(_decode_members(files).values()),
+    "encyclopaedia": lambda files: join_documents(
+        f"{one['title']}\n{one['extract']}" for one in _read_wikipedia_articles(files)
+    ),
+    "brown": lambda files: join_documents(
+        "\n".join(sentences) for _, sentences in shuffle_items(_read_brown_corpus(files))
+    ),
+    "lines": lambda files: "".join(shuffle_items("".join(_decode_members(files).values()).splitlines(keepends=True))),
+    "names": lambda files: "".join(shuffle_items(f"{name}\n" for name, _ in _count_first_names(files)[:32_033])),
+    "topics": _make_topic_rows,
+    "spam": _make_spam_rows,
+    "opinions": _make_polarity_rows,
+    "genres": _make_genre_rows,
+    "sexes": _make_name_sex_rows,
+    "ratings": _make_rating_rows,
+    "years": _make_year_rows,
+    "bigbench": _make_bigbench_files,
 }
-"""What is made of the members of an archive: a text, rows whose last cell is the label, or tasks as files."""
+"""Functions that make a text, rows whose last cell is the label, or task files from the members of an archive."""

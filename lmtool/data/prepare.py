@@ -1,7 +1,7 @@
-"""From the recipe's data to token stores: survey the corpus, train the tokenizer, split, encode; all cached.
+"""Converts the data of a recipe to token stores: divides, splits and tokenizes the text; each step is cached.
 
 The cache is content-addressed: its keys are hashes of the text, the tokenizer and the options, so a changed file never
-gets stale tokens, and what two runs share is computed once.
+gets stale tokens, and two runs share what is equal.
 """
 
 from collections import deque
@@ -11,23 +11,32 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import n_cores
-from lmtool.data.cached import TOKENIZERS, TOKENS, cached, discard, lock_of_store, tell
-from lmtool.data.corpus import Chunk, safe_cut
+from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
+from lmtool.data.corpus import Chunk, find_safe_cut
 from lmtool.data.files import display
-from lmtool.data.split import Everything, Part, choose_documents, cut_characters
-from lmtool.data.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
-from lmtool.data.streaming import StreamedText, TextHead, streams
-from lmtool.data.survey import DividedText, Report, SurveyedText, cache_key, divide, read_corpus, silent, size
+from lmtool.data.split import CorpusPart, WholeCorpus, split_by_characters, split_by_documents
+from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
+from lmtool.data.streaming import StreamedText, StreamHead, should_stream
+from lmtool.data.survey import (
+    DividedText,
+    Progress,
+    ScannedCorpus,
+    cache_key,
+    divide_text,
+    no_progress,
+    scan_corpus,
+    utf8_length,
+)
 from lmtool.durable import cache_folder, locked, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
-from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
+from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
@@ -36,46 +45,51 @@ _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 class TextPart:
     """A part of a corpus."""
 
-    text: SurveyedText
-    part: Part
+    text: ScannedCorpus
+    part: CorpusPart
 
-    def chunks(self, stage: str = "", report: Report = silent) -> Iterator[Chunk]:
-        """Its documents in order; each chunk of the corpus is reported when the next one is requested."""
-        return self.part.of(self._reporting(stage, report))
+    def chunks(self, stage: str = "", report: Progress = no_progress) -> Iterator[Chunk]:
+        """Yields the documents in order. Each chunk of the corpus is reported when the next one is requested."""
+        return self.part.select(self._read_with_progress(stage, report))
 
-    def _reporting(self, stage: str, report: Report) -> Iterator[Chunk]:
+    def _read_with_progress(self, stage: str, report: Progress) -> Iterator[Chunk]:
         done = 0
         for chunk in self.text.corpus.chunks():
             yield chunk
             done += chunk.size
-            report(stage, done, self.text.survey.characters)
+            report(stage, done, self.text.stats.characters)
 
     @property
-    def key(self) -> list[Any]:
-        """What it is in keys of the cache."""
+    def cache_key(self) -> list[Any]:
+        """Returns the JSON values that identify this part in keys of the cache."""
         corpus, part = self.text.corpus, self.part
-        return [self.text.content, corpus.column, corpus.documents, corpus.stream, type(part).__name__, asdict(part)]
+        return [self.text.content, corpus.column, corpus.documents, corpus.stream, part.cache_name, asdict(part)]
 
-    def tokens_key(self, tokenizer: Tokenizer) -> str:
-        """The key of its tokens."""
-        return cache_key("tokens", self.key, tokenizer.fingerprint)
+    def store_key(self, tokenizer: Tokenizer) -> str:
+        """Returns the cache key of the token store of this part."""
+        return cache_key("tokens", self.cache_key, tokenizer.fingerprint)
+
+
+class SplitText(NamedTuple):
+    """The training and the validation part of a text."""
+
+    train: TextPart
+    valid: TextPart
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Text prepared for training.
+class TokenizedData:
+    """Token stores for training and validation.
 
-    train, valid: the token stores.
-    texts: the parts for training and validation of the text, or of each text of a mixture, that they hold.
-    parts: the training store of each of these.
+    texts: the split of the text, or of each text of a mixture.
+    parts: the training store of each text.
     data: the data spec with `documents`, `split` and `stream` resolved.
-    seconds: time spent tokenizing, 0 when all was in the cache.
-    streamed: where the stores hold the heads only, the text of each, and the part that is trained on.
+    seconds: time spent tokenizing, 0 if all tokens were in the cache.
     """
 
     train: TokenStore
     valid: TokenStore
-    texts: tuple[tuple[TextPart, TextPart], ...]
+    texts: tuple[SplitText, ...]
     tokenizer: Tokenizer
     data: Data
     seconds: float
@@ -83,163 +97,170 @@ class Prepared:
 
     @property
     def fingerprint(self) -> str:
-        """Content address of both stores."""
+        """Returns the content address of both stores."""
         return cache_key("prepared", self.train.fingerprint, self.valid.fingerprint)
 
     @property
-    def streamed(self) -> tuple[tuple[StreamedText, Part], ...]:
+    def streamed(self) -> tuple[tuple[StreamedText, CorpusPart], ...]:
+        """Returns each streamed text, of which the stores hold the head only, and the part of it for training."""
         parts = [(train.text.corpus, train.part) for train, _ in self.texts]
-        return tuple((corpus.whole, part) for corpus, part in parts if isinstance(corpus, TextHead))
+        return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHead))
 
 
-def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
-    """Bytes and tokens of a store that a causal model predicts: all but the first token of each document.
+class PredictedCounts(NamedTuple):
+    """Bytes and tokens of a text that a causal model predicts."""
 
-    The first token may be a part of a character. A special one has no bytes. A normalized one may have more bytes than
-    the text that it stands for.
+    n_bytes: int
+    n_tokens: int
+
+
+def count_predicted(store: TokenStore, tokenizer: Tokenizer) -> PredictedCounts:
+    """Counts all bytes and tokens of a store except the first token of each document.
+
+    The first token may be a part of a character. A special token has no bytes. A normalized token may have more bytes
+    than the text that it stands for.
     """
     n_bytes = int(np.sum(store.n_bytes))
     for number in range(store.n_documents):
-        begin, _ = store.document(number)
+        begin, _ = store.document_range(number)
         first = int(store.read(begin, begin + 1)[0])
-        n_bytes -= min(tokenizer.n_bytes_at_start(first), int(store.n_bytes[number]))
-    return n_bytes, len(store) - store.n_documents
+        n_bytes -= min(tokenizer.count_bytes_at_start(first), int(store.n_bytes[number]))
+    return PredictedCounts(n_bytes, len(store) - store.n_documents)
 
 
-def prepare(
+def tokenize_data(
     data: Data,
     tokenizer: TokenizerSpec | TokenizerFile | Tokenizer,
     *,
     seed: int,
-    report: Report = silent,
+    report: Progress = no_progress,
     out: Path | None = None,
     divided: DividedText | None = None,
-) -> Prepared:
-    """Tokenize the text that `data` names into token stores for training and validation.
+) -> TokenizedData:
+    """Tokenizes the text that `data` names into token stores for training and validation.
 
     A tokenizer to train is trained on the training part. In document mode each document is stored as
     [BOS] text [EOS]; in slice mode the text has no special tokens. Interrupted work is resumed. With `out`,
     tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache. divided: a text
-    that is divided already, and is not read again where `data` names it.
+    that is divided already, and is not read again if `data` names it.
 
     Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
     something else.
     """
-    texts, data = open_parts(data, seed=seed, report=report, divided=divided)
-    trains, valids = _by_use(texts, data)
+    texts, data = open_train_and_valid(data, seed=seed, report=report, divided=divided)
+    trains, valids = _group_by_split(texts, data)
     if isinstance(tokenizer, TokenizerSpec):
-        tokenizer = _trained(tokenizer, trains, report)
+        tokenizer = _train_tokenizer(tokenizer, trains, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
     if out is not None:
-        _keep_tokenizer(tokenizer, out)
+        _save_tokenizer(tokenizer, out)
     started = perf_counter()
-    train_stores = [_store(part, tokenizer, out and out / "train", report) for part in trains]
-    valid_stores = [_store(part, tokenizer, out and out / "valid", report) for part in valids]
+    train_stores = [_open_or_write_store(part, tokenizer, out and out / "train", report) for part in trains]
+    valid_stores = [_open_or_write_store(part, tokenizer, out and out / "valid", report) for part in valids]
     stores = tuple(store for store, _ in train_stores)
     seconds = perf_counter() - started if any(is_new for _, is_new in train_stores + valid_stores) else 0.0
-    train, valid = _joined(stores), _joined([store for store, _ in valid_stores])
-    return Prepared(train, valid, tuple(texts), tokenizer, data, seconds, stores)
+    train, valid = _concatenate_stores(stores), _concatenate_stores([store for store, _ in valid_stores])
+    return TokenizedData(train, valid, tuple(texts), tokenizer, data, seconds, stores)
 
 
-def open_parts(
-    data: Data, *, seed: int, report: Report, divided: DividedText | None = None
-) -> tuple[list[tuple[TextPart, TextPart]], Data]:
-    """The training and the validation part of the text that `data` names, or of each text of a mixture.
+def open_train_and_valid(
+    data: Data, *, seed: int, report: Progress, divided: DividedText | None = None
+) -> tuple[list[SplitText], Data]:
+    """Opens and splits the text that `data` names, or each text of a mixture; also returns `data` resolved.
 
-    Also `data` resolved. divided: as in `prepare`, which has the errors too.
+    divided: see `tokenize_data`, which raises the same errors.
     """
     texts, resolved = [], []
-    for alone in _alone(data):
-        opened = divided if divided is not None and divided.is_of(alone) else divide(alone, seed=seed, report=report)
-        train, one = opened.text, alone.with_values(opened.division)
-        valid, train_part, valid_part = _split(train, one, seed, report)
-        texts.append((TextPart(train, train_part), TextPart(valid, valid_part)))
-        resolved.append(one)
-    return texts, _resolved(data, resolved)
+    for alone in _expand_mixture(data):
+        opened = (
+            divided if divided is not None and divided.matches(alone) else divide_text(alone, seed=seed, report=report)
+        )
+        resolved.append(alone.with_values(opened.data.model_dump(include={"documents", "split", "stream"})))
+        texts.append(_split_text(opened.text, resolved[-1], seed, report))
+    divisions = {one.documents for one in resolved}
+    documents = divisions.pop() if len(divisions) == 1 else data.documents
+    values = {"documents": documents, "split": resolved[0].split, "stream": resolved[0].stream}
+    return texts, data.with_values(values)
 
 
-def fingerprint_of(data: Data, tokenizer: Tokenizer, *, seed: int, report: Report) -> str:
-    """The fingerprint that `prepare` would find, without tokenizing anything. Raises as it does."""
-    texts, data = open_parts(data, seed=seed, report=report)
-    keys = ([part.tokens_key(tokenizer) for part in parts] for parts in _by_use(texts, data))
-    return cache_key("prepared", *map(_joined_key, keys))
+def compute_fingerprint(data: Data, tokenizer: Tokenizer, *, seed: int, report: Progress) -> str:
+    """Returns the fingerprint of what `tokenize_data` would write, without tokenizing. Raises the same errors."""
+    texts, data = open_train_and_valid(data, seed=seed, report=report)
+    keys = ([part.store_key(tokenizer) for part in parts] for parts in _group_by_split(texts, data))
+    return cache_key("prepared", *map(_joined_fingerprint, keys))
 
 
-def _joined_key(keys: Sequence[str]) -> str:
+def _joined_fingerprint(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else cache_key("joined", list(keys))
 
 
-def _by_use(texts: Sequence[tuple[TextPart, TextPart]], data: Data) -> tuple[list[TextPart], list[TextPart]]:
-    """The training parts, and the validation parts; validation text that is named is that of all."""
-    return [train for train, _ in texts], [valid for _, valid in (texts[:1] if data.valid else texts)]
+def _group_by_split(texts: Sequence[SplitText], data: Data) -> tuple[list[TextPart], list[TextPart]]:
+    """Returns the training parts and the validation parts; all texts share a validation text that `data` names."""
+    return [text.train for text in texts], [text.valid for text in (texts[:1] if data.valid else texts)]
 
 
-def _alone(data: Data) -> list[Data]:
-    """The data spec of each text of a mixture, which are divided and streamed alike; of other data only itself."""
+def _expand_mixture(data: Data) -> list[Data]:
+    """Returns the data spec of each text of a mixture, all split and streamed alike, or else `data` alone."""
     if not data.mixture:
         return [data]
     split = "slice" if data.split == "slice" else "document"
-    alike = data.with_values({"mixture": {}, "split": split, "stream": streams(data)})
+    alike = data.with_values({"mixture": {}, "split": split, "stream": should_stream(data)})
     return [alike.with_values({"train": (source,)}) for source in data.mixture]
 
 
-def _resolved(data: Data, of_texts: Sequence[Data]) -> Data:
-    """The spec with what is resolved alike for all of its texts."""
-    divisions = {one.documents for one in of_texts}
-    documents = divisions.pop() if len(divisions) == 1 else data.documents
-    return data.with_values({"documents": documents, "split": of_texts[0].split, "stream": of_texts[0].stream})
-
-
-def _joined(stores: Sequence[TokenStore]) -> TokenStore:
+def _concatenate_stores(stores: Sequence[TokenStore]) -> TokenStore:
     keys = [store.fingerprint for store in stores]
-    return stores[0] if len(stores) == 1 else TokenStore.joined(stores, _joined_key(keys))
+    return stores[0] if len(stores) == 1 else TokenStore.concatenate(stores, _joined_fingerprint(keys))
 
 
-def encode_files(sources: Sequence[str], data: Data, tokenizer: Tokenizer, report: Report = silent) -> TokenStore:
-    """The token store of all the text in `sources`, read by the resolved `data` of a run. Cached like `prepare`."""
-    opened = read_corpus(sources, data, report)
-    return _store(TextPart(opened, Everything()), tokenizer, None, report)[0]
+def tokenize_files(
+    sources: Sequence[str], data: Data, tokenizer: Tokenizer, report: Progress = no_progress
+) -> TokenStore:
+    """Tokenizes all text in `sources`, read as the resolved `data` say, into one store of the cache."""
+    opened = scan_corpus(sources, data, report)
+    return _open_or_write_store(TextPart(opened, WholeCorpus()), tokenizer, None, report)[0]
 
 
-def _split(train: SurveyedText, data: Data, seed: int, report: Report) -> tuple[SurveyedText, Part, Part]:
-    """The corpus of the validation text, and the parts of both."""
+def _split_text(text: ScannedCorpus, data: Data, seed: int, report: Progress) -> SplitText:
     if data.valid:
-        valid = read_corpus(data.valid, data, report)
-        return valid, Everything(), Everything()
-    where = ", ".join(map(display, train.corpus.files))[:200]
+        valid = scan_corpus(data.valid, data, report)
+        return SplitText(TextPart(text, WholeCorpus()), TextPart(valid, WholeCorpus()))
+    where = ", ".join(map(display, text.corpus.files))[:200]
+    parts: tuple[CorpusPart, CorpusPart]
     if data.split == "slice":
-        characters = cut_characters(train.survey.characters, data.valid_fraction)
-        if not 0 < characters[0].n_train < train.survey.characters:
-            what = f"too short to hold out {data.valid_fraction:g} of {train.survey.characters} characters"
+        parts = first, _ = split_by_characters(text.stats.characters, data.valid_fraction)
+        if not 0 < first.n_train < text.stats.characters:
+            what = f"too short to hold out {data.valid_fraction:g} of {text.stats.characters} characters"
             raise DataError(what, where=where, fix="name more text, or validation text with data.valid")
-        return train, *characters
-    if train.survey.documents < 2:
+    elif text.stats.documents < 2:
         fix = "set data.split=slice, or name validation text with data.valid"
         if data.stream:
             fix = "set data.documents=blank-line or line, or data.stream=false"
         raise DataError("there is one document, so none can be held out", where=where, fix=fix)
-    return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
+    else:
+        parts = split_by_documents(text.stats.documents, data.valid_fraction, seed)
+    return SplitText(*(TextPart(text, part) for part in parts))
 
 
-def _trained(spec: TokenizerSpec, parts: Sequence[TextPart], report: Report) -> Tokenizer:
+def _train_tokenizer(spec: TokenizerSpec, parts: Sequence[TextPart], report: Progress) -> Tokenizer:
     def train() -> bytes:
         chunks = (chunk for part in parts for chunk in part.chunks("training the tokenizer", report))
         sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
         if not isinstance(spec, CharTokenizer):
-            n_bytes = sum(part.text.survey.bytes for part in parts)
-            sample = spread_sample(sample, n_bytes, spec.sample_mb * 1_000_000)
+            n_bytes = sum(part.text.stats.bytes for part in parts)
+            sample = sample_texts_evenly(sample, n_bytes, spec.sample_mb * 1_000_000)
         return Tokenizer.train(spec, sample).to_json().encode()
 
-    keys = [part.key for part in parts]
+    keys = [part.cache_key for part in parts]
     key = cache_key("tokenizer", keys[0] if len(keys) == 1 else keys, spec.model_dump())
-    return cached(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.of_json)
+    return load_or_create(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.from_json)
 
 
-def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
-    """A sample of at most `budget` bytes of texts of about `n_bytes`, spread evenly over them.
+def sample_texts_evenly(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
+    """Yields at most `budget` of about `n_bytes` bytes of text, spread evenly over the texts.
 
-    It takes the beginning of each long text, and every nth of the short ones.
+    Takes the beginning of each long text, and every nth of the short texts.
     """
     share = budget / n_bytes
     if share >= 1:
@@ -247,41 +268,43 @@ def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[s
         return
     seen = taken = 0
     for text in texts:
-        n = size(text)
+        n = utf8_length(text)
         seen += n
         room = int(share * seen) - taken
         if room < n:
-            text = text[: safe_cut(text[: room * len(text) // n])] if room > 0 and n else ""
-            n = size(text)
+            text = text[: find_safe_cut(text[: room * len(text) // n])] if room > 0 and n else ""
+            n = utf8_length(text)
         if text:
             taken += n
             yield text
 
 
-def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
+def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    path = out / TOKENIZER
+    path = out / TOKENIZER_FILE
     if not path.exists():
         tokenizer.save(path)
     elif Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
         raise UsageError("the folder holds another tokenizer", where=str(path), fix="choose another folder with -o")
 
 
-def _store(part: TextPart, tokenizer: Tokenizer, out: Path | None, report: Report) -> tuple[TokenStore, bool]:
-    """The store of one part of a corpus, and whether it had to be created."""
-    key = part.tokens_key(tokenizer)
+def _open_or_write_store(
+    part: TextPart, tokenizer: Tokenizer, out: Path | None, report: Progress
+) -> tuple[TokenStore, bool]:
+    """Returns the token store of a part of a corpus, and whether it had to be written."""
+    key = part.store_key(tokenizer)
     path = out or cache_folder() / TOKENS / key
-    with locked(lock_of_store(path)):
+    with locked(store_lock_path(path)):
         if path.exists():
-            if out is not None and not (out / MANIFEST).exists():
+            if out is not None and not (out / STORE_MANIFEST).exists():
                 raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
-            why = f"{MANIFEST} is that of other tokens"
+            why = f"{STORE_MANIFEST} is that of other tokens"
             try:
                 store = TokenStore(path, disposable=out is None)
                 if (store.fingerprint, store.vocab_size) == (key, tokenizer.vocab_size):
-                    store.verify_early()
-                    discard_progress(path)
+                    store.verify_or_start_verifying()
+                    remove_progress_file(path)
                     return store, False
             except DataError as error:
                 if out is not None:
@@ -289,17 +312,17 @@ def _store(part: TextPart, tokenizer: Tokenizer, out: Path | None, report: Repor
                 why = error.what
             if out is not None:
                 raise UsageError("the folder holds other tokens", where=str(path), fix="choose another folder with -o")
-            tell("the tokens of a text", why)
-            discard(path)
+            warn_recreated("the tokens of a text", why)
+            remove_cache_folder(path)
         with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
             chunks = islice(part.chunks("tokenizing", report), writer.chunks_done, None)
-            for chunk in encode(chunks, tokenizer, part.text.corpus.stream):
+            for chunk in encode_chunks(chunks, tokenizer, part.text.corpus.stream):
                 writer.append(chunk)
             return writer.finish(), True
 
 
-def encode(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = False) -> Iterator[EncodedChunk]:
-    """Encode chunks on all CPU cores, in order, with few in memory. stream: no special tokens at the ends of documents.
+def encode_chunks(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = False) -> Iterator[EncodedChunk]:
+    """Encodes chunks on all CPU cores, in order, with few in memory. stream: adds no special tokens to documents.
 
     Threads, not processes: the encoders release the GIL, and threads start at once, share memory and cannot hang in a
     fork.
@@ -309,7 +332,7 @@ def encode(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = False) 
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="tokenize")
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_encode, chunk, tokenizer, stream))
+            waiting.append(pool.submit(_encode_chunk, chunk, tokenizer, stream))
             if len(waiting) > n_threads + 1:
                 yield waiting.popleft().result()
         while waiting:
@@ -318,18 +341,18 @@ def encode(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = False) 
         pool.shutdown(cancel_futures=True)
 
 
-def _encode(chunk: Chunk, tokenizer: Tokenizer, stream: bool) -> EncodedChunk:
+def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer, stream: bool) -> EncodedChunk:
     tokens, lengths = tokenizer.encode_many(chunk.texts)
     if not stream:
-        tokens, lengths = _with_ends(tokens, lengths, chunk, tokenizer)
-    n_bytes = np.array([size(text) for text in chunk.texts], dtype=np.int64)
-    return EncodedChunk(tokens, lengths, n_bytes, _n_words(chunk.texts), chunk.ends)
+        tokens, lengths = _add_bos_eos(tokens, lengths, chunk, tokenizer)
+    n_bytes = np.array([utf8_length(text) for text in chunk.texts], dtype=np.int64)
+    return EncodedChunk(tokens, lengths, n_bytes, _count_words(chunk.texts), chunk.ends)
 
 
-def _with_ends(
+def _add_bos_eos(
     ids: NDArray[np.uint32], lengths: NDArray[np.int64], chunk: Chunk, tokenizer: Tokenizer
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """[BOS] before each text that starts a document, [EOS] after each that ends one; only the first if they are one."""
+    """Adds BOS to each text that starts a document, and EOS to each that ends one, unless EOS and BOS are equal."""
     starts, ends = np.ones(len(lengths), dtype=bool), np.ones(len(lengths), dtype=bool)
     starts[0], ends[-1] = chunk.starts, chunk.ends
     ends &= tokenizer.bos_id != tokenizer.eos_id
@@ -344,8 +367,8 @@ def _with_ends(
     return tokens, lengths
 
 
-def _n_words(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Whitespace-separated words of each text."""
+def _count_words(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Counts the whitespace-separated words of each text."""
     joined = "\n".join(["", *texts, ""])
     if not joined.isascii():
         return np.array([len(text.split()) for text in texts], dtype=np.int64)

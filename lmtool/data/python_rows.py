@@ -1,4 +1,4 @@
-"""Rows of a Python program as a table file: all else reads files only."""
+"""Converts rows of a Python program to a table file, because everything else reads files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ PythonRow = str | Sequence[Any] | Mapping[str, Any]
 """A text, a sequence of values, or values by column name."""
 
 
-def as_mappings(rows: Any, *, labelled: bool) -> list[Mapping[str, Any]]:
-    """Rows as values by column name.
+def rows_to_dicts(rows: Any, *, has_labels: bool) -> list[Mapping[str, Any]]:
+    """Converts rows to dicts of values by column name.
 
-    rows: a DataFrame of pandas or Polars; mappings; or sequences, whose values are texts and, if labelled, the label at
-    last. These get the names text (or text1, text2, ...) and label. Raises DataError for what is none of them.
+    rows: a DataFrame of pandas or Polars, mappings, or sequences of texts that end with a label if `has_labels`. The
+    values of a sequence get the names text (or text1, text2, ...) and label. Raises DataError for other rows.
     """
     if hasattr(rows, "to_dicts"):  # Polars
         return list(rows.to_dicts())
@@ -24,34 +24,34 @@ def as_mappings(rows: Any, *, labelled: bool) -> list[Mapping[str, Any]]:
         return list(rows.to_dict("records"))
     if hasattr(rows, "tolist"):  # a column of pandas, or an array of NumPy
         rows = rows.tolist()
-    return [_as_mapping(row, number, labelled) for number, row in enumerate(rows, 1)]
+    return [_row_to_dict(row, number, has_labels) for number, row in enumerate(rows, 1)]
 
 
-def _as_mapping(row: PythonRow, number: int, labelled: bool) -> Mapping[str, Any]:
+def _row_to_dict(row: PythonRow, number: int, has_labels: bool) -> Mapping[str, Any]:
     if isinstance(row, Mapping):
         return row
     values = [row] if isinstance(row, str) else [*row] if isinstance(row, Iterable) else []
-    n_texts = len(values) - labelled
+    n_texts = len(values) - has_labels
     if n_texts < 1:
-        what, fix = ("a text and its label", "(text, label)") if labelled else ("a text", "a text")
+        what, fix = ("a text and its label", "(text, label)") if has_labels else ("a text", "a text")
         raise DataError(f"{row!r:.40} is not {what}", where=f"row {number}", fix=f"give {fix}, or a dict by column")
     names = ["text"] if n_texts == 1 else [f"text{i + 1}" for i in range(n_texts)]
-    return dict(zip([*names, "label"] if labelled else names, values, strict=True))
+    return dict(zip([*names, "label"] if has_labels else names, values, strict=True))
 
 
-def keep_rows(rows: Any) -> str:
-    """Write labelled rows to a table in the cache that is named by its content, and return its path.
+def cache_rows(rows: Any) -> str:
+    """Writes labelled rows to a table in the cache, named by its content, and returns its path.
 
-    It stays there, since a run names what it was trained on and reads it again when it is resumed. rows: as for
-    `as_mappings`. Raises DataError for values that JSON does not have.
+    The table stays in the cache because a resumed run reads it again. rows: see `rows_to_dicts`. Raises DataError for
+    values that JSON does not have.
     """
     folder = cache_folder().absolute() / "rows"
     with scratch_in(folder) as scratch:
         written = scratch / "rows.jsonl"
         with writing(written), written.open("w", encoding="ascii") as file:
-            for number, row in enumerate(as_mappings(rows, labelled=True), 1):
+            for number, row in enumerate(rows_to_dicts(rows, has_labels=True), 1):
                 try:
-                    file.write(json.dumps(row, default=_plain_number) + "\n")
+                    file.write(json.dumps(row, default=_numpy_scalar_to_python) + "\n")
                 except TypeError as error:
                     fix = "give texts, numbers, None, or lists of them"
                     raise DataError(f"a value is none of a table: {error}", where=f"row {number}", fix=fix) from error
@@ -61,8 +61,8 @@ def keep_rows(rows: Any) -> str:
     return str(path)
 
 
-def _plain_number(value: Any) -> Any:
-    """A number of NumPy as one of Python. Raises TypeError for all else that JSON does not have."""
+def _numpy_scalar_to_python(value: Any) -> Any:
+    """Converts a NumPy scalar for JSON. Raises TypeError for other values."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     raise TypeError(f"{type(value).__name__}: {value!r:.40}")

@@ -1,4 +1,4 @@
-"""Texts from the command line and from standard input, as files: all else reads files only."""
+"""Writes texts of the command line and of standard input to files, because everything else reads files."""
 
 import csv
 import io
@@ -10,70 +10,70 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from lmtool.checksum import sha256_of_file
-from lmtool.data.column_names import TEXTS, USUAL, plain_name
-from lmtool.data.delimited import FIELD_LIMIT, DialectHints, records, sniff
-from lmtool.data.files import display, infer_encoding, is_json_list, shown, text_lines
-from lmtool.data.rowfile import LONGEST_NAME, Delimited, bare_name, count_words
-from lmtool.data.table import AS_INFERRED
+from lmtool.data.column_names import CONVENTIONAL_NAMES, TEXT_NAMES, normalize_name
+from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints, infer_dialect, parse_records
+from lmtool.data.files import display, infer_encoding, is_json_list, quote, read_nonblank_lines
+from lmtool.data.rowfile import MAX_NAME_WORDS, DelimitedFile, count_words, fold_name
+from lmtool.data.table import INFERRED_FORMAT
 from lmtool.durable import cache_folder, rename, scratch_in, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
 STDIN = "-"
-"""The name of standard input among files."""
+"""Name of standard input among file names."""
 
-_NAME = re.compile(r"[^\d,;\t|][^,;\t|]*")
-"""What may be the name of a column."""
+_COLUMN_NAME = re.compile(r"[^\d,;\t|][^,;\t|]*")
+"""A possible name of a column."""
 
-_HEAD = 1 << 16
+_HEAD_BYTES = 1 << 16
 """Bytes from which the format of standard input is inferred."""
 
 
 @contextmanager
-def text_files(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[str]]:
-    """The sources, with standard input and each of `texts` as a .txt file.
+def open_text_sources(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[str]]:
+    """Writes standard input, if it is among the sources, and each of `texts` to a .txt file, and yields all file names.
 
-    Raises DataError for an empty one.
+    Raises DataError for an empty text.
     """
-    with _folder() as folder:
-        files = _with_stdin(sources, lambda: _received(folder, "standard-input.txt"))
+    with scratch_in(Path(tempfile.gettempdir())) as folder:
+        files = _replace_stdin(sources, lambda: _write_stdin(folder, "standard-input.txt"))
         for number, text in enumerate(texts, 1):
             if not text.strip():
                 raise DataError("the text is empty", where=f"--text {number}", fix="write some")
             path = folder / f"text-{number}.txt"
-            path.write_bytes(_encoded(text, f"--text {number}"))
+            path.write_bytes(_encode_utf8(text, f"--text {number}"))
             files.append(str(path))
         yield files
 
 
 @contextmanager
-def table_files(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
-    """The sources, with standard input as a table: Parquet, JSON lines, or else CSV."""
-    with _folder() as folder:
-        yield _with_stdin(sources, lambda: _received_table(folder, encoding))
+def open_table_sources(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
+    """Writes standard input, if it is among the sources, to a table file, and yields all file names."""
+    with scratch_in(Path(tempfile.gettempdir())) as folder:
+        yield _replace_stdin(sources, lambda: _write_stdin_table(folder, encoding))
 
 
 @contextmanager
-def table_of_texts(
+def open_table_or_texts(
     source: str | None,
     texts: Sequence[str],
     columns: Sequence[str],
-    chats: bool,
-    trained: Data = AS_INFERRED,
-    reading: Data = AS_INFERRED,
+    are_chats: bool,
+    trained: Data = INFERRED_FORMAT,
+    reading: Data = INFERRED_FORMAT,
 ) -> Iterator[str]:
-    """A table that is named, is standard input, or is made of texts.
+    """Yields the name of `source`, or of a table file that is written from standard input or from texts.
 
-    columns: the model's texts of a row. chats: the texts are conversations, and those given are first messages.
-    trained, reading: how the tables of training were read, and how this one is.
-    Standard input is a table when it is Parquet or JSON lines, or else delimited text, as `_is_table` says; otherwise
-    each line of it is a text. Raises UsageError unless there is either a source or texts, and for texts where rows have
-    several; DataError for what is neither a table nor texts.
+    columns: the columns of texts that the model reads. are_chats: each text is the first message of a conversation.
+    trained, reading: format of the tables of training, and of this one.
+    Standard input is a table if it is Parquet, JSON lines, or delimited text (`_looks_like_table`); else each line
+    is a text. Raises UsageError unless there is either a source or texts, and for texts if rows have several; DataError
+    for input that is neither a table nor texts.
     """
     if (source is None) == (not texts):
         fix = "name a table, - for standard input, or --text TEXT"
@@ -81,47 +81,53 @@ def table_of_texts(
     if source not in (None, STDIN):
         yield source
         return
-    with _folder() as folder:
+    with scratch_in(Path(tempfile.gettempdir())) as folder:
         if source is None:
-            yield _rows(folder, texts, columns, chats)
+            yield _write_texts_as_table(folder, texts, columns, are_chats)
             return
-        path = _received_table(folder, reading.encoding)
+        path = _write_stdin_table(folder, reading.encoding)
         encoding = reading.encoding or infer_encoding(path, trained.encoding)
-        is_table = path.suffix != ".csv" or _is_table(path, encoding, columns, reading.delimiter or trained.delimiter)
-        yield str(path) if is_table else _rows(folder, _lines(path, encoding), columns, chats)
+        is_table = path.suffix != ".csv" or _looks_like_table(
+            path, encoding, columns, reading.delimiter or trained.delimiter
+        )
+        yield (
+            str(path)
+            if is_table
+            else _write_texts_as_table(folder, _read_stdin_lines(path, encoding), columns, are_chats)
+        )
 
 
-def keep_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
-    """The names of files, lists of them and Nones, with standard input as a file in the cache.
+def cache_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
+    """Writes standard input to a file of the cache, and returns the names with it in place of `-`.
 
-    It stays there, since a run names what it was trained on and reads it again when it is resumed.
-    kind: what standard input is, unless it is Parquet or JSON lines. Raises UsageError where it is named twice, and
-    DataError where it is empty.
+    The file stays in the cache because a resumed run reads it again. names: file names, lists of them, or Nones. kind:
+    of standard input, unless it is Parquet or JSON lines. Raises UsageError if standard input is named twice, and
+    DataError if it is empty.
     """
     if sum([*(name if isinstance(name, list) else [name])].count(STDIN) for name in names) > 1:
         raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
 
-    def kept(name: Any) -> Any:
-        return [*map(kept, name)] if isinstance(name, list) else _keep(kind) if name == STDIN else name
+    def replace(name: Any) -> Any:
+        return [*map(replace, name)] if isinstance(name, list) else _save_stdin(kind) if name == STDIN else name
 
-    return [kept(name) for name in names]
+    return [replace(name) for name in names]
 
 
-def _keep(kind: str) -> str:
-    """Write standard input to a file in the cache that is named by its content."""
+def _save_stdin(kind: str) -> str:
+    """Writes standard input to a file of the cache that is named by its content."""
     folder = cache_folder().absolute() / "standard-input"
     with scratch_in(folder) as scratch:
-        received = _received(scratch, "received")
-        head = _head(received, infer_encoding(received))
-        usual = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
-        path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_ending(head, usual)}"
+        received = _write_stdin(scratch, "received")
+        head = _read_head(received, infer_encoding(received))
+        text_suffix = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
+        path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
         with writing(path):
             rename(received, path)
     return str(path)
 
 
 def has_piped_input() -> bool:
-    """Whether standard input is a pipe or a file, and not empty. Waits for the first byte."""
+    """Returns whether standard input is a pipe or a file, and not empty. Waits for the first byte."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # it is closed, or another object
@@ -130,30 +136,32 @@ def has_piped_input() -> bool:
     return is_piped and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
 
 
-def _is_table(path: Path, encoding: str, columns: Sequence[str], delimiter: str | None) -> bool:
-    """Whether standard input is delimited text with a header, or without one as a file is, and not a text per line.
+def _looks_like_table(path: Path, encoding: str, columns: Sequence[str], delimiter: str | None) -> bool:
+    """Returns whether standard input is delimited text, and not a text per line.
 
-    A header names all of `columns`; or it has names only, one of them usual, and half of the rows fit it; or most lines
-    have fields in quotes or between tabs, and all fit it. A usual name of texts alone is a header where half of the
-    other lines have several words. Raises DataError for lines with such fields, but without a header.
+    Its header names all of `columns`; or has only names, one of them conventional, and half of the rows fit it; or most
+    lines have fields in quotes or between tabs, and all fit it. A conventional name of texts alone is a header if half
+    of the other lines have several words. Raises DataError for lines with such fields, but without a header.
     """
-    head, is_whole = _head(path, encoding), path.stat().st_size <= _HEAD
+    head, is_whole = _read_head(path, encoding), path.stat().st_size <= _HEAD_BYTES
     head = head if is_whole else head[: head.rfind("\n") + 1]
     lines = [line for line in head.splitlines() if line.strip()]
     if not lines:
         return False
     fields = re.compile(f"[{re.escape(delimiter or '')},;\t|]")
-    if {bare_name(name.strip('" ')) for name in fields.split(lines[0])}.issuperset(map(bare_name, columns)):
+    if {fold_name(name.strip('" ')) for name in fields.split(lines[0])}.issuperset(map(fold_name, columns)):
         return True
     hints = DialectHints(delimiter if delimiter and len(delimiter) == 1 else None)
-    dialect = sniff(head, is_whole, ",;\t|", hints)
-    (_, header, fault), *rows = records([head], dialect)
-    are_names = fault is None and all(_NAME.fullmatch(name) and count_words(name) <= LONGEST_NAME for name in header)
+    dialect = infer_dialect(head, is_whole, ",;\t|", hints)
+    (_, header, fault), *rows = parse_records([head], dialect)
+    are_names = fault is None and all(
+        _COLUMN_NAME.fullmatch(name) and count_words(name) <= MAX_NAME_WORDS for name in header
+    )
     if len(header) < 2:
         n_several = sum(count_words(line) > 1 for line in lines[1:])
-        return are_names and plain_name(lines[0]) in TEXTS and 0 < len(lines[1:]) <= 2 * n_several
+        return are_names and normalize_name(lines[0]) in TEXT_NAMES and 0 < len(lines[1:]) <= 2 * n_several
     n_fitting = sum(fault is None and len(row) == len(header) for _, row, fault in rows)
-    if are_names and any(plain_name(name) in USUAL for name in header):
+    if are_names and any(normalize_name(name) in CONVENTIONAL_NAMES for name in header):
         return 2 * n_fitting >= len(rows)
     d = re.escape(dialect.delimiter)
     quoted = re.compile(rf'^"(?:[^"]|"")*"{d}|{d}"(?:[^"]|"")*"(?:{d}|$)')
@@ -161,16 +169,16 @@ def _is_table(path: Path, encoding: str, columns: Sequence[str], delimiter: str 
     n_marked = sum("\t" in line if is_tabbed else quoted.search(line) is not None for line in lines)
     if 2 * n_marked < len(lines):
         return False
-    is_without_header = not Delimited(path, FIELD_LIMIT, encoding, ",;\t|", hints).headed
+    is_without_header = not DelimitedFile(path, MAX_FIELD_CHARACTERS, encoding, ",;\t|", hints).has_header
     if n_fitting == len(rows) and (are_names or is_without_header):
         return True
     what = "standard input is neither a table with a header nor a text per line"
     fix = "name the columns in its first line, as text,id does, or write texts without fields in quotes"
-    raise DataError(what, where=f"standard input, line 1: {shown(lines[0], 80)}", fix=fix)
+    raise DataError(what, where=f"standard input, line 1: {quote(lines[0], 80)}", fix=fix)
 
 
-def standard_input() -> BinaryIO | None:
-    """Standard input; None where it is closed. Raises UsageError in one of several processes, which share it."""
+def open_standard_input() -> BinaryIO | None:
+    """Returns standard input; None if it is closed. Raises UsageError in one of several processes, which share it."""
     from lmtool.compute.processes import world_size  # it imports torch, without which texts are read
 
     if world_size() > 1:
@@ -179,20 +187,16 @@ def standard_input() -> BinaryIO | None:
     return None if sys.stdin is None else sys.stdin.buffer
 
 
-def _folder() -> AbstractContextManager[Path]:
-    return scratch_in(Path(tempfile.gettempdir()))
-
-
-def _with_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[str]:
+def _replace_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[str]:
     if sources.count(STDIN) > 1:
         raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
     return [str(receive()) if source == STDIN else source for source in sources]
 
 
-def _received(folder: Path, name: str) -> Path:
-    """Standard input as a file. Raises DataError when it is empty."""
+def _write_stdin(folder: Path, name: str) -> Path:
+    """Writes standard input to a file. Raises DataError when it is empty."""
     path = folder / name
-    stdin = standard_input()
+    stdin = open_standard_input()
     with writing(path), path.open("wb") as file:
         if stdin is not None:
             shutil.copyfileobj(stdin, file)
@@ -201,19 +205,21 @@ def _received(folder: Path, name: str) -> Path:
     return path
 
 
-def _received_table(folder: Path, encoding: str | None) -> Path:
-    path = _received(folder, "standard-input.csv")
-    ending = ".json" if is_json_list(path) else _ending(_head(path, encoding or infer_encoding(path)), ".csv")
+def _write_stdin_table(folder: Path, encoding: str | None) -> Path:
+    path = _write_stdin(folder, "standard-input.csv")
+    ending = (
+        ".json" if is_json_list(path) else _infer_suffix(_read_head(path, encoding or infer_encoding(path)), ".csv")
+    )
     return path.rename(path.with_suffix(ending))
 
 
-def _ending(head: str, usual: str) -> str:
-    """The ending of a file that begins so. usual: where it is neither Parquet nor JSON lines."""
-    return ".parquet" if head.startswith("PAR1") else ".jsonl" if head.lstrip().startswith("{") else usual
+def _infer_suffix(head: str, text_suffix: str) -> str:
+    """Returns the suffix of a file that begins with `head`: `text_suffix` unless it is Parquet or JSON lines."""
+    return ".parquet" if head.startswith("PAR1") else ".jsonl" if head.lstrip().startswith("{") else text_suffix
 
 
 def _is_delimited(head: str) -> bool:
-    """Whether the first lines of a file are rows of several fields, each of as many."""
+    """Returns whether the first lines of a file are rows of several fields, all of equal number."""
     lines = head.splitlines()[:20]
     for delimiter in ",;\t|":
         with suppress(csv.Error):
@@ -223,41 +229,41 @@ def _is_delimited(head: str) -> bool:
     return False
 
 
-def _head(path: Path, encoding: str) -> str:
+def _read_head(path: Path, encoding: str) -> str:
     with path.open("rb") as file:
         try:
-            return file.read(_HEAD).decode(encoding, errors="replace").removeprefix("\ufeff")
+            return file.read(_HEAD_BYTES).decode(encoding, errors="replace").removeprefix("\ufeff")
         except LookupError:
             return ""  # the reader of the file says that there is no such encoding
 
 
-def _lines(path: Path, encoding: str) -> Iterator[str]:
-    """The lines that are not blank. Raises DataError when they are not of this encoding."""
+def _read_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
+    """Yields the lines that are not blank. Raises DataError when they do not have this encoding."""
     try:
-        yield from text_lines(path, encoding)
+        yield from read_nonblank_lines(path, encoding)
     except DataError as error:
         where = error.where.replace(display(path), "standard input")
         raise DataError(error.what, where=where, fix=error.fix) from error
 
 
-def _rows(folder: Path, texts: Iterable[str], columns: Sequence[str], chats: bool) -> str:
-    """A table with a row for each text."""
+def _write_texts_as_table(folder: Path, texts: Iterable[str], columns: Sequence[str], are_chats: bool) -> str:
+    """Writes a JSON lines table with a row for each text."""
     if len(columns) > 1:
         fix = "give a table with these columns"
         raise UsageError(f"the model reads {len(columns)} texts in a row: {', '.join(columns)}"[:200], fix=fix)
     path = folder / "texts.jsonl"
     with writing(path), path.open("w", encoding="ascii") as file:
         for text in texts:
-            _encoded(text, "--text")
-            value = [{"role": "user", "content": text}] if chats else text
+            _encode_utf8(text, "--text")
+            value = [{"role": "user", "content": text}] if are_chats else text
             file.write(json.dumps({columns[0]: value}) + "\n")
     if not path.stat().st_size:
         raise DataError("standard input is blank", where=STDIN, fix="write lines of text to it, or a table")
     return str(path)
 
 
-def _encoded(text: str, where: str) -> bytes:
-    """UTF-8. Raises DataError for what a shell passed as other bytes."""
+def _encode_utf8(text: str, where: str) -> bytes:
+    """Encodes a text as UTF-8. Raises DataError if the shell has passed other bytes."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -27,25 +27,25 @@ from lmtool.errors import DataError, ResourceError
 from lmtool.records import SealedModel
 
 SHARD_TOKENS = 1 << 24
-"""A shard is closed when it holds this many tokens."""
+"""Tokens at which a shard is closed."""
 
-LARGEST = 1 << 30
-"""Bytes of a file of the cache that is read whole."""
+MAX_CACHE_FILE_BYTES = 1 << 30
+"""Limit of the size of a cache file that is read whole."""
 
-AT_ONCE = 1 << 26
-"""Bytes of tokens up to which a store is verified when it is opened, and not beside its use."""
+MAX_VERIFIED_FIRST = 1 << 26
+"""Bytes of tokens up to which a store is verified at once; a larger one is verified in the background."""
 
-SAMPLED_PARTS = 64
-"""Parts of a long text in a sample of it."""
+SAMPLE_SLICES = 64
+"""Slices of a long text in a sample of it."""
 
-MANIFEST = "store.json"
+STORE_MANIFEST = "store.json"
 
-_PROGRESS = "progress.json"
-_DOCUMENTS = "documents.bin"
-_COLUMNS = 3
+_PROGRESS_FILE = "progress.json"
+_INDEX_FILE = "documents.bin"
+_INDEX_COLUMNS = 3
 
 
-def _shard_name(i: int) -> str:
+def _shard_file_name(i: int) -> str:
     return f"tokens-{i:05d}.bin"
 
 
@@ -71,7 +71,7 @@ class _Shard:
         self._is_verified = bytearray(len(checksums))
 
     def verify(self, first: int, stop: int) -> None:
-        """Compare the blocks that hold the tokens first..stop with their checksums. Raises DataError."""
+        """Compares the blocks of the tokens first..stop with their checksums. Raises DataError."""
         if self._store.damage is not None:
             raise self._store.damage
         size = BLOCK // self.tokens.itemsize
@@ -86,69 +86,65 @@ class _Shard:
                 self._is_verified[block] = 1
                 begin = block + 1
                 continue
-            self._store.damage = self._store.refusal(f"{self._name} {what}")
+            self._store.damage = self._store._invalidate(f"{self._name} {what}")
             raise self._store.damage
 
 
-_OF_THE_SYSTEM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
-"""Errors that say nothing about a store, which may be whole."""
+_SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+"""Errors of the system, which do not mean that a store is damaged."""
 
 
 class TokenStore:
     """Token ids of a corpus, memory-mapped from disk.
 
-    n_documents: documents in order of the corpus.
     n_bytes, n_words: int64 arrays, UTF-8 bytes and whitespace-separated words of each document's text.
     fingerprint: content address, equal for equal ids.
-    damage: of its tokens, once it was found.
+    damage: the error of its tokens, once it is found.
 
-    A block is verified when it is read for the first time, so that no damaged token is ever returned.
+    A block is verified when it is read for the first time, so no damaged token is returned.
     """
 
     def __init__(self, path: Path, *, disposable: bool = False) -> None:
-        """Open a finished store, and verify all but its tokens. Raises DataError when it is missing or damaged.
+        """Opens a complete store, and verifies all but its tokens. Raises DataError when it is missing or damaged.
 
-        disposable: it is made anew where it is missing, and so loses its store.json when it is found to be damaged.
+        disposable: a damaged store loses its store.json, and so is written again the next time.
         """
         self.path = path
         self.damage: DataError | None = None
         self._disposable = disposable
         try:
-            manifest = self._manifest = read_manifest(path)
-            documents = _mapped(path / _DOCUMENTS, np.dtype("<i8"), (manifest.documents, _COLUMNS))
+            manifest = self._manifest = read_store_manifest(path)
+            documents = _memory_map(path / _INDEX_FILE, np.dtype("<i8"), (manifest.documents, _INDEX_COLUMNS))
             self._shards = []
             for number, n in enumerate(manifest.shards):
-                name = _shard_name(number)
-                tokens = _mapped(path / name, np.dtype(manifest.dtype), (n,))
+                name = _shard_file_name(number)
+                tokens = _memory_map(path / name, np.dtype(manifest.dtype), (n,))
                 self._shards.append(_Shard(self, name, tokens, manifest.checksums[name]))
         except PermissionError as error:
             fix = "change its permissions, or copy it"
             raise ResourceError("no permission to read the token store", where=str(path), fix=fix) from error
         except FileNotFoundError as error:
-            if not (path / MANIFEST).exists():
+            if not (path / STORE_MANIFEST).exists():
                 fix = "make one with `lmtool tokenize`"
                 raise DataError("there is no token store", where=str(path), fix=fix) from error
-            raise self.refusal(f"{Path(error.filename).name} is missing") from error
+            raise self._invalidate(f"{Path(error.filename).name} is missing") from error
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+            if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
                 what = f"the token store cannot be read: {error.strerror}"
                 raise ResourceError(what, where=str(path), fix=durable.way_to_write(error)) from error
-            raise self.refusal(str(error)) from error
-        if xxh3_of_blocks(documents.data.cast("B")) != manifest.checksums[_DOCUMENTS]:
-            raise self.refusal(f"{_DOCUMENTS} has changed")
+            raise self._invalidate(str(error)) from error
+        if xxh3_of_blocks(documents.data.cast("B")) != manifest.checksums[_INDEX_FILE]:
+            raise self._invalidate(f"{_INDEX_FILE} has changed")
         ends = documents[:, 0]
         if ends[0] < 0 or ends[-1] > manifest.tokens or (ends[1:] < ends[:-1]).any() or (documents < 0).any():
-            raise self.refusal(f"{_DOCUMENTS} has ends of documents that do not grow")
+            raise self._invalidate(f"{_INDEX_FILE} has ends of documents that do not grow")
         self._ends = np.cumsum(manifest.shards, dtype=np.int64)
         self._document_ends, self.n_bytes, self.n_words = documents.T
         self.n_documents, self.vocab_size, self.fingerprint = len(ends), manifest.vocab_size, manifest.fingerprint
 
     @classmethod
-    def joined(cls, parts: Sequence[Self], fingerprint: str) -> Self:
-        """The texts of several stores of one vocabulary, one after the other.
-
-        Documents keep their order; no tokens are copied, but what is known of all documents is in memory.
-        """
+    def concatenate(cls, parts: Sequence[Self], fingerprint: str) -> Self:
+        """Concatenates several stores of one vocabulary without copying tokens; the index of documents is in memory."""
         store = cls.__new__(cls)
         store.path, store.fingerprint, store.vocab_size = parts[0].path, fingerprint, parts[0].vocab_size
         store.n_documents = sum(part.n_documents for part in parts)
@@ -160,36 +156,36 @@ class TokenStore:
         return store
 
     def verify(self) -> None:
-        """Compare all tokens with their checksums. Raises DataError, which names the first block that differs."""
+        """Compares all tokens with their checksums. Raises DataError with the first block that differs."""
         for shard in self._shards:
             shard.verify(0, len(shard.tokens))
 
-    def verify_early(self) -> None:
-        """Verify a small store now, and a large one in a thread: its first `read` after that raises."""
-        if sum(shard.tokens.nbytes for shard in self._shards) <= AT_ONCE:
+    def verify_or_start_verifying(self) -> None:
+        """Verifies a small store at once, and a large one in a thread, after which the next `read` raises the error."""
+        if sum(shard.tokens.nbytes for shard in self._shards) <= MAX_VERIFIED_FIRST:
             self.verify()
         else:
-            threading.Thread(target=self._verify_beside, name="verify-store", daemon=True).start()
+            threading.Thread(target=self._verify_in_background, name="verify-store", daemon=True).start()
 
-    def _verify_beside(self) -> None:
+    def _verify_in_background(self) -> None:
         with suppress(DataError):  # kept for the next read
             self.verify()
 
-    def refusal(self, what: str) -> DataError:
-        """The error for a damaged store."""
+    def _invalidate(self, what: str) -> DataError:
+        """Returns the error for a damaged store; deletes the store.json of a disposable store."""
         fix = "delete this folder, and make it again"
         if self._disposable:
             fix = "run the command again, which makes it anew; resume continues a run that has begun"
             with suppress(OSError):
-                (self.path / MANIFEST).unlink(missing_ok=True)
+                (self.path / STORE_MANIFEST).unlink(missing_ok=True)
         return DataError(f"the token store is damaged: {what}", where=str(self.path), fix=fix, code="damaged")
 
     def __len__(self) -> int:
-        """Total number of tokens."""
+        """Returns the number of tokens."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens start..stop as a new int64 array. Raises IndexError outside the store."""
+        """Returns tokens start..stop as a new int64 array. Raises IndexError outside the store."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens {start}..{stop} of a store of {len(self)}")
         tokens = np.empty(stop - start, dtype=np.int64)
@@ -204,63 +200,63 @@ class TokenStore:
             shard += 1
         return tokens
 
-    def sample(self, n_tokens: int) -> NDArray[np.int64]:
-        """All tokens, or of a longer text at most so many, in parts that are spread over it evenly."""
+    def sample_evenly(self, n_tokens: int) -> NDArray[np.int64]:
+        """Returns all tokens, or at most `n_tokens` in SAMPLE_SLICES slices that are spread evenly over the store."""
         if len(self) <= n_tokens:
             return self.read(0, len(self))
-        starts = np.linspace(0, len(self), SAMPLED_PARTS, endpoint=False, dtype=np.int64)
-        size = n_tokens // SAMPLED_PARTS
+        starts = np.linspace(0, len(self), SAMPLE_SLICES, endpoint=False, dtype=np.int64)
+        size = n_tokens // SAMPLE_SLICES
         return np.concatenate([self.read(start, start + size) for start in starts.tolist()])
 
-    def counts(self) -> NDArray[np.int64]:
-        """The count of each id of the vocabulary in the store."""
+    def count_tokens(self) -> NDArray[np.int64]:
+        """Returns the count of each id of the vocabulary."""
         self.verify()
         counts = (np.bincount(shard.tokens, minlength=self.vocab_size) for shard in self._shards)
         return sum(counts, np.zeros(self.vocab_size, dtype=np.int64))
 
-    def document(self, i: int) -> tuple[int, int]:
-        """Start and stop of document i's tokens."""
+    def document_range(self, i: int) -> tuple[int, int]:
+        """Returns start and stop of the tokens of document i."""
         if not 0 <= i < self.n_documents:
             raise IndexError(f"document {i} of a store of {self.n_documents}")
         return int(self._document_ends[i - 1]) if i else 0, int(self._document_ends[i])
 
     def document_lengths(self) -> NDArray[np.int64]:
-        """Tokens of each document."""
+        """Returns the number of tokens of each document."""
         length_D: NDArray[np.int64] = np.diff(self._document_ends, prepend=0)
         return length_D
 
-    def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Number of the document of each token position."""
+    def find_documents(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of the document that has each token position."""
         return np.searchsorted(self._document_ends, token, side="right")
 
     @property
-    def content(self) -> str:
-        """A checksum of all tokens and documents."""
+    def content_checksum(self) -> str:
+        """Returns a checksum of all tokens and documents."""
         return xxh3(records.encode(self._manifest.checksums))
 
 
-def read_manifest(path: Path) -> StoreManifest:
-    """The content of store.json. Raises OSError, and ValueError when it is damaged."""
-    raw = durable.read(path / MANIFEST, LARGEST)
+def read_store_manifest(path: Path) -> StoreManifest:
+    """Reads store.json. Raises OSError, and ValueError when it is damaged."""
+    raw = durable.read(path / STORE_MANIFEST, MAX_CACHE_FILE_BYTES)
     try:
         manifest = records.read(StoreManifest, raw)
     except ValueError as error:
-        raise ValueError(f"{MANIFEST}: {error}") from None
+        raise ValueError(f"{STORE_MANIFEST}: {error}") from None
     # byte for byte, because damage in parts not compared would go undetected
     if raw != manifest.sealed():
-        raise ValueError(f"{MANIFEST} does not match the checksum that it states")
+        raise ValueError(f"{STORE_MANIFEST} does not match the checksum that it states")
     item = np.dtype(manifest.dtype).itemsize
-    sizes = {_shard_name(i): n * item for i, n in enumerate(manifest.shards)}
-    sizes[_DOCUMENTS] = manifest.documents * _COLUMNS * 8
+    sizes = {_shard_file_name(i): n * item for i, n in enumerate(manifest.shards)}
+    sizes[_INDEX_FILE] = manifest.documents * _INDEX_COLUMNS * 8
     blocks = {name: len(checksums) for name, checksums in manifest.checksums.items()}
     if blocks != {name: -(-size // BLOCK) for name, size in sizes.items()}:
-        raise ValueError(f"{MANIFEST} has not one checksum for each block")
+        raise ValueError(f"{STORE_MANIFEST} has not one checksum for each block")
     if manifest.tokens != sum(manifest.shards):
-        raise ValueError(f"{MANIFEST} has {manifest.tokens:,} tokens, but its shards {sum(manifest.shards):,}")
+        raise ValueError(f"{STORE_MANIFEST} has {manifest.tokens:,} tokens, but its shards {sum(manifest.shards):,}")
     return manifest
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _memory_map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     expected = int(np.prod(shape)) * dtype.itemsize
     if path.stat().st_size != expected:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes, not {expected}")
@@ -268,20 +264,19 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
 
 
 class EncodedChunk(NamedTuple):
-    """One chunk of a corpus as tokens. lengths, n_bytes, n_words: of each text in it."""
+    """The tokens of a chunk. lengths, n_bytes, n_words: of each text in it. ends: the last text ends its document."""
 
     tokens: NDArray[Any]
     lengths: NDArray[np.int64]
     n_bytes: NDArray[np.int64]
     n_words: NDArray[np.int64]
     ends: bool
-    """The last text ends its document."""
 
 
-class _Saved(SealedModel, frozen=False):
-    """What is durably on disk: whole shards, and the index up to them.
+class _WriterProgress(SealedModel, frozen=False):
+    """The whole shards on disk, and the index up to them.
 
-    open_bytes, open_words: so far of the document in which the last shard ends.
+    open_bytes, open_words: of the document in which the last shard ends, so far.
     checksums: as in store.json.
     """
 
@@ -293,14 +288,14 @@ class _Saved(SealedModel, frozen=False):
     checksums: dict[str, list[str]]
 
 
-def discard_progress(path: Path) -> None:
-    """Remove what a writer of a whole store needs no more, and may have left when it was interrupted at its end."""
+def remove_progress_file(path: Path) -> None:
+    """Removes the file that a writer leaves when it is interrupted after the store is complete."""
     with suppress(OSError):
-        (path / _PROGRESS).unlink(missing_ok=True)
+        (path / _PROGRESS_FILE).unlink(missing_ok=True)
 
 
 class StoreWriter:
-    """Writes a store chunk by chunk into a hidden folder beside `path`, and renames it when it is complete.
+    """Writes a store chunk by chunk to a hidden folder beside `path`, and renames the folder when it is complete.
 
     Whole shards survive a crash: a new writer for the same `path` and `fingerprint` continues after them. One writer
     at a time; the caller holds a lock.
@@ -314,33 +309,33 @@ class StoreWriter:
         self._folder = path.with_name(f".{path.name}-{fingerprint[:16]}.partial")
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._now, self._index_end = self._recover()
-            self._index: IO[bytes] = open(self._folder / _DOCUMENTS, "ab")  # noqa: SIM115  open until finish()
-            self._index.truncate(self._now.documents * _COLUMNS * 8)
-        self.chunks_done = self._now.chunks
-        """How many of the corpus' first chunks are already on disk, to be skipped."""
+            self._progress, self._index_end = self._load_progress()
+            self._index: IO[bytes] = open(self._folder / _INDEX_FILE, "ab")  # noqa: SIM115  open until finish()
+            self._index.truncate(self._progress.documents * _INDEX_COLUMNS * 8)
+        self.chunks_done = self._progress.chunks
+        """Number of the first chunks of the corpus that are on disk already, which the caller skips."""
         self._shard: list[NDArray[Any]] = []
         self._shard_tokens = 0
         self._index_rows: list[NDArray[np.int64]] = []
 
-    def _recover(self) -> tuple[_Saved, bytes]:
-        """What an earlier writer has left, if it is as it was written, and the last block of the index, if not full."""
+    def _load_progress(self) -> tuple[_WriterProgress, bytes]:
+        """Returns the intact progress of an earlier writer, and the last block of its index if that is not full."""
         with suppress(FileNotFoundError, ValueError):
-            raw = durable.read(self._folder / _PROGRESS, LARGEST)
-            saved = records.read(_Saved, raw)
-            size = saved.documents * _COLUMNS * 8
-            index = np.frombuffer(durable.map_file(self._folder / _DOCUMENTS), np.uint8, size)
-            checksums = {_DOCUMENTS: xxh3_of_blocks(index.data)}
+            raw = durable.read(self._folder / _PROGRESS_FILE, MAX_CACHE_FILE_BYTES)
+            saved = records.read(_WriterProgress, raw)
+            size = saved.documents * _INDEX_COLUMNS * 8
+            index = np.frombuffer(durable.map_file(self._folder / _INDEX_FILE), np.uint8, size)
+            checksums = {_INDEX_FILE: xxh3_of_blocks(index.data)}
             for number, n in enumerate(saved.shards):
-                content = (self._folder / _shard_name(number)).read_bytes()
-                checksums[_shard_name(number)] = xxh3_of_blocks(content[: n * self._dtype.itemsize])
+                content = (self._folder / _shard_file_name(number)).read_bytes()
+                checksums[_shard_file_name(number)] = xxh3_of_blocks(content[: n * self._dtype.itemsize])
             if checksums == saved.checksums and raw == saved.sealed():
                 return saved, index[len(index) - len(index) % BLOCK :].tobytes()
-        return _Saved(chunks=0, shards=[], documents=0, open_bytes=0, open_words=0, checksums={}), b""
+        return _WriterProgress(chunks=0, shards=[], documents=0, open_bytes=0, open_words=0, checksums={}), b""
 
     def append(self, chunk: EncodedChunk) -> None:
-        """Add the next chunk. Raises ResourceError when it cannot be written."""
-        now = self._now
+        """Appends the next chunk. Raises ResourceError when it cannot be written."""
+        now = self._progress
         ends = sum(now.shards) + self._shard_tokens + np.cumsum(chunk.lengths)
         rows = np.stack([ends, chunk.n_bytes, chunk.n_words], axis=1).astype("<i8")
         rows[0, 1] += now.open_bytes
@@ -358,14 +353,14 @@ class StoreWriter:
             self._close_shard()
 
     def _close_shard(self) -> None:
-        """Make all that was appended durable: first the shard and the index, then the record of them."""
+        """Writes all appended chunks to disk: first the shard and the index, then the progress file."""
         if self._shard_tokens:
             tokens = np.concatenate(self._shard)
             self._shard.clear()
-            name, content = _shard_name(len(self._now.shards)), tokens.data.cast("B")
-            self._now.checksums[name] = xxh3_of_blocks(content)
+            name, content = _shard_file_name(len(self._progress.shards)), tokens.data.cast("B")
+            self._progress.checksums[name] = xxh3_of_blocks(content)
             write_file(self._folder / name, content)
-            self._now.shards.append(len(tokens))
+            self._progress.shards.append(len(tokens))
             self._shard_tokens = 0
         added = b"".join(rows.tobytes() for rows in self._index_rows)
         self._index_rows.clear()
@@ -373,13 +368,13 @@ class StoreWriter:
             self._index.write(added)
             self._index.flush()
             os.fsync(self._index.fileno())
-        index, before = self._index_end + added, self._now.checksums.get(_DOCUMENTS, [])
-        self._now.checksums[_DOCUMENTS] = before[: len(before) - bool(self._index_end)] + xxh3_of_blocks(index)
+        index, before = self._index_end + added, self._progress.checksums.get(_INDEX_FILE, [])
+        self._progress.checksums[_INDEX_FILE] = before[: len(before) - bool(self._index_end)] + xxh3_of_blocks(index)
         self._index_end = index[len(index) - len(index) % BLOCK :]
-        write_file(self._folder / _PROGRESS, self._now.sealed())
+        write_file(self._folder / _PROGRESS_FILE, self._progress.sealed())
 
     def finish(self) -> TokenStore:
-        """Write the rest and the manifest, rename the store to its final name, and open it."""
+        """Writes the rest and the manifest, renames the store to its final name, and opens it."""
         self._close_shard()
         self._index.close()
         manifest = StoreManifest(
@@ -387,19 +382,19 @@ class StoreWriter:
             fingerprint=self._fingerprint,
             vocab_size=self._vocab_size,
             dtype="<u2" if self._dtype.itemsize == 2 else "<u4",
-            tokens=sum(self._now.shards),
-            **self._now.model_dump(include={"shards", "documents", "checksums"}),
+            tokens=sum(self._progress.shards),
+            **self._progress.model_dump(include={"shards", "documents", "checksums"}),
         )
-        write_file(self._folder / MANIFEST, manifest.sealed())
+        write_file(self._folder / STORE_MANIFEST, manifest.sealed())
         with writing(self._path):
             durable.rename(self._folder, self._path)
             durable.sync_directory(self._path.parent)
-        discard_progress(self._path)
+        remove_progress_file(self._path)
         return TokenStore(self._path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop writing; what is durably on disk stays for the next writer."""
+        """Stops writing; whole shards stay for the next writer."""
         self._index.close()

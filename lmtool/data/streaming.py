@@ -1,9 +1,9 @@
 """Text that is read while a model trains on it: an endless sequence of blocks, each a function of the files and a seed.
 
-The files are cut into units: extents of about UNIT bytes, moved to the ends of documents, or whole files where
-documents cannot be found from the middle. A turn has every unit once, in an order permuted by seed and turn, and a
-block is the next BLOCK characters of it. The first block is the head, which stands for the text wherever all of it
-would be needed: its survey chooses the recipe, its documents train the tokenizer, and some of them are held out.
+The files are cut into units: extents of about UNIT_BYTES that end with documents, or whole files if documents cannot be
+found from the middle. A turn has every unit once, in an order permuted by seed and turn, and a block is the next
+BLOCK_CHARACTERS of it. The first block is the head, which stands for the text wherever all of it would be needed: its
+statistics choose the recipe, its documents train the tokenizer, and some of them are held out.
 """
 
 import hashlib
@@ -15,25 +15,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmtool.data.corpus import Chunk, Corpus, coalesce, divide_rows, infer_division
-from lmtool.data.files import Extent, display, find_files, next_document, packing, reading, suffix
-from lmtool.data.hub import PREFIX, Shards
-from lmtool.data.split import Documents, Part
+from lmtool.data.corpus import Chunk, Corpus, chunk_texts, infer_document_division, merge_chunks
+from lmtool.data.files import (
+    Extent,
+    compression_suffix,
+    convert_read_errors,
+    display,
+    find_files,
+    find_next_document,
+    infer_format,
+)
+from lmtool.data.hub import HUB_PREFIX, DatasetShards
+from lmtool.data.split import CorpusPart, DocumentSplit
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.run.order import hash_key, permute
+from lmtool.run.order import derive_seed, permute
 
-UNIT = 1 << 20
+UNIT_BYTES = 1 << 20
 """Bytes of an extent."""
 
-BLOCK = 1 << 24
-"""Characters of a block, within which examples are shuffled; up to twice as many where a document is so long."""
+BLOCK_CHARACTERS = 1 << 24
+"""Characters of a block, within which examples are shuffled; up to twice as many if a document is so long."""
 
-LARGE = 4_000_000_000
-"""Bytes of files from which a text is streamed by default."""
+STREAM_FROM_BYTES = 4_000_000_000
+"""Size from which a text is streamed by default."""
 
 
-class BlockStart(NamedTuple):
+class BlockPosition(NamedTuple):
     """Where a block begins: in which turn, at which unit in its order, and after how many chunks of that."""
 
     turn: int = 0
@@ -42,56 +50,58 @@ class BlockStart(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextHead(Corpus):
+class StreamHead(Corpus):
     """The first block of a streamed text, as a corpus."""
 
-    whole: "StreamedText"
+    streamed_text: "StreamedText"
 
     def chunks(self) -> Iterator[Chunk]:
-        return coalesce(Block(self.whole, BlockStart()).chunks())
+        return merge_chunks(StreamBlock(self.streamed_text, BlockPosition()).chunks())
 
 
 class StreamedText:
-    """The units of a text, and their order.
+    """The units of a text and their order.
 
-    n_units: in a turn.
-    n_bytes: of the files, and of datasets as far as it is known.
-    head: see above; `read_head` has to be called first.
-    first_numbers: of each unit in the head, the number there of its first document.
+    n_units: units of a turn.
+    n_bytes: size of the files, and of datasets as far as it is known.
+    head: the first block; call `index_head` before reading it.
+    first_numbers: for each unit in the head, the number of its first document there.
     """
 
     def __init__(self, data: Data, seed: int) -> None:
-        """Find the files that `data` names. Raises DataError and ResourceError as the reading of a corpus does."""
-        files, self._shards = _found(data)
-        documents = infer_division(files) if data.documents == "auto" else data.documents
+        """Finds the files that `data` names. Raises DataError and ResourceError."""
+        files, self._shards = _find_sources(data)
+        documents = infer_document_division(files) if data.documents == "auto" else data.documents
         self._seed = seed
-        self._states = [_state(file) for file in files]
-        self.head = TextHead(tuple(files), frozenset(), data.column, documents, whole=self)
+        self._states = [_size_and_mtime(file) for file in files]
+        self.head = StreamHead(tuple(files), frozenset(), data.column, documents, streamed_text=self)
         self._divisible = [self.head.is_divisible(file) for file in files]
         n_units = [
-            -(-size // UNIT) if divisible else 1
+            -(-size // UNIT_BYTES) if divisible else 1
             for (size, _), divisible in zip(self._states, self._divisible, strict=True)
         ]
-        self._stops = np.cumsum([*n_units, *(shards.n for shards in self._shards)])
+        self._stops = np.cumsum([*n_units, *(shards.n_shards for shards in self._shards)])
         self.n_units = int(self._stops[-1])
-        self.n_bytes = sum(size for size, _ in self._states) + sum(shards.size for shards in self._shards)
-        self.head_end = BlockStart()
+        self.n_bytes = sum(size for size, _ in self._states) + sum(shards.n_bytes for shards in self._shards)
+        self.head_end = BlockPosition()
         self.first_numbers: dict[int, int] = {}
 
     @property
-    def share(self) -> float:
-        """The share of the units that are in the head."""
+    def head_fraction(self) -> float:
+        """Returns the fraction of the units that the head has."""
         return 1.0 if self.head_end.turn else max(1, self.head_end.unit) / self.n_units
 
-    def read_head(self) -> str:
-        """Read the head once, and note which documents it has; returns the content address of the whole text.
+    def index_head(self) -> str:
+        """Reads the head, sets `head_end` and `first_numbers`, and returns the content hash of the whole text.
 
-        That is of the characters of the head, and of the sizes and formats of all files: 100 GB are not read.
+        The hash is of the characters of the head and of the sizes and formats of all files, so 100 GB are not read.
         """
-        total = hashlib.sha256(repr((UNIT, BLOCK, self._seed, [one.identity for one in self._shards])).encode())
+        total = hashlib.sha256(
+            repr((UNIT_BYTES, BLOCK_CHARACTERS, self._seed, [one.identity for one in self._shards])).encode()
+        )
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
-            total.update(f"{suffix(path)} {packing(path)} {size} ".encode())
-        block = Block(self, BlockStart())
+            total.update(f"{infer_format(path)} {compression_suffix(path)} {size} ".encode())
+        block = StreamBlock(self, BlockPosition())
         for chunk in block.chunks():
             total.update("\0".join(chunk.texts).encode())
             total.update(b"\0\0" if chunk.ends else b"\0")
@@ -100,56 +110,58 @@ class StreamedText:
         return total.hexdigest()
 
     def unit(self, turn: int, rank: int) -> int:
-        """The number of a unit from its rank in the order of a turn."""
-        key = hash_key(self._seed, "units", turn)
+        """Returns the number of the unit at position `rank` of a turn."""
+        key = derive_seed(self._seed, "units", turn)
         return int(permute(np.array([rank]), self.n_units, key)[0])
 
     def chunks(self, unit: int) -> Iterator[Chunk]:
-        """The documents of a unit. Raises DataError, also where a file has changed since it was found."""
+        """Yields the documents of a unit. Raises DataError, also if a file has changed since it was found."""
         file = int(np.searchsorted(self._stops, unit, side="right"))
         within = unit - (int(self._stops[file - 1]) if file else 0)
         if file >= len(self._states):
-            yield from coalesce(divide_rows(self._shards[file - len(self._states)].texts(within)))
+            yield from merge_chunks(chunk_texts(self._shards[file - len(self._states)].read_texts(within)))
             return
         path = self.head.files[file]
-        size, _ = self._unchanged(file)
+        size, _ = self._check_unchanged(file)
         extent = None
         if self._divisible[file]:
-            blank_lines = suffix(path) == ".txt" and self.head.documents == "blank-line"
-            ends = (next_document(path, n * UNIT, size, blank_lines=blank_lines) for n in (within, within + 1))
+            blank_lines = infer_format(path) == ".txt" and self.head.documents == "blank-line"
+            ends = (
+                find_next_document(path, n * UNIT_BYTES, size, blank_lines=blank_lines) for n in (within, within + 1)
+            )
             extent = Extent(*ends)
         if extent is None or extent.begin < extent.end:
-            yield from self.head.of_extent(path, extent)
-        self._unchanged(file)
+            yield from self.head.read_extent(path, extent)
+        self._check_unchanged(file)
 
-    def where(self, begin: BlockStart) -> str:
-        """The file or dataset in which a block begins, as shown in messages."""
+    def where(self, begin: BlockPosition) -> str:
+        """Returns the file or dataset in which a block begins, for messages."""
         file = int(np.searchsorted(self._stops, self.unit(begin.turn, begin.unit), side="right"))
         return display(self.head.files[file]) if file < len(self._states) else "the dataset"
 
-    def _unchanged(self, file: int) -> tuple[int, int]:
-        """Size and time of a file. Raises DataError where they are not as they were."""
+    def _check_unchanged(self, file: int) -> tuple[int, int]:
+        """Returns size and modification time of a file. Raises DataError if they have changed."""
         path = self.head.files[file]
-        if (state := _state(path)) != self._states[file]:
+        if (state := _size_and_mtime(path)) != self._states[file]:
             fix = "restore it and resume the run, or start a new one"
             raise DataError("the file has changed while it streams", where=display(path), fix=fix)
         return state
 
 
-class Block:
-    """The block of a streamed text that begins at a place; without the documents that `part` of the head leaves out.
+class StreamBlock:
+    """The block of a streamed text that begins at a position, without the documents of the head that `part` omits.
 
-    end: where the next block begins. first_numbers: of each unit, the number in this block of its first document. Both
-    are known once all chunks were read.
+    end: where the next block begins. first_numbers: for each unit, the number of its first document in this block. Both
+    are complete once all chunks are read.
     """
 
-    def __init__(self, text: StreamedText, begin: BlockStart, part: Part | None = None) -> None:
+    def __init__(self, text: StreamedText, begin: BlockPosition, part: CorpusPart | None = None) -> None:
         self._text, self._begin, self._part = text, begin, part
         self.end = begin
         self.first_numbers: dict[int, int] = {}
 
     def chunks(self) -> Iterator[Chunk]:
-        """The documents in order. One that is longer than two blocks is cut, as if it ended there."""
+        """Yields the documents in order. A document longer than two blocks is cut as if it ended there."""
         text, (turn, rank, skipped) = self._text, self._begin
         size = number = 0
         while rank < text.n_units:
@@ -161,37 +173,39 @@ class Block:
                 if n_chunks <= skipped:
                     continue
                 size += chunk.size
-                is_full = size >= BLOCK and (chunk.ends or size >= 2 * BLOCK)
+                is_full = size >= BLOCK_CHARACTERS and (chunk.ends or size >= 2 * BLOCK_CHARACTERS)
                 kept = chunk._replace(ends=True) if is_full else chunk
                 number += kept.n_ends
-                if isinstance(self._part, Documents) and before is not None:
-                    yield from self._part.of([kept], before)
+                if isinstance(self._part, DocumentSplit) and before is not None:
+                    yield from self._part.select([kept], before)
                 else:
                     yield kept
                 if is_full:
-                    self.end = BlockStart(turn, rank, n_chunks)
+                    self.end = BlockPosition(turn, rank, n_chunks)
                     return
             rank, skipped = rank + 1, 0
-        self.end = BlockStart(turn + 1)
+        self.end = BlockPosition(turn + 1)
 
 
-def streams(data: Data) -> bool:
-    """Whether a text is streamed, or all texts of a mixture: as `data.stream` says, or where it is auto, if the files
-    are large together."""
+def should_stream(data: Data) -> bool:
+    """Returns `data.stream`, or if that is "auto" whether all files together are large."""
     if data.stream != "auto" or data.split == "slice":
         return data.stream is True
-    files, datasets = _found(data)
-    return sum(_state(file)[0] for file in files) + sum(shards.size for shards in datasets) >= LARGE
+    files, datasets = _find_sources(data)
+    return (
+        sum(_size_and_mtime(file)[0] for file in files) + sum(shards.n_bytes for shards in datasets)
+        >= STREAM_FROM_BYTES
+    )
 
 
-def _found(data: Data) -> tuple[list[Path], list[Shards]]:
-    """The files and the datasets that `data` names. Raises DataError and ResourceError."""
-    files = [file for source in data.sources if not source.startswith(PREFIX) for file in find_files(source)]
-    return files, [Shards(source, data.column) for source in data.sources if source.startswith(PREFIX)]
+def _find_sources(data: Data) -> tuple[list[Path], list[DatasetShards]]:
+    """Returns the files and datasets that `data` names. Raises DataError and ResourceError."""
+    files = [file for source in data.sources if not source.startswith(HUB_PREFIX) for file in find_files(source)]
+    return files, [DatasetShards(source, data.column) for source in data.sources if source.startswith(HUB_PREFIX)]
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of the last change in nanoseconds."""
-    with reading(path):
+def _size_and_mtime(path: Path) -> tuple[int, int]:
+    """Returns size in bytes and modification time in nanoseconds."""
+    with convert_read_errors(path):
         status = os.stat(path)
     return status.st_size, status.st_mtime_ns

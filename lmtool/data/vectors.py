@@ -1,4 +1,4 @@
-"""Files of word vectors: word2vec's text and binary formats, fastText's .vec and GloVe's text, in bounded memory.
+"""Reads files of word vectors: word2vec's text and binary formats, fastText's .vec and GloVe's text.
 
 Shapes: N words, D numbers of each.
 """
@@ -13,29 +13,27 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.files import display, open_bytes, reading
+from lmtool.data.files import convert_read_errors, display, open_decompressed
 from lmtool.errors import DataError
 from lmtool.printable import counted
 
-CHUNK = 1 << 20
+_READ_BYTES = 1 << 20
 """Bytes read at once."""
 
-LONGEST_WORD = 10_000
-"""Bytes; a file with a longer word is damaged."""
+MAX_WORD_BYTES = 10_000
+"""A file with a longer word is damaged."""
 
-LONGEST_LINE = 1 << 20
-"""Bytes of a line."""
+MAX_LINE_BYTES = 1 << 20
+"""Longer lines are read in part only."""
 
-FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
-"""The first bytes of a model of fastText, which is no file of vectors."""
+FASTTEXT_MODEL_MAGIC = (793712314).to_bytes(4, "little")
+"""First bytes of a fastText model, which is no file of vectors."""
 
 _HEADER = re.compile(rb"\s*(\d{1,12})[ \t]+(\d{1,9})[ \t]*\r?\n")
 
 
 class WordVectors(NamedTuple):
-    """Words, each once, and their vectors (N, D). n_repeated: of these words, how often one came again; its first
-    vector counts.
-    """
+    """Words, each once, and their vectors (N, D). n_repeated: number of repeated words; the first vector counts."""
 
     words: list[str]
     vectors_ND: NDArray[np.float32]
@@ -44,9 +42,9 @@ class WordVectors(NamedTuple):
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A file of word vectors, of which the beginning was read.
+    """A file of word vectors whose header is read.
 
-    n_words: as its header says; None for GloVe's format, which has none. width: numbers of a vector.
+    n_words: number in the header; None for GloVe's format, which has none. width: numbers of a vector.
     """
 
     path: Path
@@ -56,14 +54,14 @@ class VectorFile:
 
     @classmethod
     def open(cls, path: Path) -> "VectorFile":
-        """Find the format. Raises DataError when it is none of word vectors, ResourceError when it cannot be read."""
-        with reading(path), open_bytes(path) as file:
-            line = file.readline(LONGEST_LINE)
-            if line.startswith(FASTTEXT_MODEL):
+        """Reads the header. Raises DataError when the file has no word vectors, ResourceError when it is unreadable."""
+        with convert_read_errors(path), open_decompressed(path) as file:
+            line = file.readline(MAX_LINE_BYTES)
+            if line.startswith(FASTTEXT_MODEL_MAGIC):
                 fix = "name the .vec file beside it"
                 raise DataError("a model of fastText, not its vectors", where=display(path), fix=fix)
             header = _HEADER.fullmatch(line)
-            if header is None and (width := _width(line)):
+            if header is None and (width := _count_numbers(line)):
                 return cls(path, width, None, is_binary=False)
             if header is None:
                 what = "no word vectors: the first line is neither a word and its numbers nor two counts"
@@ -73,49 +71,49 @@ class VectorFile:
             if not n_words or not width:
                 what = f"the header promises {n_words} words of {width} numbers: no vectors"
                 raise DataError(what, where=f"{display(path)}:1", fix="write or download the file again")
-            n_numbers = _width(file.readline(LONGEST_LINE))
+            n_numbers = _count_numbers(file.readline(MAX_LINE_BYTES))
             if n_numbers not in (None, width):
                 what = f"the header promises {width} numbers for each word, and the first word has {n_numbers}"
                 raise DataError(what, where=f"{display(path)}:2", fix="correct the header, or download the file again")
             return cls(path, width, n_words, is_binary=n_numbers is None)
 
-    def read(self, wanted: Container[str]) -> WordVectors:
-        """The vectors of those of the words `wanted` that the file has.
+    def read(self, words: Container[str]) -> WordVectors:
+        """Reads the vectors of those of `words` that the file has.
 
-        Raises DataError, with the line, where a line has other than D numbers, a number is not finite, or words are
-        fewer or more than the header promises.
+        Raises DataError, with the line, if a line has other than D numbers, a number is not finite, or there are fewer
+        or more words than the header promises.
         """
         vectors: dict[str, NDArray[np.float32]] = {}
         n_repeated = n_words = 0
-        with reading(self.path), open_bytes(self.path) as file:
-            for where, word, vector in self._binary(file) if self.is_binary else self._text(file):
+        with convert_read_errors(self.path), open_decompressed(self.path) as file:
+            for where, word, vector in self._parse_binary(file) if self.is_binary else self._parse_text(file):
                 n_words += 1
                 if word in vectors:
                     n_repeated += 1
-                elif word in wanted:
-                    vectors[word] = self._numbers(vector, where)
+                elif word in words:
+                    vectors[word] = self._parse_vector(vector, where)
         if self.n_words is not None and n_words != self.n_words:
-            raise self._fault(
+            raise self._error(
                 f"the header promises {counted(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
             )
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
 
-    def _text(self, file: IO[bytes]) -> Iterator[tuple[str, str, list[bytes] | bytes]]:
-        """Where each word is, the word, and its numbers."""
+    def _parse_text(self, file: IO[bytes]) -> Iterator[tuple[str, str, list[bytes] | bytes]]:
+        """Yields the place of each word for messages, the word, and its numbers."""
         for number, line in enumerate(file, 1):
-            fields = _fields(line)
+            fields = _split_fields(line)
             if fields == [b""] or (number == 1 and self.n_words is not None):
                 continue
             n_numbers = len(fields) - 1
             # words of GloVe may have spaces, so what is before the last D numbers is the word
             if n_numbers < self.width or any(map(_is_number, fields[1 : -self.width])):
-                raise self._fault(f"{n_numbers} numbers, where the other words have {self.width}", f":{number}")
+                raise self._error(f"{n_numbers} numbers, where the other words have {self.width}", f":{number}")
             word = b" ".join(fields[: -self.width]).decode("utf-8", "replace")
             yield f":{number}", word, fields[-self.width :]
 
-    def _binary(self, file: IO[bytes]) -> Iterator[tuple[str, str, list[bytes] | bytes]]:
-        """Where each word is, the word, and the bytes of its vector."""
+    def _parse_binary(self, file: IO[bytes]) -> Iterator[tuple[str, str, list[bytes] | bytes]]:
+        """Yields the place of each word for messages, the word, and the bytes of its vector."""
         file.readline()
         size, buffer, begin = 4 * self.width, b"", 0
         for number in range(1, (self.n_words or 0) + 1):
@@ -124,28 +122,28 @@ class VectorFile:
                 space = buffer.find(b" ", begin)
                 if space >= 0 and len(buffer) >= space + 1 + size:
                     break
-                if (len(buffer) if space < 0 else space) - begin > LONGEST_WORD:
-                    raise self._fault("neither text nor word2vec's binary format: a word without an end", where)
-                chunk = file.read(max(CHUNK, size))
+                if (len(buffer) if space < 0 else space) - begin > MAX_WORD_BYTES:
+                    raise self._error("neither text nor word2vec's binary format: a word without an end", where)
+                chunk = file.read(max(_READ_BYTES, size))
                 if not chunk:
-                    raise self._fault(f"the file ends within word {number:,} of {self.n_words:,}", where)
+                    raise self._error(f"the file ends within word {number:,} of {self.n_words:,}", where)
                 buffer, begin = buffer[begin:] + chunk, 0
             word = buffer[begin:space].lstrip(b"\n").decode("utf-8", "replace")
             yield where, word, buffer[space + 1 : space + 1 + size]
             begin = space + 1 + size
-        if (buffer[begin:] + file.read(CHUNK)).strip(b"\n"):
-            raise self._fault("more follows after the last word, so words or numbers are not as many as promised", ":1")
+        if (buffer[begin:] + file.read(_READ_BYTES)).strip(b"\n"):
+            raise self._error("more follows after the last word, so words or numbers are not as many as promised", ":1")
 
-    def _numbers(self, fields: list[bytes] | bytes, where: str) -> NDArray[np.float32]:
+    def _parse_vector(self, fields: list[bytes] | bytes, where: str) -> NDArray[np.float32]:
         try:
             vector_D = np.frombuffer(fields, "<f4") if isinstance(fields, bytes) else np.array([*map(float, fields)])
         except ValueError:
-            raise self._fault("a vector has a value that is not a number", where) from None
+            raise self._error("a vector has a value that is not a number", where) from None
         if not (np.abs(vector_D) <= np.finfo(np.float32).max).all():
-            raise self._fault("a vector holds a number that is not finite", where)
+            raise self._error("a vector holds a number that is not finite", where)
         return vector_D.astype(np.float32)
 
-    def _fault(self, what: str, where: str) -> DataError:
+    def _error(self, what: str, where: str) -> DataError:
         return DataError(what, where=f"{display(self.path)}{where}", fix="write or download the file again")
 
 
@@ -156,12 +154,12 @@ def _is_number(field: bytes) -> bool:
         return False
 
 
-def _fields(line: bytes) -> list[bytes]:
+def _split_fields(line: bytes) -> list[bytes]:
     return line.rstrip(b" \t\r\n").replace(b"\t", b" ").split(b" ")
 
 
-def _width(line: bytes) -> int | None:
-    """The numbers after the first word of a line; None where it is not text that ends in numbers."""
-    fields = _fields(line)
+def _count_numbers(line: bytes) -> int | None:
+    """Counts the numbers after the first word of a line; returns None for a line without them."""
+    fields = _split_fields(line)
     is_text = not re.search(rb"[\x00-\x08\x0e-\x1f]", line)
     return len(fields) - 1 if is_text and len(fields) > 1 and all(map(_is_number, fields[1:])) else None

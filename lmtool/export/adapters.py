@@ -75,7 +75,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
         **exportable.tokenizer_files(),
     }
     with filling(folder) as new:
-        durable.write_new(new / "adapter_model.safetensors", tensors.serialise(typed, {"format": "pt"}))
+        durable.write_new(new / "adapter_model.safetensors", tensors.serialize_safetensors(typed, {"format": "pt"}))
         for file, content in files.items():
             durable.write_new(new / file, content)
     return exportable
@@ -120,7 +120,7 @@ def _adapters(exportable: Exportable) -> dict[str, Adapter]:
 
 def _head(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a classifier's head, in the family's names."""
-    tensors = exportable.divided(exportable.base.checkpoint.model())
+    tensors = exportable.divided(exportable.base.checkpoint.load_model())
     for weight in exportable.weights() if exportable.has_head else ():
         if not weight.ours.startswith("body."):
             yield from zip(weight.theirs, weight.layout.split(tensors[weight.ours]), strict=True)

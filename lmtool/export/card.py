@@ -104,11 +104,11 @@ def _card(template: str, base: Reference, values: Mapping[str, object]) -> str:
 
 def _measured(base: Reference) -> Iterator[tuple[str, str]]:
     """The last validation, and the results of the best checkpoint on a table."""
-    validated = base.run.validated
+    validated = base.run.last_validation
     if validated is not None and validated.best_value is not None and base.recipe.data.holds_out:
         name = base.recipe.evaluation.metric
         yield f"best validation {name}", f"{validated.best_value:.4f} (step {validated.best_step})"
-    for task, results in base.run.all_results.items():
+    for task, results in base.run.results_by_task.items():
         numbers = ((name, value) for name, value in results.items() if isinstance(value, float))
         part = results["part"]
         yield from ((f"{task} {part} {name}".strip(), f"{value:.4f}") for name, value in numbers if part != "training")

@@ -35,10 +35,10 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
 from lmtool.tasks.build import with_decided
 from lmtool.tasks.prepare import task_names
-from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
-from lmtool.tokenization.inner import ROLE_KEYS, text_of
+from lmtool.tokenization.chat import PAIR_TEMPLATE, ChatFormat, define_variables, find_chat_template
+from lmtool.tokenization.inner import ROLE_KEYS, token_content
 from lmtool.tokenization.prompt_format import PromptFormat
-from lmtool.tokenization.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+from lmtool.tokenization.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 
 TypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -90,13 +90,13 @@ class Exportable(Form):
         """
         tokenizer, recipe = self.base.tokenizer, self.recipe
         published = tokenizer.published
-        whole, prompt_format = tokenizer.to_json(), PromptFormat.of(recipe, tokenizer)
+        whole, prompt_format = tokenizer.to_json(), PromptFormat.from_recipe(recipe, tokenizer)
         if published is None or (self.has_head and not _frames_alike(prompt_format)):
             inner = Inner.from_str(whole)
             if (template := _template(prompt_format, recipe, inner, as_source)) is not None:
                 inner.post_processor = template
             whole = inner.to_str(pretty=True)
-        roles = {role: text for role in ROLES if (text := text_of((published or ROLES).get(role))) is not None}
+        roles = {role: text for role in ROLES if (text := token_content((published or ROLES).get(role))) is not None}
         settings = {
             **roles,
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -105,8 +105,8 @@ class Exportable(Form):
             "model_input_names": ["input_ids", *["token_type_ids"] * self.model.has_segments, "attention_mask"],
         }
         files = {
-            TOKENIZER: whole.encode(),
-            TOKENIZER_CONFIG: to_json(settings),
+            TOKENIZER_FILE: whole.encode(),
+            TOKENIZER_CONFIG_FILE: to_json(settings),
             "special_tokens_map.json": to_json(roles),
         }
         known = {role: name for role, name in roles.items() if role in ("bos_token", "eos_token")}
@@ -121,7 +121,7 @@ def express(base: Reference, preferred: str | None = None, among: Sequence[Famil
     stand in the way, when none can.
     """
     origin = base.run.info.origin
-    recipe = with_decided(base.recipe, base.run.all_results.get("", {}), base.checkpoint.step)
+    recipe = with_decided(base.recipe, base.run.results_by_task.get("", {}), base.checkpoint.step)
     form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None), among)
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.config, CONFIG, names))
@@ -167,7 +167,7 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     with filling(folder) as new:
         _write_weights(new, weights, shard)
         if head:
-            durable.write_new(new / HEAD, tensors.serialise(head, {"format": "pt"}))
+            durable.write_new(new / HEAD, tensors.serialize_safetensors(head, {"format": "pt"}))
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
             durable.write_new(new / name, content)
@@ -211,14 +211,14 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
         raise UsageError(what, where="objective.kind", fix=AS_DIRECTORY)
     exportable = express(base, among=GGUF_FAMILIES)
     written = exportable.tokenizer_files(as_source=False)
-    settings = json.loads(written[TOKENIZER_CONFIG])
+    settings = json.loads(written[TOKENIZER_CONFIG_FILE])
     if (chat := written.get(CHAT)) is not None:
         settings["chat_template"] = chat.decode()
     architecture, values = exportable.family.architecture, dict(exportable.config)
     note = {NOTE: json.dumps(values.pop(NOTE), ensure_ascii=False)} if NOTE in values else {}
     values = {key if key == FREQUENCIES else f"{architecture}.{key}": value for key, value in values.items()}
     values |= express_tokenizer(
-        written[TOKENIZER].decode(),
+        written[TOKENIZER_FILE].decode(),
         settings,
         architecture,
         exportable.model.vocab_size or 0,
@@ -234,11 +234,11 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
 def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> OllamaPrompt:
     """settings: of the written tokenizer."""
     tokenizer, ends = exportable.base.tokenizer, _generation(exportable)["eos_token_id"]
-    inner = Inner.from_str(exportable.tokenizer_files(as_source=False)[TOKENIZER].decode())
+    inner = Inner.from_str(exportable.tokenizer_files(as_source=False)[TOKENIZER_FILE].decode())
     bos = settings.get("bos_token", "")
     begins = bos if bos in inner.encode("a").tokens[:1] else ""
-    tokens = {role: text for role in ROLE_KEYS if (text := text_of(settings.get(role))) is not None}
-    stops = [tokenizer.name(i) for i in ends_of(ends)]
+    tokens = {role: text for role in ROLE_KEYS if (text := token_content(settings.get(role))) is not None}
+    stops = [tokenizer.token_name(i) for i in ends_of(ends)]
     return OllamaPrompt(settings.get("chat_template"), tokens, begins, stops)
 
 
@@ -258,7 +258,7 @@ def _generation(exportable: Exportable) -> dict[str, Any]:
     """generation_config.json: what starts and ends a text."""
     tokenizer = exportable.base.tokenizer
     ids: dict[str, Any] = _token_ids(tokenizer, exportable.recipe)
-    ends = PromptFormat.of(exportable.recipe, tokenizer).end_ids or tokenizer.roles.ends
+    ends = PromptFormat.from_recipe(exportable.recipe, tokenizer).end_ids or tokenizer.roles.ends
     if len(ends) > 1:
         ids["eos_token_id"] = sorted(ends, key=lambda i: (i != tokenizer.eos_id, i))
     if len(tokenizer.roles.starts) > 1 and exportable.recipe.model.reads == "source":
@@ -276,17 +276,17 @@ def _frames_alike(prompt_format: PromptFormat) -> bool:
 def _chat_template(prompt_format: PromptFormat, known: Mapping[str, str]) -> str | None:
     """The template by which other programs prompt a model as it was trained. known: tokens that they give to it."""
     if not (prompt_format.answers and prompt_format.reads == "past"):
-        return own_template(prompt_format.tokenizer)
+        return find_chat_template(prompt_format.tokenizer)
     if prompt_format.chat is not None:
-        return prompt_format.chat.alone(known)
+        return prompt_format.chat.export_template(known)
     if prompt_format.tokenizer.published is None:
-        return ChatFormat.of(prompt_format.tokenizer).alone(known)
-    names = prompt_format.tokenizer.name
+        return ChatFormat.from_tokenizer(prompt_format.tokenizer).export_template(known)
+    names = prompt_format.tokenizer.token_name
     tokens = {
-        "opening": "".join(map(names, prompt_format.around[0])),
+        "opening": "".join(map(names, prompt_format.source_delimiters[0])),
         "eos_token": names(prompt_format.tokenizer.eos_id),
     }
-    return standing_alone(PAIRS, tokens, known)
+    return define_variables(PAIR_TEMPLATE, tokens, known)
 
 
 def _template(prompt_format: PromptFormat, recipe: Recipe, inner: Inner, as_source: bool) -> TemplateProcessing | None:
@@ -296,7 +296,11 @@ def _template(prompt_format: PromptFormat, recipe: Recipe, inner: Inner, as_sour
     """
     before, between, after = prompt_format.before, prompt_format.between, prompt_format.after
     if prompt_format.answers:
-        before, between, after = prompt_format.around[0], (), prompt_format.around[1] if as_source else ()
+        before, between, after = (
+            prompt_format.source_delimiters[0],
+            (),
+            prompt_format.source_delimiters[1] if as_source else (),
+        )
     elif prompt_format.reads == "past" and not isinstance(recipe.objective, HeadSpec):
         before, between, after = prompt_format.opening, (), ()
     elif prompt_format.reads == "past" and isinstance(recipe.objective, QuestionAnswering):
@@ -318,7 +322,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], shard: int) -> N
     split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=shard)
     for file, names in split.filename_to_tensors.items():
         group = {name: weights[name].contiguous() for name in names}
-        durable.write_new(folder / file, tensors.serialise(group, {"format": "pt"}))
+        durable.write_new(folder / file, tensors.serialize_safetensors(group, {"format": "pt"}))
     if split.is_sharded:
         content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         durable.write_new(folder / "model.safetensors.index.json", to_json(content))

@@ -82,7 +82,7 @@ def form_of(
     if not isinstance(recipe.model, Transformer):
         what = f"no {published} has {recipe.model.title} models"
         raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
-    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
     model = recipe.model.with_values({"vocab_size": rows})
     recipe = recipe.with_values({"model": model})
     families = sorted(among, key=lambda family: family.model_type != preferred)

@@ -18,9 +18,9 @@ from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
 from lmtool.inference.load import LoadedModel
 from lmtool.printable import plain
-from lmtool.tokenization.chat import ROLES, ChatFormat, Message, with_calls
-from lmtool.tokenization.prompt_format import checked_text
-from lmtool.tokenization.tools import CallParser, ToolCall
+from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_calls
+from lmtool.tokenization.prompt_format import check_utf8
+from lmtool.tokenization.tools import ToolCall, ToolCallParser
 
 MAX_ANSWER_TOKENS = 1024
 """Maximum tokens of an answer by default."""
@@ -41,7 +41,7 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        return with_calls(Message(role=self.role, content=self.content), vars(self), 0)
+        return add_tool_calls(Message(role=self.role, content=self.content), vars(self), 0)
 
 
 class Reply(Iterator[str]):
@@ -123,21 +123,21 @@ class Conversation:
     def system(self) -> str:
         """The system message, which never leaves the context; empty for none.
 
-        Setting it raises RefusedMessages if the chat template accepts none, and UsageError for invalid UTF-8.
+        Setting it raises MessagesRefusedError if the chat template accepts none, and UsageError for invalid UTF-8.
         """
         return self._system
 
     @system.setter
     def system(self, text: str) -> None:
         if text:
-            self._chat.check(
+            self._chat.check_messages(
                 validate_messages([Message(role="system", content=text), Message(role="user", content="?")])
             )
         self._system = text
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...] | None:
-        """The functions that the model may call, in the format of `read_tools`. Setting them raises NoTools."""
+        """The functions that the model may call, see `validate_tools`. Setting them raises ToolsUnsupportedError."""
         return self._chat.tools
 
     @tools.setter
@@ -145,9 +145,9 @@ class Conversation:
         self._chat = self._chat.with_tools(tools)
         self._prompt_format = replace(self._prompt_format, chat=self._chat)
 
-    def call_parser(self) -> CallParser | None:
+    def call_parser(self) -> ToolCallParser | None:
         """Makes a parser of the tool calls in the next answer; None without tools."""
-        return self._chat.parser(str(len(self.turns)))
+        return self._chat.make_call_parser(str(len(self.turns)))
 
     def reset(self) -> None:
         """Removes all messages except the system message."""
@@ -161,7 +161,7 @@ class Conversation:
         the next sample when they are repeated. Prefixes are cached, which may change sums in their last bits.
 
         Raises UsageError for no messages, messages without text, and messages longer than the context; RefusedMessages
-        and CheckpointError as `ChatFormat.prompt` does.
+        and CheckpointError as `ChatFormat.encode_prompt` does.
         """
         messages = validate_messages(messages)
         if messages[0]["role"] == "system":
@@ -174,7 +174,7 @@ class Conversation:
         key = tuple(ids)
         least = min(self.params.min_new_tokens, limit)
         request = Request(
-            prompt=self._engine.runner.fit_prompt(self._prompt_format.answer_to(ids), "refuse", ""),
+            prompt=self._engine.runner.fit_prompt(self._prompt_format.make_answer_prompt(ids), "refuse", ""),
             params=replace(self.params, max_new_tokens=limit, min_new_tokens=least),
             draw=self._n_answers[key],
             prompt_format=self._prompt_format,
@@ -199,7 +199,7 @@ class Conversation:
         """Makes the prompt of the last turns that fit the context."""
         first, context, max_tokens = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
         while True:
-            ids = self._chat.prompt([*self._system_messages(), *(turn.message for turn in turns[first:])])
+            ids = self._chat.encode_prompt([*self._system_messages(), *(turn.message for turn in turns[first:])])
             if context is None or len(ids) + min(max_tokens, context // 2) <= context:
                 break
             following = next((i for i in range(first + 1, len(turns)) if turns[i].role == "user"), None)
@@ -221,7 +221,7 @@ class Conversation:
             raise UsageError("there is nothing to save yet", fix="save after an answer")
         messages: list[dict[str, Any]] = [dict(message) for message in self._system_messages()]
         for turn in self.turns:
-            calls = {"tool_calls": [call.record() for call in turn.tool_calls]} if turn.tool_calls else {}
+            calls = {"tool_calls": [call.to_openai() for call in turn.tool_calls]} if turn.tool_calls else {}
             messages.append({**turn.message, **calls, **({"cut": True} if turn.cut else {})})
         row = {"messages": messages, **({"tools": self.tools} if self.tools else {})}
         line = json.dumps(row, ensure_ascii=False) + "\n"
@@ -261,7 +261,7 @@ def find_chat_format(loaded: LoadedModel) -> ChatFormat:
         fix = "answer single texts with lmtool generate, or fine-tune it on a column of messages"
         raise UsageError(what, where=where, fix=fix)
     today = datetime.now()
-    return ChatFormat.of(loaded.tokenizer, lambda: today)
+    return ChatFormat.from_tokenizer(loaded.tokenizer, lambda: today)
 
 
 def validate_messages(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Message]:
@@ -271,10 +271,12 @@ def validate_messages(messages: Sequence[Message] | Sequence[dict[str, Any]]) ->
         role, content = message.get("role"), message.get("content")
         if content is None and message.get("tool_calls"):
             content = ""
-        if role not in ROLES or not isinstance(content, str):
+        if role not in MESSAGE_ROLES or not isinstance(content, str):
             what = f"message {number} has no role or no content"
-            raise UsageError(what, fix=f"write text by one of {', '.join(ROLES)}")
-        plain_messages.append(with_calls(Message(role=role, content=checked_text(content, "message")), message, number))
+            raise UsageError(what, fix=f"write text by one of {', '.join(MESSAGE_ROLES)}")
+        plain_messages.append(
+            add_tool_calls(Message(role=role, content=check_utf8(content, "message")), message, number)
+        )
     if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")
     return plain_messages

@@ -210,10 +210,10 @@ class SpelledVocabulary:
         from llguidance import LLTokenizer
 
         self._encode, self.size = WeakMethod(tokenizer.encode_inside), tokenizer.vocab_size
-        spellings = tokenizer.spellings()
+        spellings = tokenizer.list_spellings()
         self._are_words = any(len(one) > 1 for one in spellings)
         self.is_canonical = not self._are_words
-        first = [one[0] if one else tokenizer.name(i).encode() for i, one in enumerate(spellings)]
+        first = [one[0] if one else tokenizer.token_name(i).encode() for i, one in enumerate(spellings)]
         if self._are_words:
             others = {i: one[1] for i, one in enumerate(spellings) if len(one) > 1}
         else:

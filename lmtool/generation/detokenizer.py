@@ -54,13 +54,16 @@ def contains_stop_string(request: Request, ids: Sequence[int]) -> bool:
 def ids_without_text(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
     """Returns ids that are never generated: special tokens, and ids of the vocabulary that the tokenizer lacks."""
     tokenizer = prompt_format.tokenizer
-    return {*tokenizer.special_ids - prompt_format.shown.keys(), *range(tokenizer.vocab_size, vocab_size)}
+    return {
+        *tokenizer.special_ids - prompt_format.visible_special_tokens.keys(),
+        *range(tokenizer.vocab_size, vocab_size),
+    }
 
 
 def _decoder_after_prompt(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
     """Makes a decoder that has read a prompt, so that a space between prompt and text becomes part of the text."""
-    decoder = prompt_format.tokenizer.stream(prompt_format.shown)
-    for token in prompt.begun:
+    decoder = prompt_format.tokenizer.make_stream_decoder(prompt_format.visible_special_tokens)
+    for token in prompt.generated_prefix:
         decoder.push(token)
     decoder.flush()
     return decoder

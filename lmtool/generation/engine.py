@@ -243,7 +243,7 @@ class Engine:
     def _find_strategy(self, request: Request) -> Strategy:
         """Returns the strategy of a request: one object for all requests that differ only in seed, length and form."""
         params, text_format = request.params, request.prompt_format
-        shown = frozenset(text_format.shown if text_format else ())
+        shown = frozenset(text_format.visible_special_tokens if text_format else ())
         ends = request.end_ids if text_format is None else frozenset(text_format.end_ids)
         vocabulary = (text_format and text_format.tokenizer, shown, ends, request.banned_ids)
         general = replace(params, seed=0, form=None, max_new_tokens=max(1, params.min_new_tokens))

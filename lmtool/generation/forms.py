@@ -68,11 +68,11 @@ class TextForm:
     def __post_init__(self) -> None:
         from llguidance import LLMatcher
 
-        from lmtool.tokenization.tokenizer import without_surrogates
+        from lmtool.tokenization.tokenizer import replace_surrogates
 
         if self.kind not in get_args(FormKind):
             raise UsageError(f"{self.kind} is not a kind of form", fix=f"take {', '.join(get_args(FormKind))}")
-        if self.source != without_surrogates(self.source):
+        if self.source != replace_surrogates(self.source):
             raise self.wrong("it is no Unicode text")
         if mistake := LLMatcher.validate_grammar(self.grammar):
             raise self.wrong(mistake)

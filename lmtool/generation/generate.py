@@ -118,7 +118,7 @@ def generate(
     for number, prompt in enumerate(prompts, 1):
         if isinstance(prompt, str):
             assert prompt_format is not None
-            prompt = prompt_format.prompt(prompt, prefix)
+            prompt = prompt_format.make_prompt(prompt, prefix)
         elif not isinstance(prompt, Prompt):
             prompt = Prompt(tuple(prompt))
         where = f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else ""

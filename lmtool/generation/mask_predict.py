@@ -56,15 +56,15 @@ def fill_text_masks(
     check_bidirectional(model)
     texts, tokenizer = [], prompt_format.tokenizer
     for prompt in prompts:
-        ids = prompt_format.masks(prompt, placeholder=mask, length=length)
+        ids = prompt_format.make_masked_prompt(prompt, placeholder=mask, length=length)
         if cut and model.context is not None and len(ids) > model.context:
             n_masks = max(1, length - (len(ids) - model.context))
-            ids = prompt_format.masks(prompt, placeholder=mask, length=n_masks)
+            ids = prompt_format.make_masked_prompt(prompt, placeholder=mask, length=n_masks)
         texts.append(ids)
     banned_ids = ids_without_text(prompt_format, model.vocab_size)
 
     def add_text(filled: Completion) -> Completion:
-        prompt, tokens, stream = filled.request // n, iter(filled.tokens), tokenizer.stream()
+        prompt, tokens, stream = filled.request // n, iter(filled.tokens), tokenizer.make_stream_decoder()
         ids = [next(tokens) if token == tokenizer.mask_id else token for token in texts[prompt]]
         return replace(filled, prompt=prompts[prompt], text="".join(map(stream.push, ids)) + stream.flush())
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.data.files import reading
-from lmtool.data.stdin import STDIN, has_piped_input, standard_input
+from lmtool.data.files import convert_read_errors
+from lmtool.data.stdin import STDIN, has_piped_input, open_standard_input
 from lmtool.errors import DataError, UsageError
 
 
@@ -34,8 +34,8 @@ def read_lines(path: str, name: str = "file", fix: str = "write something into i
     Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it is not readable.
     """
     where = "standard input" if path == "-" else path
-    with reading(Path(path)):
-        stream = standard_input() if path == "-" else None
+    with convert_read_errors(Path(path)):
+        stream = open_standard_input() if path == "-" else None
         data = Path(path).read_bytes() if path != "-" else b"" if stream is None else stream.read()
     try:
         text = data.decode("utf-8-sig")

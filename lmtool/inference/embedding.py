@@ -25,7 +25,7 @@ from lmtool.inference.evaluation import EvaluationItems, evaluate_items
 from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Pool, text_vectors
 from lmtool.recipe.spec.objective import Embedding
-from lmtool.tokenization.tokenizer import find_words
+from lmtool.tokenization.tokenizer import find_word_spans
 
 PoolName = Literal["none", "mean", "max", "first", "last", "own"]
 
@@ -139,7 +139,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
     with loaded.compute.autocast():
         layers = loaded.model.layers(Batch(torch.tensor([row.tokens])).to(loaded.device))
     states = tuple(hidden_1TD[0].float().cpu().numpy() for hidden_1TD in layers)
-    return HiddenStates(tuple(map(loaded.tokenizer.piece, row.tokens)), states)
+    return HiddenStates(tuple(map(loaded.tokenizer.display_token, row.tokens)), states)
 
 
 def embed_encoded(
@@ -158,7 +158,7 @@ def encode_text(
 ) -> EncodedText:
     """Encodes a text with the special tokens of the model's training. Raises UsageError as `embed` does."""
     tokenizer = loaded.tokenizer
-    ids, offsets = tokenizer.encode_with_places(text) if words else (tokenizer.encode(text), [])
+    ids, offsets = tokenizer.encode_with_offsets(text) if words else (tokenizer.encode(text), [])
     before, after = loaded.prompt_format.before, loaded.prompt_format.after
     room = (loaded.model.context or len(ids) + 2) - len(before) - len(after)
     if len(ids) > room:
@@ -171,7 +171,7 @@ def encode_text(
     first, last = len(before), len(before) + len(ids)
     starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
     pieces: dict[tuple[int, int], list[int]] = {}
-    for begin, end in find_words(text) if words else ():
+    for begin, end in find_word_spans(text) if words else ():
         # a token may belong to several words
         if touched := range(bisect_right(stops, begin), bisect_left(starts, end)):
             pieces[begin, end] = [first + token for token in touched]

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluating
 from lmtool.objective import Loss
@@ -114,7 +114,7 @@ class EvaluationItems:
 
 
 def evaluate_items(
-    model: LanguageModel, items: EvaluationItems, compute: Compute, report: Report = ignore_progress
+    model: LanguageModel, items: EvaluationItems, compute: Compute, report: Progress = ignore_progress
 ) -> EvaluationSums:
     """Evaluates a model in evaluation mode; each process computes its share, and all get the same sums.
 

@@ -40,8 +40,8 @@ from lmtool.recipe.spec.recurrent import FeaturesSpec
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
-from lmtool.run.order import hash_key
-from lmtool.run.tensors import below, outlines, rows_of
+from lmtool.run.order import derive_seed
+from lmtool.run.tensors import get_meta_tensors, read_tensor_rows, select_by_prefix
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -120,7 +120,7 @@ class LoadedModel:
     @cached_property
     def prompt_format(self) -> PromptFormat:
         """The format of the model's inputs, as in training."""
-        return PromptFormat.of(self.recipe, self.tokenizer)
+        return PromptFormat.from_recipe(self.recipe, self.tokenizer)
 
 
 def build_model(
@@ -133,16 +133,16 @@ def build_model(
     """Builds a new model for a tokenizer, on its device, initialized from the recipe's seed.
 
     features: the model whose states it reads, if the recipe has features. shards: builds only the rows of this process.
-    Raises CheckpointError as `Tokenizer.embedding_rows` does.
+    Raises CheckpointError as `Tokenizer.check_embedding_rows` does.
     """
-    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
-    torch.manual_seed(hash_key(recipe.seed, "weights"))
+    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
+    torch.manual_seed(derive_seed(recipe.seed, "weights"))
     if shards is not None:
         with shards:
             return model.with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     if isinstance(built, AveragingModel) and built.in_word_V is not None:
-        in_word = [tokenizer.is_in_word(token) for token in range(tokenizer.vocab_size)]
+        in_word = [tokenizer.is_word_token(token) for token in range(tokenizer.vocab_size)]
         built.in_word_V[: len(in_word)] = torch.tensor(in_word)
     if features is not None and (reading := find_features(built)) is not None:
         reading.attach(features.model)
@@ -279,7 +279,7 @@ def read_merged_weights(base: Reference) -> Mapping[str, Tensor]:
 def _read_merged(base: Reference) -> Mapping[str, Tensor]:
     """Reads merged weights without a check that they are finite."""
     if base.recipe.tuning.lora is None:
-        return base.checkpoint.model()
+        return base.checkpoint.load_model()
     lm = load_trained_model(base, CPU)
     lora.merge(lm)
     return lm.state_dict()
@@ -290,12 +290,12 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
 
     Raises CheckpointError for weights that do not fit, and NumericalError for weights that are not finite.
     """
-    _copy_weights(lm, checkpoint.model(), checkpoint)
+    _copy_weights(lm, checkpoint.load_model(), checkpoint)
 
 
 def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
     """Copies tensors into a model; of a sharded parameter only the rows of this process. Raises as `load_weights`."""
-    kept, saved = lora.kept(lm), outlines(tensors)
+    kept, saved = lora.kept(lm), get_meta_tensors(tensors)
     for name in sorted(kept.keys() | saved.keys()):
         old, new = saved.get(name), kept.get(name)
         free = int(name in lm.any_length)
@@ -313,7 +313,7 @@ def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: 
 @torch.no_grad()
 def _copy_tensor(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Copies a tensor into a parameter; of a sharded one, the rows of this process. Returns the copied part."""
-    tensor = rows_of(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
+    tensor = read_tensor_rows(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
     own_rows(parameter).copy_(tensor)
     return tensor
 
@@ -331,7 +331,7 @@ def _apply_tuning(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
     if isinstance(recipe.model, VectorsSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
-        torch.manual_seed(hash_key(recipe.seed, "adapters"))
+        torch.manual_seed(derive_seed(recipe.seed, "adapters"))
         lora.adapt(body, recipe.tuning.lora, trains=trains)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
@@ -349,8 +349,8 @@ def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjecti
     body, head = tensors, {}
     if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
         # the recipe decides, because a body that only counts words has no weights
-        body = below(tensors, "body.")
-        head = {name: t.shape for name, t in outlines(tensors).items() if not name.startswith("body.")}
+        body = select_by_prefix(tensors, "body.")
+        head = {name: t.shape for name, t in get_meta_tensors(tensors).items() if not name.startswith("body.")}
     if isinstance(lm, ReplacedTokenDetector):
         if isinstance(base.recipe.objective, ReplacedTokens):
             _copy_weights(lm, tensors, checkpoint)

@@ -11,11 +11,11 @@ from lmtool.inference.load import read_merged_weights
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
-from lmtool.run.creation import create_run, unused_folder
+from lmtool.run.creation import create_run, make_run_path
 from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT, Run
-from lmtool.run.files import RunInfo, describe_environment, saved_state
-from lmtool.run.listing import SavedEvaluations, evaluations_of
-from lmtool.run.paths import remember
+from lmtool.run.files import RunInfo, describe_environment, read_saved_state
+from lmtool.run.listing import SavedEvaluations, read_evaluations
+from lmtool.run.paths import add_to_runs_index
 from lmtool.run.saving import Snapshot
 
 
@@ -35,39 +35,39 @@ def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) 
         what = "this run has no adapters: it needs no base run"
         raise UsageError(what, where=str(old.path), fix="name a run that was trained with tuning.lora")
     name = f"{old.info.recipe}-merged"
-    folder = output or unused_folder(name)
+    folder = output or make_run_path(name)
     refuse_used(folder)
     plain = recipe.with_values({"tuning.lora": None})
-    weights, state = read_merged_weights(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
+    weights, state = read_merged_weights(adapted), read_saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best_validation(old, step)}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
-    info = RunInfo.new(recipe=name, **kept, base=adapted.record())
-    files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.files()}
+    info = RunInfo.create(recipe=name, **kept, base=adapted.record())
+    files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.serialize_files()}
     with filling(folder) as path, create_run(path, info, files) as run:
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
             if log.path.exists():
-                durable.write_new(copy.path, log.until(step))
+                durable.write_new(copy.path, log.lines_until(step))
         for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
             if content is not None:
                 durable.write_new(run.path / file, encode(content.model_dump(exclude_unset=True)))
-        run.start(step=step, command=command, environment=describe_environment("cpu"))
-        results = old.all_results
+        run.start_session(step=step, command=command, environment=describe_environment("cpu"))
+        results = old.results_by_task
         if results and all(figures.get("step") == step for figures in results.values()):
             run.write_results(results.get("", {"tasks": results}))
-        if evaluations := [one for one in evaluations_of(old) if one.step == step]:
+        if evaluations := [one for one in read_evaluations(old) if one.step == step]:
             saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
             durable.write_new(run.path / EVALUATIONS, encode(saved))
-        run.save(Snapshot(step, weights, {}, state, step), keep_last=1)
-        run.end("finished")
-        run.drop_optimizers()
-    remember(folder)
+        run.save_checkpoint(Snapshot(step, weights, {}, state, step), keep_last=1)
+        run.end_session("finished")
+        run.remove_optimizer_states()
+    add_to_runs_index(folder)
     return folder, adapted.warnings
 
 
 def _best_validation(run: Run, step: int) -> dict[str, Any]:
     """Returns the best validation for the state at a step; None values if another step is the best."""
-    noted = run.validated
+    noted = run.last_validation
     if noted is not None and noted.best_step == step:
         return noted.model_dump(include={"best_step", "best_value", "best_loss"})
     return {"best_step": None, "best_value": None, "best_loss": None}

@@ -12,10 +12,10 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, InferenceName, choose_compute
 from lmtool.data import bundled
 from lmtool.data.files import find_files
-from lmtool.data.hub import PREFIX
-from lmtool.data.prepare import encode_files, scored
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.prepare import count_predicted, tokenize_files
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items, ignore_progress
 from lmtool.inference.load import LoadedModel, load_packed
@@ -25,15 +25,15 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
 from lmtool.records import finite
-from lmtool.run.order import hash_key, permute
+from lmtool.run.order import derive_seed, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
 RowsToScore = Sequence[tuple[NDArray[np.int64], int]]
-"""Tokens of a row, and the index of the first scored one; those before it are context."""
+"""Tokens of a row, and the index of the first count_predicted one; those before it are context."""
 
 
 class TokenWindow(NamedTuple):
-    """Tokens `start` to `stop` of a store, of which those from `first_scored` on are scored."""
+    """Tokens `start` to `stop` of a store, of which those from `first_scored` on are count_predicted."""
 
     start: int
     stop: int
@@ -48,9 +48,9 @@ class TokenWindow(NamedTuple):
 class Perplexity:
     """Perplexity of a model on a text.
 
-    nats: sum over the scored tokens of -log p(token | tokens before it).
-    tokens: number of scored tokens, or pairs. n_bytes, n_words: of their text.
-    unit: "pair" if pairs of words are scored, so that only the loss is meaningful.
+    nats: sum over the count_predicted tokens of -log p(token | tokens before it).
+    tokens: number of count_predicted tokens, or pairs. n_bytes, n_words: of their text.
+    unit: "pair" if pairs of words are count_predicted, so that only the loss is meaningful.
     """
 
     nats: float
@@ -99,7 +99,7 @@ def sliding_windows(store: TokenStore, context: int, stride: int) -> list[TokenW
     """
     windows = []
     for number in range(store.n_documents):
-        begin, end = store.document(number)
+        begin, end = store.document_range(number)
         start, first_scored = begin, begin + 1
         while first_scored < end:
             stop = min(end, start + context + 1)
@@ -117,12 +117,12 @@ class EvaluationWindows:
 
     @classmethod
     def sample(cls, store: TokenStore, context: int, n_tokens: int | None, seed: int) -> Self:
-        """Samples windows that do not overlap, with about `n_tokens` scored tokens; None for all windows."""
+        """Samples windows that do not overlap, with about `n_tokens` count_predicted tokens; None for all windows."""
         every = sliding_windows(store, context, context)
         if n_tokens is None:
             return cls(store, every)
         chosen, n_scored = [], 0
-        for index in permute(np.arange(len(every)), len(every), hash_key(seed, "validation")):
+        for index in permute(np.arange(len(every)), len(every), derive_seed(seed, "validation")):
             if n_scored >= n_tokens:
                 break
             chosen.append(every[index])
@@ -159,7 +159,7 @@ def compute_perplexity(
     store: TokenStore,
     tokenizer: Tokenizer,
     compute: Compute,
-    report: Report = ignore_progress,
+    report: Progress = ignore_progress,
     *,
     context: int,
     stride: int,
@@ -171,7 +171,7 @@ def compute_perplexity(
     """
     longest, size = objective.window(context), counted(len(store), "token")
     windows = EvaluationWindows(store, sliding_windows(store, longest, min(stride, longest)))
-    n_bytes, n_words = scored(store, tokenizer)[0], int(np.sum(store.n_words))
+    n_bytes, n_words = count_predicted(store, tokenizer)[0], int(np.sum(store.n_words))
     if not windows.windows:
         raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
     items = windows.items(model, objective.collate_spans, objective.measure, compute)
@@ -186,7 +186,7 @@ class PerplexityResult:
     """The perplexity of a text under a model.
 
     limit: bits per byte of the best possible model, for a bundled text of known entropy.
-    unseen: for a model of counts, how many of the scored n-grams were never counted.
+    unseen: for a model of counts, how many of the count_predicted n-grams were never counted.
     baseline: the result of another run, if requested.
     """
 
@@ -243,7 +243,7 @@ def measure_perplexity(
     baseline: str | None = None,
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
-    report: Report = ignore_progress,
+    report: Progress = ignore_progress,
 ) -> PerplexityResult:
     """Measures the perplexity of a text under a run, by all processes together.
 
@@ -271,7 +271,7 @@ def measure_perplexity(
             raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
         if column is not None:
             data = data.with_values({"column": column})
-        store = loaded.compute.world.main_first(lambda: encode_files(sources, data, loaded.tokenizer, report))
+        store = loaded.compute.world.main_first(lambda: tokenize_files(sources, data, loaded.tokenizer, report))
         lengths = {"context": context, "stride": stride}
         with loaded.computing() as compute:
             perplexity = compute_perplexity(lm, objective, store, loaded.tokenizer, compute, report, **lengths)
@@ -304,6 +304,6 @@ def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
 
 def entropy_limit(sources: Sequence[str], data: Data) -> float | None:
     """Returns the entropy of bundled texts in bits per byte, for models that predict the ends of documents."""
-    if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
+    if data.split != "document" or any(source.startswith(HUB_PREFIX) for source in sources):
         return None
-    return bundled.limit([file for source in sources for file in find_files(source)])
+    return bundled.entropy_bound([file for source in sources for file in find_files(source)])

@@ -46,7 +46,7 @@ class RunVectors:
         """Reads the embeddings of a run. Raises CheckpointError for a damaged run, UsageError without embeddings."""
         loaded = load_run(reference, CPU)
         tokenizer = loaded.tokenizer
-        names = ["" if i in tokenizer.special_ids else tokenizer.name(i) for i in range(tokenizer.vocab_size)]
+        names = ["" if i in tokenizer.special_ids else tokenizer.token_name(i) for i in range(tokenizer.vocab_size)]
         table_VD = loaded.model.token_vectors()[: len(names)].detach().float().numpy()
         return cls(tokenizer.kind, names, table_VD)
 
@@ -70,7 +70,7 @@ class VectorSource:
         than the vectors, and DataError if no word has a vector.
         """
         self.check_tokenizer_kind(tokenizer.kind)
-        names = {tokenizer.name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+        names = {tokenizer.token_name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
         lower = str.lower if tokenizer.kind == "word" else str
         vectors = self.vectors.read(names.keys() | set(map(lower, names)))
         rows = {word: i for i, word in enumerate(vectors.words)}
@@ -82,11 +82,9 @@ class VectorSource:
         ids = list(row_of)
         counts_V = counts_V[: tokenizer.vocab_size].copy()
         counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
-        line = (
-            f"embeddings: {plain(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
-            f"({100 * len(ids) / len(names):.1f} %), {100 * counts_V[ids].sum() / max(1, counts_V.sum()):.1f} % of the "
-            "running words"
-        )
+        share, of_text = len(ids) / len(names), counts_V[ids].sum() / max(1, counts_V.sum())
+        line = f"embeddings: {plain(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
+        line += f"({100 * share:.1f} %), {100 * of_text:.1f} % of the running words"
         if vectors.n_repeated:
             line += (
                 f"; {counted(vectors.n_repeated, 'word comes', 'words come')} again there, and the first vector counts"

@@ -12,22 +12,22 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lmtool.data.survey import DividedText, Report, divide
+from lmtool.data.survey import DividedText, Progress, divide_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.interop.names import HUB, is_published, known_run
 from lmtool.printable import plain
-from lmtool.recipe.changes import changes, unchangeable
-from lmtool.recipe.finetuning import Parent
-from lmtool.recipe.grammar import value_at
-from lmtool.recipe.load import Resolved, Setting, load_of_run
-from lmtool.recipe.resolve import is_default, resolve
+from lmtool.recipe.changes import diff_recipes, find_unchangeable_keys
+from lmtool.recipe.finetuning import ParentRun
+from lmtool.recipe.grammar import get_value
+from lmtool.recipe.load import ResolvedRecipe, Setting, load_run_recipe
+from lmtool.recipe.resolve import is_default_recipe, resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
-from lmtool.run.directory import CHECKPOINTS, RECIPE, TOKENIZER, Run
-from lmtool.run.files import OtherRun, saved_state
+from lmtool.run.directory import CHECKPOINTS, RECIPE, TOKENIZER_FILE, Run
+from lmtool.run.files import SourceCheckpoint, read_saved_state
 from lmtool.run.find import find_run
-from lmtool.run.paths import explained
+from lmtool.run.paths import add_version_hint
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -45,15 +45,15 @@ class Reference:
     def newest_checkpoint(
         self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
-        """Returns the named checkpoint, or the newest complete one; see `checkpoint.newest_valid`."""
+        """Returns the named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid`."""
         if self.named is None:
-            return self.run.newest(optimizer=optimizer, peers=peers)
+            return self.run.newest_checkpoint(optimizer=optimizer, peers=peers)
         wanted = optimizer and checkpoints.has_optimizer(self.named)
-        return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
+        return checkpoints.verify_checkpoint(self.named, optimizer=wanted, peers=peers), []
 
     @cached_property
     def _checkpoint_and_warnings(self) -> tuple[Checkpoint, list[str]]:
-        return self.newest_checkpoint(optimizer=False) if self.named else self.run.best(optimizer=False)
+        return self.newest_checkpoint(optimizer=False) if self.named else self.run.best_checkpoint(optimizer=False)
 
     @cached_property
     def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
@@ -80,7 +80,7 @@ class Reference:
     @property
     def newer_step(self) -> int | None:
         """Step of the newest checkpoint after the best one; None if there is none, or a checkpoint is named."""
-        return None if self.named else self.run.newer_than(self.checkpoint.step)
+        return None if self.named else self.run.newest_step_after(self.checkpoint.step)
 
     def written_recipe(self) -> tuple[Recipe, list[str]]:
         """Reads recipe.yaml without comparing it with a checkpoint.
@@ -88,7 +88,7 @@ class Reference:
         If it is damaged, returns the recipe of the newest checkpoint, and a warning.
         """
         try:
-            return load_of_run(self.run.recipe_path), []
+            return load_run_recipe(self.run.recipe_path), []
         except (RecipeError, UsageError):
             return read_recipe(self.run, self.newest_checkpoint(optimizer=False)[0])
 
@@ -98,9 +98,9 @@ class Reference:
         return self.run.info.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
 
     @property
-    def parent(self) -> Parent:
+    def parent(self) -> ParentRun:
         """The facts about it that the recipe of a run trained further from it needs."""
-        return Parent(self.recipe, self.run.name, self.is_published)
+        return ParentRun(self.recipe, self.run.name, self.is_published)
 
     def record(self) -> dict[str, object]:
         """Returns its path and the SHA-256 of its weights, by which `find_base` finds it."""
@@ -163,7 +163,7 @@ def find_teacher(run: Run) -> Reference:
     )
 
 
-def _find_recorded(of_run: Run, record: OtherRun | None, name: str, need: str, note: str) -> Reference:
+def _find_recorded(of_run: Run, record: SourceCheckpoint | None, name: str, need: str, note: str) -> Reference:
     """Finds the checkpoint that a run recorded. name, need, note: its role, why it is needed and advice, for errors."""
     if record is None:
         raise CheckpointError(f"the run does not name {name}", where=str(of_run.path), fix="train anew")
@@ -198,15 +198,16 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     """
     trained = read_trained_recipe(checkpoint)
     try:
-        written = load_of_run(run.recipe_path)
+        written = load_run_recipe(run.recipe_path)
     except (RecipeError, UsageError):
         what = "damaged" if run.recipe_path.is_file() else "missing"
         return trained, [f"{RECIPE} of {run.name} is {what}; the recipe in its checkpoint is used"]
-    different = changes(trained, written)
-    forged = [different[key] for key in unchangeable(different)]
+    different = diff_recipes(trained, written)
+    forged = [different[key] for key in find_unchangeable_keys(different)]
     if forged:
         more = f", and {len(forged) - 3} more" if len(forged) > 3 else ""
-        what = f"{RECIPE} is not the recipe of this model: {'; '.join(plain(text)[:200] for text in forged[:3])}{more}"
+        first = "; ".join(plain(text)[:200] for text in forged[:3])
+        what = f"{RECIPE} is not the recipe of this model: {first}{more}"
         fix = "undo these changes, or delete the file: the checkpoint has the recipe too"
         raise CheckpointError(what, where=str(run.recipe_path), fix=fix)
     return written, []
@@ -215,17 +216,17 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
 def read_trained_recipe(checkpoint: Checkpoint) -> Recipe:
     """Reads the recipe that a checkpoint was trained with. Raises CheckpointError."""
     try:
-        return Recipe.model_validate(saved_state(checkpoint).recipe)
+        return Recipe.model_validate(read_saved_state(checkpoint).recipe)
     except ValidationError as error:
         what = "state.json holds no recipe of this version of lmtool"
         unread = CheckpointError(what, where=str(checkpoint.path), fix="train anew")
-        raise explained(checkpoint.path.parents[1], unread) from error
+        raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
 def find_tokenizer(reference: str) -> str:
     """Returns the path of a tokenizer.json, of a folder with one, or of a model's tokenizer. Raises CheckpointError."""
     is_file = os.path.isfile(reference) and not is_published(reference)
-    if is_file or os.path.isfile(os.path.join(reference, TOKENIZER)):
+    if is_file or os.path.isfile(os.path.join(reference, TOKENIZER_FILE)):
         return reference
     try:
         return str(resolve_reference(reference).run.tokenizer_path)
@@ -235,21 +236,21 @@ def find_tokenizer(reference: str) -> str:
 
 
 def resolve_for_text(
-    recipe: str | None, settings: Sequence[Setting], report: Report | None = None
-) -> tuple[Resolved, DividedText | None]:
+    recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
+) -> tuple[ResolvedRecipe, DividedText | None]:
     """Resolves a recipe for a text; the default recipe depends on the size of the text, which is then read.
 
     report: None to not read the text, and resolve the recipe as for any text.
-    Returns the resolved recipe, and the text if it was read. Raises as `divide` and `resolve_model_names`.
+    Returns the resolved recipe, and the text if it was read. Raises as `divide_text` and `resolve_model_names`.
     """
     resolved, divided = resolve(recipe, settings), None
-    if report is not None and is_default(recipe) and resolved.recipe.data.sources:
-        divided = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
+    if report is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
+        divided = divide_text(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
         resolved = resolve(recipe, settings, divided.text.shape)
     return resolve_model_names(resolved), divided
 
 
-def resolve_model_names(resolved: Resolved, base: Recipe | None = None) -> Resolved:
+def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) -> ResolvedRecipe:
     """Replaces names of models in a recipe by their runs; see `resolve_run_name`.
 
     base: the recipe of the run that it continues, whose names are resolved already.
@@ -266,7 +267,7 @@ def _model_names(recipe: Recipe) -> dict[str, str]:
     """Returns the names of models in a recipe, by key."""
     tree = recipe.model_dump()
     return {
-        key: value for key in MODEL_NAME_RESOLVERS if isinstance(value := value_at(tree, tuple(key.split("."))), str)
+        key: value for key in MODEL_NAME_RESOLVERS if isinstance(value := get_value(tree, tuple(key.split("."))), str)
     }
 
 

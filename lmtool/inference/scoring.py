@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lmtool.batch import Batch, n_shared, padded
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, RowLengths, evaluate_items, ignore_progress
 from lmtool.inference.load import LoadedModel
@@ -41,9 +41,8 @@ ContextPair = tuple[str, str]
 class Scored:
     """The log-probability of a text under a model.
 
-    tokens: its tokens, as `Tokenizer.piece` shows them. logprobs: the natural log-probability of each, given all before
-    it, and the source if there is one; given all others for a bidirectional model. None for a first token without
-    context.
+    tokens: see `Tokenizer.display_token`. logprobs: the natural log-probability of each, given all before it, and the
+    source if there is one; given all others for a bidirectional model. None for a first token without context.
     """
 
     text: str
@@ -108,7 +107,7 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
         logprobs = [logprob for _ in of_text for logprob in next(read)[0].tolist()]
         before: list[float | None] = [None] * (len(tokens) - len(logprobs))
-        results.append(Scored(text, tuple(map(loaded.tokenizer.piece, tokens)), (*before, *logprobs)))
+        results.append(Scored(text, tuple(map(loaded.tokenizer.display_token, tokens)), (*before, *logprobs)))
     return results
 
 
@@ -147,7 +146,7 @@ def score_continuations(
     origins: Sequence[str],
     *,
     cuts: bool = False,
-    report: Report = ignore_progress,
+    report: Progress = ignore_progress,
 ) -> list[list[ScoredContinuation]]:
     """Computes log p(continuation | context), without an end token, by all processes together.
 
@@ -191,7 +190,7 @@ def check_predicts_tokens(loaded: LoadedModel) -> None:
     loaded.check_likelihood()
 
 
-def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Report = ignore_progress) -> list[float]:
+def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress = ignore_progress) -> list[float]:
     """Computes log p of texts of any length, without an end token, by all processes together; 0 for an empty one.
 
     Windows of the context follow each other, and the last one ends with the text; the first token is predicted from the
@@ -279,13 +278,13 @@ def _encode_pair(loaded: LoadedModel, context: str, continuation: str) -> _Encod
         return _EncodedPair(None, whole, n_shared([*before, *tokenizer.encode(stem)], whole))
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
-        opened = prompt_format.prompt(stem if continues else context)
+        opened = prompt_format.make_prompt(stem if continues else context)
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
         begun = [*opened.tokens, *removed]
         source = None if opened.source is None else [*opened.source, *removed]
         return _EncodedPair(source, [*begun, *tokenizer.encode(ending if continues else ending.lstrip())], len(begun))
-    whole = list(prompt_format.prompt(stem + ending).text)
-    first = n_shared(prompt_format.prompt(stem).text, whole)
+    whole = list(prompt_format.make_prompt(stem + ending).text)
+    first = n_shared(prompt_format.make_prompt(stem).text, whole)
     opening = [_first_id(loaded)] * (first == 0)
     return _EncodedPair(None, [*opening, *whole], first + len(opening))
 
@@ -297,7 +296,7 @@ def _first_id(loaded: LoadedModel) -> int:
 
 
 def _score_groups(
-    loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Report
+    loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Progress
 ) -> list[list[ScoredContinuation]]:
     """Scores the continuations of each group, those with a common prefix separately."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"
@@ -334,7 +333,7 @@ def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[
         return _masked_rows(loaded, whole, range(len(before), len(before) + len(ids)))
     read: list[int] = []
     if source is not None:
-        prompt = prompt_format.prompt(source)
+        prompt = prompt_format.make_prompt(source)
         opening, read = list(prompt.tokens), list(prompt.source or ())
     else:
         opening = list(prompt_format.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)
@@ -374,7 +373,7 @@ def _check_length(loaded: LoadedModel, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = ignore_progress) -> list[ScoredTokens]:
+def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Progress = ignore_progress) -> list[ScoredTokens]:
     """Scores the targets of each row."""
     pad = loaded.tokenizer.pad_id
 
@@ -393,7 +392,7 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = igno
 
 
 def _evaluate_scores(
-    loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Report
+    loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Progress
 ) -> list[ScoredTokens]:
     """Evaluates items; on a CPU in small batches, which have less padding and are as fast."""
     tokens = CPU_BATCH_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
@@ -407,7 +406,7 @@ def _common_prefix_length(rows: Sequence[_Row]) -> int:
     return 0 if alone else n_shared(*(row.tokens for row in rows))
 
 
-def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
+def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Progress) -> list[ScoredTokens]:
     """Scores the targets of all rows of each group, whose common prefix is read once."""
     n_common = [_common_prefix_length(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]

@@ -30,13 +30,13 @@ from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.creation import check_folder, create_run, unused_folder
+from lmtool.run.creation import check_output_folder, create_run, make_run_path
 from lmtool.run.directory import RECIPE
 from lmtool.run.files import RunInfo
-from lmtool.run.paths import INFO, remember
+from lmtool.run.paths import RUN_INFO_FILE, add_to_runs_index
 from lmtool.run.saving import Snapshot
-from lmtool.run.tensors import MadeTensors
-from lmtool.tokenization.inner import SPECIALS, inner_of, raising_panics
+from lmtool.run.tensors import ComputedTensors
+from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics, parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
@@ -71,12 +71,12 @@ def import_run(reference: str, output: Path | None, report: Report) -> Path:
         path, commit = download(reference)
         with writing(imports_folder()):
             pointer_of(reference).unlink(missing_ok=True)  # what was downloaded may be newer
-    run = output or unused_folder(_name(reference))
+    run = output or make_run_path(_name(reference))
     refuse_used(run)
-    check_folder(run)
+    check_output_folder(run)
     source = open_source(path)
     _write(source, reference, commit, run, _digests(source), report)
-    remember(run)
+    add_to_runs_index(run)
     return run
 
 
@@ -91,10 +91,10 @@ def _cached(source: Source, reference: str, commit: str | None) -> Path:
     digests = _digests(source)
     key = sha256_of_json([VERSION, sorted(digests.items())])
     run = imports_folder() / f"{_name(reference)}-{key[:12]}"
-    if (run / INFO).exists():  # a run is there whole or not at all; the cache may be read-only
+    if (run / RUN_INFO_FILE).exists():  # a run is there whole or not at all; the cache may be read-only
         return run
     with locked(imports_folder() / "locks" / key):
-        if not (run / INFO).exists():
+        if not (run / RUN_INFO_FILE).exists():
             shutil.rmtree(run, ignore_errors=True)
             _write(source, reference, commit, run, digests, lambda stage, done, total: None)
     return run
@@ -140,15 +140,15 @@ def _write(
     outlines = _outline(recipe, model)
     weights = _made(source, _weights(source, described, recipe), outlines, report)
     millions = sum(one.numel() for one in outlines.values()) / 1e6
-    info = RunInfo.new(
+    info = RunInfo.create(
         recipe=_name(reference),
         summary=f"{model.title}, {model.n_layers} x {model.d_model}, {millions:.1f}M parameters",
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
         origin={"reference": reference, "revision": commit, "model_type": source.family.model_type, "sha256": digests},
     )
-    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
     with filling(folder) as new, create_run(new, info, files) as run:
-        run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 def describe(source: Source) -> Described:
@@ -186,7 +186,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
     published = source.tokenizer()
     settings = source.settings
     try:
-        inner = inner_of(published.json)
+        inner = parse_tokenizer_json(published.json)
         named = dict(published.config)
         for key, ids in (
             ("start_tokens", [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]),
@@ -196,7 +196,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
             names = [inner.id_to_token(i) for i in listed if isinstance(i, int) and 0 <= i < 2**31]
             if key == "end_tokens" or described.objective["kind"] == "seq2seq":
                 named[key] = [name for name in names if name is not None]
-        with raising_panics():
+        with convert_panics():
             tokenizer = Tokenizer(inner, named)
     except Exception as error:  # the library raises bare Exception
         raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
@@ -212,7 +212,7 @@ DOCUMENTS, ONE_TEXT = {"split": "document"}, {"split": "slice", "documents": "wh
 def _reads_one_text(described: Described, tokenizer: Tokenizer) -> bool:
     """Whether it is the export of a run that was trained on one text, not on documents that [BOS] begins."""
     template = tokenizer.roles.template
-    is_own = tuple(map(tokenizer.name, range(min(len(SPECIALS), tokenizer.vocab_size)))) == SPECIALS
+    is_own = tuple(map(tokenizer.token_name, range(min(len(SPECIAL_TOKENS), tokenizer.vocab_size)))) == SPECIAL_TOKENS
     return is_own and described.objective["kind"] == "causal" and (template is None or not template.before)
 
 
@@ -248,7 +248,7 @@ def _weights(source: Source, described: Described, recipe: Recipe) -> list[Weigh
     return [*body, *(Weight(name, (name,)) for name in source.head_names)]
 
 
-def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tensor], report: Report) -> MadeTensors:
+def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tensor], report: Report) -> ComputedTensors:
     """The weights of the run, each made when it is written.
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
@@ -291,7 +291,7 @@ def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tens
         report("importing", done, total)
         return made.float().contiguous()
 
-    return MadeTensors(outlines, make)
+    return ComputedTensors(outlines, make)
 
 
 def _outline(recipe: Recipe, model: Transformer) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from lmtool import durable
 from lmtool.checksum import sha256
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.run.paths import INFO
+from lmtool.run.paths import RUN_INFO_FILE
 
 HUB = "hf:"
 IMPORTS = "imports"
@@ -27,7 +27,7 @@ def is_published(reference: str) -> bool:
     if reference.startswith(HUB):
         return True
     if os.path.isdir(reference):
-        has_run = os.path.exists(os.path.join(reference, INFO))
+        has_run = os.path.exists(os.path.join(reference, RUN_INFO_FILE))
         return not has_run and any(os.path.exists(os.path.join(reference, name)) for name in (CONFIG, MODULES))
     return reference.lower().endswith(".gguf") and os.path.isfile(reference)
 
@@ -60,7 +60,7 @@ def known_run(reference: str) -> Path | None:
     """The run of a name of the Hub that was imported before; None when it was not."""
     name = noted(pointer_of(reference))
     run = imports_folder() / name
-    return run if name and (run / INFO).exists() else None
+    return run if name and (run / RUN_INFO_FILE).exists() else None
 
 
 def noted(file: Path) -> str:

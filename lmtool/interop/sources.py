@@ -25,7 +25,7 @@ from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
 from lmtool.run.tensors import open_safetensors
-from lmtool.tokenization.tokenizer import LARGEST_FILE
+from lmtool.tokenization.tokenizer import MAX_TOKENIZER_BYTES
 
 GENERATION = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -128,7 +128,7 @@ class HuggingFaceDirectory(Source):
         self.files = [path / name for name in used] + pooling
         for file in self.files:
             try:
-                durable.open_regular(file, None if file.name in weights else LARGEST_FILE).close()
+                durable.open_regular(file, None if file.name in weights else MAX_TOKENIZER_BYTES).close()
             except OSError as error:
                 raise self._damaged(str(file.relative_to(path)), error) from error
         if pooling:

@@ -6,9 +6,9 @@ from itertools import chain
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.data.files import display, shown
-from lmtool.data.rowfile import matching_column
-from lmtool.data.table import Row, Skipped, Table, csv_line, open_table
+from lmtool.data.files import display, quote
+from lmtool.data.rowfile import find_matching_column
+from lmtool.data.table import Row, SkippedRows, Table, format_csv_row, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import SEPARATOR, as_cell, as_names
@@ -40,17 +40,17 @@ class TableToLabel:
 
     @classmethod
     def read(
-        cls, source: str, reading: Data, multi: bool, skipped: Skipped | None, output: Path | None
+        cls, source: str, reading: Data, multi: bool, skipped: SkippedRows | None, output: Path | None
     ) -> "TableToLabel":
         """Reads the rows and labels of a table. Raises DataError for missing texts and for invalid labels."""
         table = open_table(source, reading)
         name = reading.label_column or find_label(table, reading) or "label"
-        known = matching_column(name, table.names)
+        known = find_matching_column(name, table.names)
         columns = choose_columns(table, reading.with_values({"label_column": known}), labelled=known is not None)
         rows = [(row, item.texts) for row, item in stream_texts(table, columns, skipped)]
         if not any(text.strip() for _, texts in rows for text in texts):
             raise DataError("no row has a text", where=display(table.path), fix="name a column: --text-column NAME")
-        where, labels = f"{display(table.path)}, column {shown(name)}", list[Labels | None]()
+        where, labels = f"{display(table.path)}, column {quote(name)}", list[Labels | None]()
         for row, _ in rows:
             cell = as_cell(row.values[table.names.index(known)]) if known else ""
             names = as_names(cell) if cell else None
@@ -73,4 +73,4 @@ class TableToLabel:
         cells = ((SEPARATOR.join(answers[i]) or SEPARATOR) if i in answers else "" for i in range(len(self.rows)))
         rows = zip((row.values for row, _ in self.rows), cells, strict=True)
         lines = chain([header], ((*values[:at], cell, *values[at + 1 :]) for values, cell in rows))
-        durable.write_file(self.output, (csv_line(line).encode() for line in lines))
+        durable.write_file(self.output, (format_csv_row(line).encode() for line in lines))

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from lmtool.checksum import sha256
-from lmtool.recipe.document import leaves
+from lmtool.recipe.document import flatten_mapping
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import LoggerName
 from lmtool.run.directory import Run
-from lmtool.run.history import number
+from lmtool.run.history import finite_number
 from lmtool.tasks.results import Results
 from lmtool.training.comparison import TextResults
 from lmtool.training.events import Event, Logged, Sampled, Started
@@ -117,7 +117,7 @@ def _line(error: Exception) -> str:
 
 def _numbers(record: Mapping[str, object], prefix: str) -> dict[str, float]:
     """The finite numbers of a record by name, without its step."""
-    pairs = ((f"{prefix}{name}", number(value)) for name, value in record.items() if name != "step")
+    pairs = ((f"{prefix}{name}", finite_number(value)) for name, value in record.items() if name != "step")
     return {name: value for name, value in pairs if value is not None}
 
 
@@ -201,7 +201,9 @@ class _MLflow:
         else:
             created = self._client.create_run(experiment, tags={"lmtool.run": identity(run)}, run_name=run.name)
             self._id = created.info.run_id
-            params = [Param(key, str(value)[:500]) for key, value in leaves(recipe.model_dump(mode="json")).items()]
+            params = [
+                Param(key, str(value)[:500]) for key, value in flatten_mapping(recipe.model_dump(mode="json")).items()
+            ]
             for start in range(0, len(params), 100):
                 self._client.log_batch(self._id, params=params[start : start + 100])
         self._waiting: list[Any] = []

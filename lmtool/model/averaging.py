@@ -123,7 +123,7 @@ class AveragingModel(WithoutNextToken):
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         n_features = vocab_size + spec.n_hashed
-        mean_width = spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
+        mean_width = spec.d_model if spec.features is None else spec.features.input_width(spec.d_model)
         width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
         read = "tokens" if spec.ngrams == 1 else f"n-grams of up to {spec.ngrams} tokens"
         description = f"linear in {read}" if spec.one_hot else f"mean of {read}, {spec.n_layers} x {width}"

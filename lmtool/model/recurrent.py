@@ -32,7 +32,7 @@ class Layers(nn.Module):
 
     def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
         super().__init__()
-        first = None if spec.features is None else spec.features.width_with(spec.d_model)
+        first = None if spec.features is None else spec.features.input_width(spec.d_model)
         self.cells = nn.ModuleList(build_cell(spec, None if i else first) for i in range(spec.n_layers))
         self.dropout = spec.dropout
         self.backwards = backwards

@@ -17,7 +17,7 @@ from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts
 from lmtool.recipe.spec.model import Reads
-from lmtool.recipe.spec.recurrent import CELLS, Recurrent
+from lmtool.recipe.spec.recurrent import CELL_SIZES, Recurrent
 
 
 class RecurrentEncoder(nn.Module):
@@ -30,7 +30,7 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, spec: Recurrent) -> None:
         super().__init__()
-        width, (_, n_parts) = spec.d_model, CELLS[spec.cell]
+        width, (_, n_parts) = spec.d_model, CELL_SIZES[spec.cell]
         self.dropout = spec.dropout
         both = spec.bidirectional_encoder
         self.forth = nn.ModuleList(build_cell(spec, d_out=width // 2 if both else None) for _ in range(spec.n_layers))
@@ -85,7 +85,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
         self.rnn = Layers(spec)
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
         feeds = spec.attention is not None and spec.attention.feed == "input"
-        n_gates, _ = CELLS[spec.cell]
+        n_gates, _ = CELL_SIZES[spec.cell]
         # the columns of the first layer's input weights for the context
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 

@@ -13,7 +13,7 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import layer_matrices
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import ReplacedTokens
-from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
+from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -123,7 +123,7 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
     """
     size = size_of(recipe.model, rows)
     if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        generator = size_of(generator_of(recipe.model, recipe.objective), rows)
+        generator = size_of(make_generator_spec(recipe.model, recipe.objective), rows)
         size = Size(size.matrices + generator.matrices, size.rest + generator.rest)
     model, tuning = recipe.model, recipe.tuning
     table = model.ngram_embedding if isinstance(model, Transformer) else None
@@ -138,7 +138,7 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
     elif dict(model).get("freeze_embeddings"):
         trained = Size(size.matrices, max(0, size.rest - rows * model.d_model))
     # one for each entry of the table
-    moments = recipe.optimizer.moments(trained.matrices, trained.rest - in_table) + entries
+    moments = recipe.optimizer.count_states(trained.matrices, trained.rest - in_table) + entries
     learning = trained.parameters - in_table
     spared = 4 * (dense - learning)
     bytes_of_matrix = QUANTIZED[tuning.lora.quantize] if tuning.lora is not None else 4

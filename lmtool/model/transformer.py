@@ -30,7 +30,7 @@ from lmtool.model.layers.stack import Stack
 from lmtool.model.state import DecodeState, LayerState, RowTokens
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.objective import ReplacedTokens
-from lmtool.recipe.spec.recipe import generator_of
+from lmtool.recipe.spec.recipe import make_generator_spec
 from lmtool.recipe.spec.transformer import Transformer
 
 
@@ -269,7 +269,7 @@ class ReplacedTokenDetector(WithoutLikelihood, Wrapper):
 
     def __init__(self, body: TransformerEncoder, spec: ReplacedTokens, model: Transformer) -> None:
         super().__init__(body)
-        small = generator_of(model, spec)
+        small = make_generator_spec(model, spec)
         inputs = SharedInputs(body.inputs, small) if spec.share_embeddings else None
         self.generator = TransformerEncoder(small, body.vocab_size, inputs)
         self.activation = GATES.get(model.activation, model.activation)

@@ -26,7 +26,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | Non
     counts = None if counts_V is None else counts_V.cpu().numpy()
     vocabulary = Vocabulary.of(tokenizer, counts)
     if isinstance(recipe.objective, specs.Masked) and recipe.objective.whole_words:
-        vocabulary = replace(vocabulary, joins_2V=tokenizer.joins())
+        vocabulary = replace(vocabulary, joins_2V=tokenizer.find_word_continuations())
         if vocabulary.joins_2V is None:
             what = "this WordPiece tokenizer has no mark of pieces inside a word, such as ##"
             raise UsageError(what, where="objective.whole_words", fix="set it to false, or take another tokenizer")

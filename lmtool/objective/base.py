@@ -84,7 +84,7 @@ class Vocabulary:
     starts: the tokens before a target.
     specials: the ids of special tokens, sentinels included.
     counts: count of each id in the training text, for objectives that need it, else None.
-    joins_2V: what `Tokenizer.joins` says, for objectives that need it, else None.
+    joins_2V: what `Tokenizer.find_word_continuations` says, for objectives that need it, else None.
     """
 
     size: int

@@ -66,7 +66,7 @@ class MaskedObjective(Objective):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (self._told,) if self.spec.of_pairs else ()
+        return (self._told,) if self.spec.pair_objective else ()
 
     @property
     def _told(self) -> str:
@@ -75,7 +75,7 @@ class MaskedObjective(Objective):
 
     def cut(self, context: int) -> Cut:
         """Windows or pairs, less the room for [CLS] and each [SEP]."""
-        if self.spec.of_pairs:
+        if self.spec.pair_objective:
             return Cut("swapped pair" if self.spec.sentence_order else "pair", context - 3, context - 3)
         return Cut("stream", context - 2, context - 2)
 
@@ -86,7 +86,7 @@ class MaskedObjective(Objective):
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows with the selected tokens replaced; targets are the original tokens."""
         batch = self._rows([self._corrupted(example.tokens, example.rng, example.other) for example in examples])
-        if not self.spec.of_pairs:
+        if not self.spec.pair_objective:
             return batch
         return replace(batch, labels_B=torch.tensor([int(example.follows) for example in examples]))
 
@@ -105,7 +105,7 @@ class MaskedObjective(Objective):
     def idle(self, model: LanguageModel) -> list[Parameter]:
         if not isinstance(model, TransformerEncoder):
             return []
-        heads_of_pairs = () if self.spec.of_pairs else (model.pooler, model.next_sentence)
+        heads_of_pairs = () if self.spec.pair_objective else (model.pooler, model.next_sentence)
         heads = (*heads_of_pairs, None if self.spec.span_boundary else model.span_boundary)
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
 

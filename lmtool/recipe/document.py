@@ -1,4 +1,4 @@
-"""YAML 1.2 as recipes use it: core-schema numbers and booleans, each key once, and the line of every key."""
+"""Parses YAML 1.2 for recipes: core-schema numbers and booleans, unique keys, and the line of every key."""
 
 import re
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _TEXT = "tag:yaml.org,2002:str"
 _LIST = "tag:yaml.org,2002:seq"
 _MAPPING = "tag:yaml.org,2002:map"
 
-# Prefixes of PyYAML's messages, with what is reported instead.
+# Prefixes of PyYAML's messages, and the messages that replace them.
 _IN_OTHER_WORDS = {
     "mapping values are not allowed": "a ':' where none can be; quote the text that holds it",
     "could not find expected ':'": "this key has no ':'",
@@ -48,7 +48,7 @@ _BEYOND_UNICODE = re.compile(r"\\U(?!000|0010)[0-9a-fA-F]{8}")
 
 @dataclass(frozen=True, order=True)
 class Origin:
-    """Where a value was written: the file and line, -1 if unknown, or the argument of the command line, with line 0."""
+    """Where a value is from: the file and line, -1 if unknown, or the argument of the command line, with line 0."""
 
     source: str
     line: int = 0
@@ -70,32 +70,32 @@ class Mistake:
 
 
 @dataclass
-class Document:
-    """The value of a YAML text, the origin of each key and list item in it, and what is wrong with it as YAML."""
+class YamlDocument:
+    """The value of a YAML text, the origin of each key and list item, and its syntax errors."""
 
     value: Any = None
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def escaped(text: str, limit: int = 60) -> str:
-    """Text safe to print: control characters escaped, and shortened to `limit` characters."""
+def shorten(text: str, limit: int = 60) -> str:
+    """Escapes control characters of a text, and shortens it to `limit` characters."""
     return printable.plain(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
-def shown(value: object) -> str:
-    """A value as quoted in messages: as YAML, escaped and shortened."""
+def format_value(value: object) -> str:
+    """Formats a value as YAML for messages, escaped and shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return f"'{escaped(value)}'"
+        return f"'{shorten(value)}'"
     if isinstance(value, int) and abs(value) >= 10**60:
         return "a number of more than 60 digits"
-    return escaped(repr(value))
+    return shorten(repr(value))
 
 
-def plain(text: str) -> str | int | float | bool | None:
-    """The value of a plain scalar in YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
+def parse_scalar(text: str) -> str | int | float | bool | None:
+    """Parses a plain scalar of YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -126,44 +126,44 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse(text: str, source: str) -> Document:
-    """Read one YAML document.
+def parse_yaml(text: str, source: str) -> YamlDocument:
+    """Parses one YAML document.
 
     source: the name in origins: a file, or a command-line argument, which has no lines.
     Text that is not YAML gives one mistake with line and column. A duplicate key gives a mistake and keeps its first
     value, so that the rest can still be checked.
     """
-    document = Document()
+    document = YamlDocument()
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is not None:
-            document.value = _value(root, (), document, source)
+            document.value = _construct_value(root, (), document, source)
     except yaml.MarkedYAMLError as error:
         unclosed = (error.problem or "").startswith(_UNCLOSED)
         mark = error.context_mark if unclosed else error.problem_mark
         problem = error.problem or "cannot be read"
         words = next((words for start, words in _IN_OTHER_WORDS.items() if problem.startswith(start)), problem)
         origin = Origin(source, mark.line + 1, mark.column + 1) if mark else Origin(source)
-        document.mistakes.append(Mistake(origin, f"not YAML: {escaped(words, 200)}"))
+        document.mistakes.append(Mistake(origin, f"not YAML: {shorten(words, 200)}"))
     except yaml.reader.ReaderError as error:
         what = f"not YAML: the character U+{ord(text[error.position]):04X}, which YAML does not allow"
-        document.mistakes.append(Mistake(_origin_at(error.position, text, source), what))
+        document.mistakes.append(Mistake(_find_origin(error.position, text, source), what))
     except ValueError:  # of chr()
         escape = _BEYOND_UNICODE.search(text)
-        where = Origin(source) if escape is None else _origin_at(escape.start(), text, source)
+        where = Origin(source) if escape is None else _find_origin(escape.start(), text, source)
         document.mistakes.append(Mistake(where, "not YAML: this escape names no character"))
     except RecursionError:
         document.mistakes.append(Mistake(Origin(source), "not a recipe: nested too deeply"))
     return document
 
 
-def _origin_at(position: int, text: str, source: str) -> Origin:
+def _find_origin(position: int, text: str, source: str) -> Origin:
     before = text[:position]
     return Origin(source, before.count("\n") + 1, position - before.rfind("\n"))
 
 
-def _value(node: yaml.Node, path: KeyPath, document: Document, source: str) -> Any:
-    """The Python value of a node; also fills `document.origins` and `document.mistakes`."""
+def _construct_value(node: yaml.Node, path: KeyPath, document: YamlDocument, source: str) -> Any:
+    """Returns the Python value of a node; also fills `document.origins` and `document.mistakes`."""
 
     def origin(at: yaml.Node) -> Origin:
         return Origin(source, at.start_mark.line + 1)
@@ -177,35 +177,35 @@ def _value(node: yaml.Node, path: KeyPath, document: Document, source: str) -> A
             key = key_node.value
             here = (*path, key)
             if key in mapping:
-                what = f"{dotted(here)}: written twice, first in line {document.origins[here].line}"
+                what = f"{dotted_key(here)}: written twice, first in line {document.origins[here].line}"
                 document.mistakes.append(Mistake(origin(key_node), what))
                 continue
             document.origins[here] = origin(key_node)
-            mapping[key] = _value(value_node, here, document, source)
+            mapping[key] = _construct_value(value_node, here, document, source)
         return mapping
     if isinstance(node, yaml.SequenceNode) and node.tag == _LIST:
         items = []
         for number, item in enumerate(node.value):
             document.origins[(*path, number)] = origin(item)
-            items.append(_value(item, (*path, number), document, source))
+            items.append(_construct_value(item, (*path, number), document, source))
         return items
     if isinstance(node, yaml.ScalarNode) and node.tag in (_PLAIN, _TEXT):
-        return plain(node.value) if node.tag == _PLAIN else node.value
-    what = f"the tag {escaped(str(node.tag).replace('tag:yaml.org,2002:', '!!'))} is not read; leave it out"
-    document.mistakes.append(Mistake(origin(node), f"{dotted(path)}: {what}" if path else what))
+        return parse_scalar(node.value) if node.tag == _PLAIN else node.value
+    what = f"the tag {shorten(str(node.tag).replace('tag:yaml.org,2002:', '!!'))} is not read; leave it out"
+    document.mistakes.append(Mistake(origin(node), f"{dotted_key(path)}: {what}" if path else what))
     return None
 
 
-def leaves(tree: object, path: KeyPath = ()) -> dict[str, Any]:
-    """The values of nested mappings by dotted path."""
+def flatten_mapping(tree: object, path: KeyPath = ()) -> dict[str, Any]:
+    """Returns the values of nested mappings by dotted key."""
     if not isinstance(tree, dict):
-        return {dotted(path): tree}
-    return {key: leaf for name, value in tree.items() for key, leaf in leaves(value, (*path, name)).items()}
+        return {dotted_key(path): tree}
+    return {key: leaf for name, value in tree.items() for key, leaf in flatten_mapping(value, (*path, name)).items()}
 
 
-def dotted(path: KeyPath) -> str:
-    """The dotted path, such as training.steps."""
+def dotted_key(path: KeyPath) -> str:
+    """Joins a path to a dotted key, such as training.steps."""
     whole = ".".join(map(str, path))
     if len(whole) <= 60 and whole.isprintable():
-        return whole  # nearly always, and fast: no step of it is shortened or escaped
-    return ".".join(escaped(str(step)) for step in path)
+        return whole  # fast path of nearly all keys
+    return ".".join(shorten(str(step)) for step in path)

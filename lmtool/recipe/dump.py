@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from lmtool.recipe.document import KeyPath, dotted
+from lmtool.recipe.document import KeyPath, dotted_key
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 
@@ -14,46 +14,43 @@ _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
-    """The recipe as YAML text, every value written out.
-
-    origins: origin of each dotted key; written as a comment after the value when given.
-    """
-    lines = list(_lines(recipe, ()))
+    """Returns the recipe as YAML text with every value. origins: of each dotted key, added as comments."""
+    lines = list(_format_lines(recipe, ()))
     if origins is None:
         return "".join(f"{text}\n" for text, _ in lines)
     width = max(len(text) for text, key in lines if len(text) <= 40)
     return "".join(f"{text:{width}}  # {origins[key]}\n" if key else f"{text}\n" for text, key in lines)
 
 
-def leaves(spec: Spec, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Every plain value with its path, in the order of the specs, the kind of each part first."""
-    for name, value in _fields(spec):
-        yield from leaves(value, (*path, name)) if isinstance(value, Spec) else [((*path, name), value)]
+def iterate_values(spec: Spec, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Yields every plain value with its path, in the order of the specs, the kind of each part first."""
+    for name, value in _kind_first_fields(spec):
+        yield from iterate_values(value, (*path, name)) if isinstance(value, Spec) else [((*path, name), value)]
 
 
-def _fields(spec: Spec) -> list[tuple[str, object]]:
-    """Names and values in the order of the spec, its kind first."""
+def _kind_first_fields(spec: Spec) -> list[tuple[str, object]]:
+    """Returns names and values in the order of the spec, its kind first."""
     return sorted(spec, key=lambda field: field[0] != "kind")
 
 
-def _lines(spec: Spec, path: KeyPath) -> Iterator[tuple[str, str]]:
-    """Lines of text, each with its dotted key, or "" for a line that opens a part."""
+def _format_lines(spec: Spec, path: KeyPath) -> Iterator[tuple[str, str]]:
+    """Yields lines of text, each with its dotted key, or "" for a line that opens a part."""
     indent = "  " * len(path)
-    for name, value in _fields(spec):
+    for name, value in _kind_first_fields(spec):
         if isinstance(value, Spec):
             yield f"{indent}{name}:", ""
-            yield from _lines(value, (*path, name))
+            yield from _format_lines(value, (*path, name))
         else:
-            yield f"{indent}{name}: {_value(value)}", dotted((*path, name))
+            yield f"{indent}{name}: {_format_value(value)}", dotted_key((*path, name))
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(_value(item) for item in value)}]"
+        return f"[{', '.join(_format_value(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_value(key)}: {_value(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{_format_value(key)}: {_format_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, str):
-        return value if _BARE.fullmatch(value) and value.lower() not in _AMBIGUOUS else _quoted(value)
+        return value if _BARE.fullmatch(value) and value.lower() not in _AMBIGUOUS else _double_quote(value)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -64,12 +61,12 @@ def _value(value: object) -> str:
 _ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n"})
 
 
-def _quoted(text: str) -> str:
-    """A YAML string in double quotes, on one line, printable."""
+def _double_quote(text: str) -> str:
+    """Returns a printable YAML string in double quotes on one line."""
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text.translate(_ESCAPES)) + '"'
 
 
 def schema() -> str:
-    """The JSON Schema of recipes, for completion and documentation in editors."""
+    """Returns the JSON Schema of recipes, for completion and documentation in editors."""
     tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""The grammar of recipes, derived from the tree of specs: parts, kinds, defaults, and descriptions in words."""
+"""Derives the grammar of recipes from the tree of specs: parts, kinds, defaults, and descriptions of values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -15,22 +15,22 @@ from lmtool.recipe.spec.recipe import Recipe
 _LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
-def parts(field: FieldInfo) -> dict[str, type[Spec]]:
-    """The specs allowed at a field, by kind; empty when the field holds a plain value."""
+def specs_by_kind(field: FieldInfo) -> dict[str, type[Spec]]:
+    """Returns the specs allowed at a field by kind; none if the field holds a plain value."""
     types = get_args(field.annotation) or (field.annotation,)
-    return {kind_of(part): part for part in types if isinstance(part, type) and issubclass(part, Spec)}
+    return {spec_kind(part): part for part in types if isinstance(part, type) and issubclass(part, Spec)}
 
 
 @cache
-def kind_of(spec: type[Spec]) -> str:
-    """The discriminator of a spec in its union; "" for a spec without kinds."""
+def spec_kind(spec: type[Spec]) -> str:
+    """Returns the discriminator of a spec in its union; "" for a spec without kinds."""
     names = get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
     return str(names[0]) if len(names) == 1 else ""
 
 
-def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
-    """The spec intended by `value`: of the given kind, else of the default kind. None if there is neither."""
-    options = parts(field)
+def choose_spec(field: FieldInfo, value: object) -> type[Spec] | None:
+    """Returns the spec of the kind in `value`, else of the default kind; None if there is neither."""
+    options = specs_by_kind(field)
     if len(options) == 1:
         return next(iter(options.values()))
     kind = value.get("kind") if isinstance(value, Mapping) else None
@@ -39,104 +39,107 @@ def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
     return options.get(kind) if isinstance(kind, str) else None
 
 
-def owners(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
-    """Every spec that a value at `path` could belong to, over all kinds along the path."""
+def owner_specs(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
+    """Returns every spec that may have a value at `path`, over all kinds along the path."""
     specs = [root]
     for step in path[:-1]:
         fields = [spec.model_fields[str(step)] for spec in specs if step in spec.model_fields]
-        specs = [part for field in fields for part in parts(field).values()]
+        specs = [part for field in fields for part in specs_by_kind(field).values()]
     return [spec for spec in specs if path[-1] in spec.model_fields]
 
 
-def keys(spec: type[Spec], before: str = "") -> Iterator[str]:
-    """All dotted keys below a spec, of every kind."""
+def iterate_keys(spec: type[Spec], before: str = "") -> Iterator[str]:
+    """Yields all dotted keys below a spec, of every kind."""
     for name, field in spec.model_fields.items():
         yield before + name
-        for part in parts(field).values():
-            yield from keys(part, f"{before}{name}.")
+        for part in specs_by_kind(field).values():
+            yield from iterate_keys(part, f"{before}{name}.")
 
 
-def value_at(tree: Any, path: KeyPath) -> Any:
-    """The value at `path` in a nested mapping, or its default; None if there is neither."""
+def get_value(tree: Any, path: KeyPath) -> Any:
+    """Returns the value at `path` in a nested mapping, or its default; None if there is neither."""
     spec: type[Spec] | None = Recipe
     for step in path:
         field = spec.model_fields.get(str(step)) if spec else None
         if field is None:
             return None
         written = isinstance(tree, Mapping) and step in tree
-        if parts(field):
+        if specs_by_kind(field):
             tree = tree[step] if written else None
-            spec = chosen(field, tree)
+            spec = choose_spec(field, tree)
         else:
             tree = tree[step] if written else None if field.is_required() else field.default
             spec = None
     return tree
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The closest match of `word` in `words`, if any."""
+def find_nearest(word: str, words: Iterable[str]) -> str | None:
+    """Returns the closest match of `word` in `words`, if any."""
     folded = {w.lower().replace("-", "_"): w for w in words}
     matches = get_close_matches(word.lower().replace("-", "_"), folded, n=1)
     return folded[matches[0]] if matches else None
 
 
 def did_you_mean(*words: str | None) -> str:
-    """The end of a message that suggests `words`; nothing when there are none."""
+    """Returns the end of a message that suggests `words`; "" if there are none."""
     known = [word for word in words if word]
-    return f"; did you mean {either(known)}?" if known else ""
+    return f"; did you mean {join_with_or(known)}?" if known else ""
 
 
-SHOWN = 20
-"""Most keys that a message names."""
+MAX_SHOWN_KEYS = 20
+"""Limit of the keys in a message."""
 
 
-def suggestion(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
-    """Suggestion for the unknown last key of `path` in `spec`, as the end of a message."""
+def suggest_key(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
+    """Returns the end of a message that suggests a key for the unknown last key of `path` in `spec`."""
     fields = list(spec.model_fields)
-    guess = nearest(str(path[-1]), fields)
+    guess = find_nearest(str(path[-1]), fields)
     if guess:
         return did_you_mean(guess)
-    elsewhere = dict.fromkeys(key for key in keys(root) if key.split(".")[-1] == path[-1])
+    elsewhere = dict.fromkeys(key for key in iterate_keys(root) if key.split(".")[-1] == path[-1])
     if elsewhere:
         return did_you_mean(*list(elsewhere)[:3])
-    others = f" and {counted(len(fields) - SHOWN, 'other')}" if len(fields) > SHOWN else ""
-    return f"; known here: {', '.join(fields[:SHOWN])}{others}"
+    others = f" and {counted(len(fields) - MAX_SHOWN_KEYS, 'other')}" if len(fields) > MAX_SHOWN_KEYS else ""
+    return f"; known here: {', '.join(fields[:MAX_SHOWN_KEYS])}{others}"
 
 
-def either(words: list[str]) -> str:
-    """Words joined as "a, b or c"."""
+def join_with_or(words: list[str]) -> str:
+    """Joins words as "a, b or c"."""
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def choices(spec: type[Spec], name: str) -> list[str]:
-    """The valid values of a field in words, such as ["a whole number above 0", "auto"]."""
-    return _choices(_properties(spec)[name])
+def describe_values(spec: type[Spec], name: str) -> list[str]:
+    """Returns the valid values of a field in words, such as ["a whole number above 0", "auto"]."""
+    return _describe_schema(_schema_properties(spec)[name])
 
 
 @cache
-def _properties(spec: type[Spec]) -> dict[str, Any]:
+def _schema_properties(spec: type[Spec]) -> dict[str, Any]:
     properties: dict[str, Any] = spec.model_json_schema()["properties"]
     return properties
 
 
-def _choices(schema: dict[str, Any]) -> list[str]:
+def _describe_schema(schema: dict[str, Any]) -> list[str]:
     if "anyOf" in schema:
-        return [words for branch in schema["anyOf"] for words in _choices(branch)]
+        return [words for branch in schema["anyOf"] for words in _describe_schema(branch)]
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
         return [schema["const"]]
     kind = schema["type"]
     if kind in ("integer", "number"):
-        return [f"{'a whole number' if kind == 'integer' else 'a number'} {_limits(schema)}".rstrip()]
+        return [f"{'a whole number' if kind == 'integer' else 'a number'} {_describe_limits(schema)}".rstrip()]
     if kind == "array":
         items = schema["items"]
         names = {"integer": "whole numbers", "number": "numbers", "string": "texts"}
-        return [f"a list of {either(items.get('enum', [names[items['type']]]))} {_limits(items)}".rstrip()]
+        return [
+            f"a list of {join_with_or(items.get('enum', [names[items['type']]]))} {_describe_limits(items)}".rstrip()
+        ]
     if kind == "object":
-        return [f"a mapping of texts to {_choices(schema['additionalProperties'])[0].replace('a number', 'numbers')}"]
+        values = _describe_schema(schema["additionalProperties"])[0].replace("a number", "numbers")
+        return [f"a mapping of texts to {values}"]
     return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"]}[kind]
 
 
-def _limits(schema: dict[str, Any]) -> str:
+def _describe_limits(schema: dict[str, Any]) -> str:
     return " and ".join(f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema)

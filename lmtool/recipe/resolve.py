@@ -1,19 +1,26 @@
-"""From a name, settings and facts of the data to a recipe: what pretrain, finetune, resume and plan resolve by."""
+"""Resolves a name, settings and facts about the data to a full recipe, for pretrain, finetune, resume and plan."""
 
 from collections.abc import Sequence
 
-from lmtool.recipe.finetuning import FEW, Parent, TableShape, are_of_steps, continued, fine_tuned
-from lmtool.recipe.load import Resolved, Setting, lay_over, load, settings_of, written
-from lmtool.recipe.pretraining import NAME, TextShape, default_recipe
+from lmtool.recipe.finetuning import (
+    FEW_ROWS,
+    ParentRun,
+    TableShape,
+    resolve_continued_training,
+    resolve_finetuning,
+    wants_gradients,
+)
+from lmtool.recipe.load import ResolvedRecipe, Setting, apply_settings, load, parse_settings, read_recipe_value
+from lmtool.recipe.pretraining import DEFAULT_RECIPE, TextShape, default_recipe
 from lmtool.recipe.spec.recipe import Recipe
 
-LINEAR = "linear"
-"""The recipe of labelled tables where there is nothing to fine-tune."""
+LINEAR_RECIPE = "linear"
+"""Recipe of labelled tables without a model to fine-tune."""
 
-CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
-"""Its settings for texts whose words do not recur."""
+CHARACTER_SETTINGS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
+"""Settings of LINEAR_RECIPE for texts whose words do not recur."""
 
-BY_STEPS = (
+GRADIENT_SETTINGS = (
     "optimizer={kind: adam, lr: 3e-2}",
     "schedule.kind=linear",
     "training.steps=1000",
@@ -24,46 +31,49 @@ BY_STEPS = (
     "evaluation.patience=5",
     "checkpoint.every=1000",
 )
-"""What replaces the fitting of its head where settings are of steps."""
+"""Settings that replace the fitting of a head if the user asks for training by gradients."""
 
 
-def is_default(recipe: str | Recipe | None) -> bool:
-    """Whether the recipe is the default one, which depends on the text."""
-    return recipe in (None, NAME)
+def is_default_recipe(recipe: str | Recipe | None) -> bool:
+    """Returns whether the recipe is the default one, which depends on the text."""
+    return recipe in (None, DEFAULT_RECIPE)
 
 
 def resolve(
     recipe: str | Recipe | None,
     settings: Sequence[Setting],
     facts: TextShape | TableShape | None = None,
-    parent: Parent | None = None,
-) -> Resolved:
-    """The recipe of a training session, with all its values, and where they come from.
+    parent: ParentRun | None = None,
+) -> ResolvedRecipe:
+    """Resolves all values of the recipe of a training session, and their origins.
 
-    recipe: the name of a shipped one or a path; that of a run, to go on with; None for the usual one.
-    settings: of the command line, over it.
-    facts: of the data, on which the usual recipe depends; None before they are read.
-    parent: the run to begin with. Its model and tokenizer are kept; a recipe is for the rest.
+    recipe: name of a shipped recipe or a path; the recipe of a run to resume; None for the default.
+    settings: of the command line, which override the recipe.
+    facts: about the data, on which the default recipe depends; None before the data are read.
+    parent: the run to initialize from, whose model and tokenizer are kept.
     Raises UsageError when there is no such recipe, or for a model that cannot be trained on such tables; RecipeError
     with a line for each mistake.
     """
     if isinstance(recipe, Recipe):
-        return lay_over(recipe, "recipe.yaml", "recipe", settings)
+        return apply_settings(recipe, "recipe.yaml", "recipe", settings)
     match facts:
         case TableShape() if parent is not None:
-            return fine_tuned(parent, facts, settings)
-        case TableShape() if recipe in (None, LINEAR):
-            usual = ["data.valid_fraction=0"] if facts.n_rows < FEW else []
-            return _loaded(LINEAR, settings, [*usual, *(() if facts.has_words else CHARACTERS)])
+            return resolve_finetuning(parent, facts, settings)
+        case TableShape() if recipe in (None, LINEAR_RECIPE):
+            defaults = ["data.valid_fraction=0"] if facts.n_rows < FEW_ROWS else []
+            return _load_recipe(LINEAR_RECIPE, settings, [*defaults, *(() if facts.has_words else CHARACTER_SETTINGS)])
     if parent is not None:
-        return continued(parent, None if recipe is None else load(recipe).recipe, settings)
-    if recipe is not None and not is_default(recipe):
-        return _loaded(recipe, settings)
+        return resolve_continued_training(parent, None if recipe is None else load(recipe).recipe, settings)
+    if recipe is not None and not is_default_recipe(recipe):
+        return _load_recipe(recipe, settings)
     return default_recipe(settings, facts if isinstance(facts, TextShape) else None)
 
 
-def _loaded(name: str, settings: Sequence[Setting], usual: Sequence[str] = ()) -> Resolved:
-    """A shipped recipe, or a file. usual: settings in place of its own."""
-    if written(name, ("optimizer", "kind")) == "lbfgs" and are_of_steps(settings):
-        usual = [*BY_STEPS, *(setting for setting in usual if not setting.startswith("data.valid_fraction"))]
-    return load(name, settings, chosen=settings_of(usual))
+def _load_recipe(name: str, settings: Sequence[Setting], defaults: Sequence[str] = ()) -> ResolvedRecipe:
+    """Loads a recipe by name or path. defaults: settings that replace its values."""
+    if read_recipe_value(name, ("optimizer", "kind")) == "lbfgs" and wants_gradients(settings):
+        defaults = [
+            *GRADIENT_SETTINGS,
+            *(setting for setting in defaults if not setting.startswith("data.valid_fraction")),
+        ]
+    return load(name, settings, chosen=parse_settings(defaults))

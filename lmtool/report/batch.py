@@ -17,9 +17,9 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
 from lmtool.data.corpus import Chunk
-from lmtool.data.prepare import encode
+from lmtool.data.prepare import encode_chunks
 from lmtool.data.store import StoreWriter
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.inference.load import build_for_training
 from lmtool.model.transformer import positions_in_text
 from lmtool.objective import Objective, build_objective
@@ -30,8 +30,8 @@ from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_sections
 from lmtool.report.page import Section, TableCell, page, table
-from lmtool.run.order import rank_samples
-from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
+from lmtool.run.order import sample_numbers_of_rank
+from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
 from lmtool.training.data import TrainingData
 from lmtool.training.plan import Plan
 from lmtool.training.windows import Windows
@@ -61,7 +61,7 @@ class BatchTable(NamedTuple):
     masks: Sequence[MaskPicture] = ()
 
 
-def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Report) -> Collated:
+def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Progress) -> Collated:
     """The first rows of the batch of a step, counted from 1, of the data of a plan.
 
     texts: documents to read in place of its training text. Raises the errors of reading data.
@@ -73,7 +73,7 @@ def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Re
     if isinstance(objective, SkipGramObjective) and isinstance(recipe.objective, WindowCounts):
         # pairs are counted in whole windows; the objective is for evaluation, in those that skip-gram has
         objective = replace(objective, spec=objective.spec.with_values({"fixed": True}))
-    samples = rank_samples(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
+    samples = sample_numbers_of_rank(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
     if texts:
         with _windows(texts, recipe, data, objective) as windows:
             examples = windows.read(samples)
@@ -92,7 +92,7 @@ def _windows(texts: Sequence[str], recipe: Recipe, data: TrainingData, objective
     tokenizer = data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
-            for chunk in encode(iter([Chunk(list(map(without_surrogates, texts)))]), tokenizer):
+            for chunk in encode_chunks(iter([Chunk(list(map(replace_surrogates, texts)))]), tokenizer):
                 writer.append(chunk)
             store = writer.finish()
         cuts = [objective.cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
@@ -191,7 +191,7 @@ def _notes(row: Batch, recipe: Recipe) -> Iterator[str]:
 
 def _pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[TableCell]:
     """The pieces of ids, as Python writes them; nothing for IGNORE."""
-    return [None if token == IGNORE else repr(tokenizer.piece(token)) for token in ids]
+    return [None if token == IGNORE else repr(tokenizer.display_token(token)) for token in ids]
 
 
 def _label(recipe: Recipe, index: int) -> str:

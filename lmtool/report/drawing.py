@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
-from lmtool.cost.summary import ModelPart, layer_mask, model_summary, prefix_of
+from lmtool.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 from lmtool.errors import RecipeError
 from lmtool.model.layers.memory_attention import earlier
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
@@ -27,7 +27,7 @@ from lmtool.report.charts import HeatMap, Line, LineChart
 from lmtool.report.numbers import shown
 from lmtool.report.page import Section, TableCell, figure, page, table
 from lmtool.report.terminal import plot, shaded
-from lmtool.tokenization.tokenizer import vocabulary_of
+from lmtool.tokenization.tokenizer import resolve_vocab_size
 
 CHARACTERS = 128
 """Vocabulary that is assumed where only the text knows it: the characters of ASCII."""
@@ -84,7 +84,7 @@ class Drawing(NamedTuple):
 def draw(recipe: Recipe, name: str) -> Drawing:
     """The pictures of a recipe's model. Raises RecipeError for one that no machine holds, and as `Tokenizer.load`."""
     notes = []
-    vocab_size, spec = vocabulary_of(recipe), recipe.model
+    vocab_size, spec = resolve_vocab_size(recipe), recipe.model
     if vocab_size is None:
         vocab_size = CHARACTERS
         notes.append(f"the vocabulary depends on the text; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
@@ -96,7 +96,7 @@ def draw(recipe: Recipe, name: str) -> Drawing:
         notes.append("a table of counts, whose size depends on the text, and there are no weights")
     if isinstance(spec, Transformer) and spec.shape == "prefix":
         notes.append("of a row the first half is the prefix")
-    tree = model_summary(spec, vocab_size, spec.context)
+    tree = summarize_model(spec, vocab_size, spec.context)
     return Drawing(f"{plain(name)}: {spec.title}", tree, spec.context, notes, list(_masks(recipe)), _signal(recipe))
 
 
@@ -107,7 +107,7 @@ def _masks(recipe: Recipe) -> Iterator[MaskPicture]:
     batch = Batch(torch.zeros(1, n, dtype=torch.long))
     if isinstance(spec, Transformer):
         if spec.shape == "prefix":
-            batch = replace(batch, prefix_B=torch.tensor([prefix_of(n)]))
+            batch = replace(batch, prefix_B=torch.tensor([default_prefix_length(n)]))
         if recipe.data.isolate_documents and spec.shape in ("decoder", "prefix"):
             batch = replace(batch, documents_BT=(torch.arange(n) >= n // 2).long()[None])
     return mask_pictures(recipe, replace(batch, source_BS=batch.tokens_BT))
@@ -122,7 +122,7 @@ def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
             rows = {"encoder: ": Batch(source, keep_BT=batch.source_keep_BS), "decoder: ": batch}
         for (named, row), (layers, layer) in product(rows.items(), _kinds_of_layers(spec)):
             size = row.tokens_BT.shape[1]
-            mask = layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
+            mask = make_layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
             mask = replace(mask, prefix_B=row.prefix_B, keep_BS=row.keep_BT, documents_BS=row.documents_BT)
             yield _pooled(named + _words(mask, layers), mask.allowed(size, size, CPU)[0])
     elif not isinstance(spec, Recurrent) or spec.attention is None:

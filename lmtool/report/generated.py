@@ -47,11 +47,11 @@ def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Token
     chosen = completion.tokens, completion.logprobs, completion.ranks or (), completion.removed or ()
     details = zip(*chosen, completion.alternatives or (), strict=True)
     for number, (token, logprob, rank, removed, alternatives) in enumerate(details, 1):
-        p, piece = exp(logprob), tokenizer.piece(token)
+        p, piece = exp(logprob), tokenizer.display_token(token)
         tokens.append({"piece": piece, "shade": round(p * SHADES)})
         others, listed = [], []
         for other in alternatives:
-            name, share = tokenizer.piece(other.id), round(exp(other.logprob), 6)
+            name, share = tokenizer.display_token(other.id), round(exp(other.logprob), 6)
             others.append({"piece": name, "p": share, "kept": other.kept, "taken": other.id == token})
             listed.append(f"{name!r} {share:.4f}{'' if other.kept else ', removed'}")
         numbers = f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}"
@@ -70,7 +70,7 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
     edges, rows = [], []
     for i, (node, (step, lane)) in enumerate(zip(tree, placed, strict=True)):
         x, y = 12 + step * COLUMN, 14 + lane * LANE
-        piece = tokenizer.piece(node.token)
+        piece = tokenizer.display_token(node.token)
         score = "" if node.score is None else f", score {node.score:.4f}"
         title = f"{piece!r}, log-probability {node.total:.4f}{score}"
         shown = piece if len(piece) <= SHOWN else f"{piece[: SHOWN - 1]}…"

@@ -14,10 +14,17 @@ from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, spread
 from lmtool.report.gradients import training_figure
 from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
-from lmtool.run.history import History, differences, doubts, figures, number, thinned
-from lmtool.run.listing import lineage, part_of
-from lmtool.run.log import Record
-from lmtool.run.uncertainty import independent_rows, interval
+from lmtool.run.history import (
+    RunHistory,
+    compare_recipes,
+    compare_summaries,
+    downsample_records,
+    find_indistinct_scores,
+    finite_number,
+)
+from lmtool.run.listing import describe_lineage, validation_part
+from lmtool.run.log import LogRecord
+from lmtool.run.uncertainty import confidence_interval, effective_sample_size
 from lmtool.tasks.results import SCORED_BY_OTHERS
 
 MOST_CLASSES = 30
@@ -41,11 +48,11 @@ MOST_SAMPLES = 40
 def write_report(run: Run) -> Path:
     """Write the page of a run into its directory; returns its path. Raises LmtoolError."""
     path = run.path / REPORT
-    write_page(path, training_page([History.of(run)]))
+    write_page(path, training_page([RunHistory.from_run(run)]))
     return path
 
 
-def training_page(histories: Sequence[History], *, refresh: int | None = None) -> str:
+def training_page(histories: Sequence[RunHistory], *, refresh: int | None = None) -> str:
     """A page about one run, or about several beside each other. refresh: as for `page`."""
     several = len(histories) > 1
     title = f"{len(histories)} runs" if several else plain(histories[0].name)
@@ -65,7 +72,9 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
             sections.append(Section(f"Samples{of}", _samples(history.samples)))
         sections.append(Section(f"Recipe{of}", _recipe(history)))
         sections.append(Section(f"{TRAINED}{of}", _sessions(history)))
-    lead = "" if several else f"{history.run.info.summary}; {history.run.state}, step {history.last.get('step', 0)}"
+    lead = (
+        "" if several else f"{history.run.info.summary}; {history.run.state}, step {history.last_record.get('step', 0)}"
+    )
     return page(title, sections, lead=lead, refresh=refresh)
 
 
@@ -78,24 +87,24 @@ class _Drawn:
     factor: of losses, from nats to the unit of the chart.
     """
 
-    history: History
-    records: Sequence[Record]
+    history: RunHistory
+    records: Sequence[LogRecord]
     colour: int
     factor: float = 1.0
 
-    def value(self, record: Record, name: str) -> float | None:
+    def value(self, record: LogRecord, name: str) -> float | None:
         """A number of a record, a loss in the unit of the chart."""
-        value = number(record.get(name))
+        value = finite_number(record.get(name))
         return value if value is None or name not in LOSSES else value * self.factor
 
-    def points(self, x: str, y: str, records: Sequence[Record] | None = None) -> list[tuple[float, float]]:
+    def points(self, x: str, y: str, records: Sequence[LogRecord] | None = None) -> list[tuple[float, float]]:
         """The points of records that have both numbers."""
         pairs = ((self.value(one, x), self.value(one, y)) for one in (self.records if records is None else records))
         return [(left, up) for left, up in pairs if left is not None and up is not None]
 
 
-def _drawn(histories: Sequence[History]) -> list[_Drawn]:
-    return [_Drawn(history, thinned(history.records), i) for i, history in enumerate(histories)]
+def _drawn(histories: Sequence[RunHistory]) -> list[_Drawn]:
+    return [_Drawn(history, downsample_records(history.records), i) for i, history in enumerate(histories)]
 
 
 def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
@@ -109,14 +118,14 @@ def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
     return table([*(["run"] if several else []), *columns], rows)
 
 
-def losses(histories: Sequence[History]) -> Markup:
+def losses(histories: Sequence[RunHistory]) -> Markup:
     """A figure of the training and validation losses of runs; empty where no run has logged two steps."""
     drawn = _drawn(histories)
     factors = [history.bits_per_nat for history in histories]
     in_bits = all(factor is not None for factor in factors)
     if in_bits:
         drawn = [replace(part, factor=factor or 1.0) for part, factor in zip(drawn, factors, strict=True)]
-    units = {history.unit for history in histories}
+    units = {history.loss_unit for history in histories}
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
     charts, levels = {}, _levels(histories) if in_bits else []
@@ -132,12 +141,14 @@ def losses(histories: Sequence[History]) -> Markup:
     panels = _panels(charts)
     if not panels:
         return Markup("")
-    held_out = [part_of(history.recipe) == "validation" for history in histories]
+    held_out = [validation_part(history.recipe) == "validation" for history in histories]
     shown = {x: x for x in EXTENTS} | {"training": "loss", "validation" if any(held_out) else TRAINED_ON: "valid_loss"}
     of = "the validation part" if all(held_out) else f"{TRAINED_ON}, as none are held out"
     of = f"the validation part, or of {of}" if any(held_out) and not all(held_out) else of
     caption = f"Loss in {unit}: of the steps, before their update, and of {of}."
-    caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
+    caption += (
+        " A ring marks the best checkpoint." if any(history.best_checkpoint_record for history in histories) else ""
+    )
     if is_log:
         caption += " The axis is logarithmic."
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
@@ -156,7 +167,7 @@ def _panels(charts: Mapping[str, LineChart]) -> dict[str, Markup]:
 def _loss_lines(part: _Drawn, x: str, several: bool) -> list[Line]:
     trained, valid = part.points(x, "loss"), part.points(x, "valid_loss")
     if not several:
-        held_out = part_of(part.history.recipe) == "validation"
+        held_out = validation_part(part.history.recipe) == "validation"
         return [Line("training", trained, 0, pale=True), Line("validation" if held_out else TRAINED_ON, valid, 1)]
     name = part.history.name
     return [Line(f"{name}, training", trained, part.colour, pale=True), Line(name, valid, part.colour)]
@@ -166,7 +177,7 @@ def _marks(drawn: Sequence[_Drawn], x: str, y: str) -> list[Mark]:
     """Rings around the best checkpoints, whose steps are named."""
     several, marks = len(drawn) > 1, []
     for part in drawn:
-        chosen = part.history.chosen or {}
+        chosen = part.history.best_checkpoint_record or {}
         record = next((record for record in part.records if record.get("step") == chosen.get("step")), chosen)
         for point in part.points(x, y, [record]):
             name = "best checkpoints" if several else f"best checkpoint, step {record['step']:,}"
@@ -174,26 +185,26 @@ def _marks(drawn: Sequence[_Drawn], x: str, y: str) -> list[Mark]:
     return marks
 
 
-def _levels(histories: Sequence[History]) -> list[Level]:
+def _levels(histories: Sequence[RunHistory]) -> list[Level]:
     """The limit and the n-gram models' bits per byte, each once."""
     names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
     levels = (
         Level(f"{name} {value:.3f}", value, colour)
         for key, (name, colour) in names.items()
         for history in histories
-        if (value := number(history.results.get("", {}).get(key))) is not None
+        if (value := finite_number(history.results.get("", {}).get(key))) is not None
     )
     return list(dict.fromkeys(levels))
 
 
-def _metrics(histories: Sequence[History]) -> list[Section]:
+def _metrics(histories: Sequence[RunHistory]) -> list[Section]:
     """The metrics of validations, where there are any."""
-    names = list(dict.fromkeys(name for history in histories for name in history.metrics))
+    names = list(dict.fromkeys(name for history in histories for name in history.task_metrics))
     if not names:
         return []
 
-    def measured(record: Record) -> bool:
-        return any(number(record.get(name)) is not None for name in names)
+    def measured(record: LogRecord) -> bool:
+        return any(finite_number(record.get(name)) is not None for name in names)
 
     drawn = [_Drawn(history, list(filter(measured, history.records)), i) for i, history in enumerate(histories)]
     charts = {name: (name, name, name, f"Validation {name} over steps") for name in names}
@@ -208,7 +219,7 @@ PACE = {
 """Numbers of the records that tell how training goes: column of their table, title of their chart, name of its axis."""
 
 
-def _pace(histories: Sequence[History]) -> list[Section]:
+def _pace(histories: Sequence[RunHistory]) -> list[Section]:
     """Learning rate, gradient norm and speed."""
     drawn = _drawn(histories)
     charts = {name: (column, title, axis, f"{title} over steps") for name, (column, title, axis) in PACE.items()}
@@ -233,13 +244,13 @@ def _over_steps(
     return [Section(title, figure(views(name, panels), caption, _numbers(drawn, columns)))] if panels else []
 
 
-def _beside(histories: Sequence[History]) -> Markup:
+def _beside(histories: Sequence[RunHistory]) -> Markup:
     """Runs as columns: their figures, and the values of their recipes that differ."""
     names = [history.name for history in histories]
-    told = [[name, *map(_cell, values)] for name, values in figures(histories).items()]
-    different = [[key, *map(_value, values)] for key, values in differences(histories).items()]
+    told = [[name, *map(_cell, values)] for name, values in compare_summaries(histories).items()]
+    different = [[key, *map(_value, values)] for key, values in compare_recipes(histories).items()]
     parts = [table(["", *names], told, caption="Figures; losses in nats", headed=True)]
-    parts += [Markup("<p>{}.</p>").format(clean(note)) for note in doubts(histories)]
+    parts += [Markup("<p>{}.</p>").format(clean(note)) for note in find_indistinct_scores(histories)]
     if different:
         parts.append(table(["key", *names], different, caption="What differs in their recipes", headed=True))
     else:
@@ -249,7 +260,7 @@ def _beside(histories: Sequence[History]) -> Markup:
 
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
-    n_rows = independent_rows(results.get("rows") or 0, str(results.get("part")))
+    n_rows = effective_sample_size(results.get("rows") or 0, str(results.get("part")))
     shown = [
         (name.replace("_", " "), _with_interval(name, value, n_rows))
         for name, value in results.items()
@@ -287,7 +298,7 @@ def _results(results: Mapping[str, Any]) -> Markup:
 
 def _with_interval(name: str, value: object, rows: int) -> TableCell:
     """A figure, with its 95 % interval where that follows from it."""
-    limits = interval(name, value, rows) if isinstance(value, float) else None
+    limits = confidence_interval(name, value, rows) if isinstance(value, float) else None
     return _cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
@@ -324,7 +335,7 @@ def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     return figure(chart.for_page(), caption, table(["confidence", "accuracy", counted], rows))
 
 
-def _samples(samples: Sequence[Record]) -> Markup:
+def _samples(samples: Sequence[LogRecord]) -> Markup:
     """Texts over time, the newest first."""
     n = len(samples)
     chosen = samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
@@ -332,16 +343,16 @@ def _samples(samples: Sequence[Record]) -> Markup:
     return render("samples.html", rows=rows)
 
 
-def _recipe(history: History) -> Markup:
+def _recipe(history: RunHistory) -> Markup:
     return render("recipe.html", numbers=table(["key", "value"], [[k, _value(v)] for k, v in history.recipe.items()]))
 
 
-def _sessions(history: History) -> Markup:
+def _sessions(history: RunHistory) -> Markup:
     """Data, tokenizer, machine, and each start and resumption."""
     info = history.run.info
     shown: list[tuple[str, TableCell]] = [("made", _time(info.created)), ("state", history.run.state)]
     shown += [("data", line) for line in (info.data.lines if info.data else ())]
-    shown += lineage(history.run)
+    shown += describe_lineage(history.run)
     rows = [
         [
             _time(session.started),

@@ -1,4 +1,4 @@
-"""Checkpoints: immutable, and verified by digest.
+"""Reads and verifies checkpoints, which are immutable and have digests.
 
     checkpoints/step-000500/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     # torch takes seconds to import, and listing runs needs manifests only.
     from lmtool.run.tensors import SavedTensors
 
-FORMAT = 1
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"
-FILES = (MODEL, OPTIMIZER, STATE)
+CHECKPOINT_FORMAT = 1
+MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
+STATE_FILE, MANIFEST_FILE = "state.json", "MANIFEST.json"
+CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 
 
-def shard_names(name: str, n: int) -> tuple[str, ...]:
-    """The files in which n processes keep what one keeps in the file `name`."""
+def shard_file_names(name: str, n: int) -> tuple[str, ...]:
+    """Returns the names of the files in which n processes store what one process stores in `name`."""
     stem, dot, kind = name.partition(".")
     return (name,) if n == 1 else tuple(f"{stem}-{i}-of-{n}{dot}{kind}" for i in range(1, n + 1))
 
@@ -49,8 +50,8 @@ class Peers(Protocol):
     def size(self) -> int:
         """Number of processes."""
 
-    def texts(self, text: str) -> list[str]:
-        """All-gather: the text of each process, in the order of ranks. Every process calls it equally often."""
+    def gather_texts(self, text: str) -> list[str]:
+        """Gathers the text of each process in the order of ranks. Every process calls it equally often."""
 
 
 class SingleProcess:
@@ -58,7 +59,7 @@ class SingleProcess:
 
     rank, size = 0, 1
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         return [text]
 
 
@@ -69,7 +70,7 @@ _FIX = "name another checkpoint of the run, or name the run to take the newest w
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Manifest entry of one file: its size in bytes, and SHA-256 in hexadecimal."""
+    """The entry of a file in the manifest: its size in bytes, and SHA-256 in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -83,7 +84,7 @@ class Checkpoint:
     step: optimizer steps done.
     best_step: the step of the best validation when it was saved, None before the first one.
     digest: SHA-256 of the manifest, and so of all content.
-    verified: the files whose digests were verified; others are verified when read.
+    verified: files whose digests are verified already; the others are verified when they are read.
     """
 
     path: Path
@@ -95,62 +96,62 @@ class Checkpoint:
 
     @property
     def n_shards(self) -> int:
-        """Number of files in which the weights are, and of those in which the optimizer's tensors are."""
+        """Returns the number of files of the weights, which is that of the optimizer's tensors too."""
         return len(self.files) // 2
 
     @property
     def model_files(self) -> tuple[str, ...]:
-        """Names of the files of the model's tensors."""
-        return shard_names(MODEL, self.n_shards)
+        """Returns the names of the files of the model's tensors."""
+        return shard_file_names(MODEL_FILE, self.n_shards)
 
     @property
     def optimizer_files(self) -> tuple[str, ...]:
-        """Names of the files of the optimizer's tensors."""
-        return shard_names(OPTIMIZER, self.n_shards)
+        """Returns the names of the files of the optimizer's tensors."""
+        return shard_file_names(OPTIMIZER_FILE, self.n_shards)
 
     @property
     def model_digest(self) -> str:
-        """SHA-256 of the file of the model's tensors; of several files, that of their SHA-256 in hexadecimal."""
+        """Returns the SHA-256 of the file of the model's tensors; of several files, that of their digests."""
         digests = [self.files[name].sha256 for name in self.model_files]
         return digests[0] if len(digests) == 1 else sha256("".join(digests).encode())
 
-    def model(self) -> "SavedTensors":
-        """The model's tensors by name. Raises CheckpointError when a file is damaged."""
-        return self._tensors(self.model_files)
+    def load_model(self) -> "SavedTensors":
+        """Loads the model's tensors by name. Raises CheckpointError when a file is damaged."""
+        return self._load_tensors(self.model_files)
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the optimizer's tensors are still there."""
+        """Returns whether the optimizer's tensors exist."""
         return has_optimizer(self.path)
 
-    def optimizer(self) -> "SavedTensors":
-        """The optimizer's tensors by name. Raises CheckpointError when a file is damaged."""
-        return self._tensors(self.optimizer_files)
+    def load_optimizer(self) -> "SavedTensors":
+        """Loads the optimizer's tensors by name. Raises CheckpointError when a file is damaged."""
+        return self._load_tensors(self.optimizer_files)
 
-    def state(self) -> dict[str, object]:
+    def load_state(self) -> dict[str, object]:
         """The state passed to `save`. Raises CheckpointError when the file is damaged."""
-        self._compare(STATE)
-        return _read_json(self.path / STATE)[1]
+        self._verify_file(STATE_FILE)
+        return _read_json(self.path / STATE_FILE)[1]
 
-    def _tensors(self, names: Iterable[str]) -> "SavedTensors":
+    def _load_tensors(self, names: Iterable[str]) -> "SavedTensors":
         from lmtool.run.tensors import SavedTensors
 
         for name in names:
-            self._compare(name)
+            self._verify_file(name)
         return SavedTensors([self.path / name for name in names])
 
-    def _compare(self, name: str) -> None:
+    def _verify_file(self, name: str) -> None:
         if name not in self.verified:
-            _compare_digest(self.path / name, self.files[name].sha256)
+            _verify_digest(self.path / name, self.files[name].sha256)
 
 
-def step_name(step: int) -> str:
-    """Name of the directory of a checkpoint."""
+def step_folder_name(step: int) -> str:
+    """Returns the name of the directory of a checkpoint."""
     return f"step-{step:06d}"
 
 
-def listed(folder: Path) -> list[tuple[int, Path]]:
-    """Step and directory of every checkpoint in `folder`, complete or not, oldest first."""
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Returns step and directory of every checkpoint in `folder`, complete or not, oldest first."""
     try:
         paths = list(folder.iterdir())
     except FileNotFoundError:
@@ -158,16 +159,16 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
     except OSError as error:
         raise CheckpointError(f"cannot list the checkpoints: {error.strerror}", where=str(folder)) from error
     steps = ((path, re.fullmatch(r"step-(\d{6,15})", path.name, re.ASCII)) for path in paths)
-    return sorted((int(step[1]), path) for path, step in steps if step and path.name == step_name(int(step[1])))
+    return sorted((int(step[1]), path) for path, step in steps if step and path.name == step_folder_name(int(step[1])))
 
 
-def inspect(path: Path) -> Checkpoint:
-    """Read the manifest of a checkpoint, and verify file sizes only: fast, but does not detect changed bytes.
+def check_checkpoint_sizes(path: Path) -> Checkpoint:
+    """Reads the manifest of a checkpoint, and verifies file sizes only: fast, but does not detect changed bytes.
 
-    The optimizer's files may be missing. Raises CheckpointError that names the first that is or that differs, and how.
+    The optimizer's files may be missing. Raises CheckpointError for the first file that is missing or differs.
     """
     if not path.is_dir():
-        raise _damage(path, "there is no such checkpoint directory")
+        raise _damage_error(path, "there is no such checkpoint directory")
     checkpoint = _read_manifest(path)
     for name, entry in checkpoint.files.items():
         if name in checkpoint.optimizer_files and not os.path.exists(path / name):
@@ -175,60 +176,60 @@ def inspect(path: Path) -> Checkpoint:
         with durable.reading_part(path / name, _FIX):
             size = (path / name).stat().st_size
         if size < entry.bytes:
-            raise _damage(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
+            raise _damage_error(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
         if size > entry.bytes:
-            raise _damage(path / name, f"{name} is too long: {size} bytes instead of {entry.bytes}")
+            raise _damage_error(path / name, f"{name} is too long: {size} bytes instead of {entry.bytes}")
     return checkpoint
 
 
-def verify(path: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
-    """Verify sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
+def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
+    """Verifies sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
-    peers: processes that do so at the same time, each for some of the files.
-    Raises CheckpointError that names the first file that is missing or differs, and how; in all processes alike.
+    peers: processes that each verify some of the files at the same time.
+    Raises CheckpointError, in all processes alike, for the first file that is missing or differs.
     """
     checkpoint, problem = None, None
     try:
-        checkpoint = _compared(path, optimizer, peers)
+        checkpoint = _verify_share(path, optimizer, peers)
     except CheckpointError as error:
         problem = error
-    for text in peers.texts(json.dumps(problem and [problem.what, problem.where, problem.fix])):
+    for text in peers.gather_texts(json.dumps(problem and [problem.what, problem.where, problem.fix])):
         if (refusal := json.loads(text)) is not None:
             raise CheckpointError(refusal[0], where=refusal[1], fix=refusal[2]) from problem
     assert checkpoint is not None
     return checkpoint
 
 
-def _compared(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
-    """The checkpoint, when this process has compared its share of the digests."""
-    checkpoint = inspect(path)
-    wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if optimizer else ()), STATE)
+def _verify_share(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
+    """Verifies the share of the digests of this process, and returns the checkpoint."""
+    checkpoint = check_checkpoint_sizes(path)
+    wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if optimizer else ()), STATE_FILE)
     if missing := [name for name in wanted if not os.path.lexists(path / name)]:
-        raise _damage(path / missing[0], f"{missing[0]} is missing")
+        raise _damage_error(path / missing[0], f"{missing[0]} is missing")
     for name in wanted[peers.rank :: peers.size]:
-        _compare_digest(path / name, checkpoint.files[name].sha256)
+        _verify_digest(path / name, checkpoint.files[name].sha256)
     return dataclasses.replace(checkpoint, verified=frozenset(wanted))
 
 
-def newest_valid(
+def find_newest_valid(
     folder: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
 ) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint in `folder` that passes `verify`, and a warning for each newer one that does not.
+    """Returns the newest checkpoint that passes `verify_checkpoint`, and a warning for each newer one that fails.
 
-    One without optimizer state is found where `optimizer` asks for it and none has it, as after `drop_optimizers`.
-    Raises CheckpointError when there is none.
+    Returns one without optimizer state if none has it, as after `remove_optimizer_states`. Raises CheckpointError when
+    there is none.
     """
     warnings: list[str] = []
-    paths = [path for _, path in reversed(listed(folder))]
+    paths = [path for _, path in reversed(list_checkpoints(folder))]
     for path in paths:
         try:
-            return verify(path, optimizer=optimizer, peers=peers), warnings
+            return verify_checkpoint(path, optimizer=optimizer, peers=peers), warnings
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     for n_newer, path in enumerate(paths):
         if optimizer and not has_optimizer(path):
             with suppress(CheckpointError):
-                return verify(path, optimizer=False, peers=peers), warnings[:n_newer]
+                return verify_checkpoint(path, optimizer=False, peers=peers), warnings[:n_newer]
     if warnings:
         what = f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}"
         raise CheckpointError(what, where=str(folder), fix="restore the checkpoints from a copy, or train again")
@@ -237,12 +238,12 @@ def newest_valid(
 
 
 def has_optimizer(path: Path) -> bool:
-    """Whether the optimizer state of a checkpoint is still there: its first file, which is removed first."""
-    return any(re.match(r"optimizer(-1-.*)?\.", file.name) for file in optimizer_files(path)[:1])
+    """Returns whether the optimizer state of a checkpoint exists, by its first file, which is removed first."""
+    return any(re.match(r"optimizer(-1-.*)?\.", file.name) for file in list_optimizer_files(path)[:1])
 
 
-def optimizer_files(path: Path) -> list[Path]:
-    """The files of the optimizer's tensors, the first one first."""
+def list_optimizer_files(path: Path) -> list[Path]:
+    """Returns the files of the optimizer's tensors in order."""
     pattern = re.compile(r"optimizer(-\d+-of-\d+)?\.safetensors", re.ASCII)
     try:
         return sorted(file for file in path.iterdir() if pattern.fullmatch(file.name))
@@ -251,18 +252,18 @@ def optimizer_files(path: Path) -> list[Path]:
 
 
 def encode_manifest(step: int, best_step: int | None, files: Mapping[str, FileEntry]) -> bytes:
-    """The content of MANIFEST.json."""
+    """Returns the content of MANIFEST.json."""
     entries = {name: dataclasses.asdict(entry) for name, entry in files.items()}
-    content = {"format": FORMAT, "step": step, "best_step": best_step, "files": entries}
+    content = {"format": CHECKPOINT_FORMAT, "step": step, "best_step": best_step, "files": entries}
     return records.sealed(content, "sha256", sha256)
 
 
 def _read_manifest(path: Path) -> Checkpoint:
-    manifest = path / MANIFEST
+    manifest = path / MANIFEST_FILE
     raw, content = _read_json(manifest)
-    if content.get("format") != FORMAT:
-        what = f"{MANIFEST} has format {content.get('format')!r:.20}; this lmtool reads {FORMAT}"
-        raise _damage(manifest, what)
+    if content.get("format") != CHECKPOINT_FORMAT:
+        what = f"{MANIFEST_FILE} has format {content.get('format')!r:.20}; this lmtool reads {CHECKPOINT_FORMAT}"
+        raise _damage_error(manifest, what)
     try:
         step, best_step = content["step"], content["best_step"]
         files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
@@ -270,36 +271,38 @@ def _read_manifest(path: Path) -> Checkpoint:
         if not (sound and isinstance(step, int) and isinstance(best_step, int | None)):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
-        raise _damage(manifest, f"{MANIFEST} is not a manifest") from None
+        raise _damage_error(manifest, f"{MANIFEST_FILE} is not a manifest") from None
     for name in files:
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise _damage(manifest, f"{MANIFEST} names {name!r:.60}, which is outside the checkpoint")
-    if set(files) != {STATE}.union(*(shard_names(name, max(1, len(files) // 2)) for name in (MODEL, OPTIMIZER))):
-        raise _damage(manifest, f"{MANIFEST} should name {', '.join(FILES)}, and nothing else")
+            raise _damage_error(manifest, f"{MANIFEST_FILE} names {name!r:.60}, which is outside the checkpoint")
+    if set(files) != {STATE_FILE}.union(
+        *(shard_file_names(name, max(1, len(files) // 2)) for name in (MODEL_FILE, OPTIMIZER_FILE))
+    ):
+        raise _damage_error(manifest, f"{MANIFEST_FILE} should name {', '.join(CHECKPOINT_FILES)}, and nothing else")
     # Byte for byte, because damage in parts not compared would go undetected.
     if raw != encode_manifest(step, best_step, files):
-        raise _damage(manifest, f"{MANIFEST} does not match the digest that it states")
-    if re.fullmatch(r"step-\d+", path.name) and path.name != step_name(step):
-        raise _damage(manifest, f"{MANIFEST} is that of step {step}")
+        raise _damage_error(manifest, f"{MANIFEST_FILE} does not match the digest that it states")
+    if re.fullmatch(r"step-\d+", path.name) and path.name != step_folder_name(step):
+        raise _damage_error(manifest, f"{MANIFEST_FILE} is that of step {step}")
     return Checkpoint(path, step, best_step, files, sha256(raw))
 
 
 def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of a file, and the JSON object that it holds."""
+    """Returns the bytes of a file, and the JSON object in it."""
     with durable.reading_part(path, _FIX):
         raw = durable.read(path)
     with suppress(ValueError, RecursionError):
         if isinstance(content := json.loads(raw), dict):
             return raw, content
-    raise _damage(path, f"{path.name} is not a JSON object ({len(raw)} bytes)")
+    raise _damage_error(path, f"{path.name} is not a JSON object ({len(raw)} bytes)")
 
 
-def _compare_digest(path: Path, expected: str) -> None:
+def _verify_digest(path: Path, expected: str) -> None:
     with durable.reading_part(path, _FIX):
         digest = sha256_of_file(path)
     if digest != expected:
-        raise _damage(path, f"{path.name} has changed: its SHA-256 is {digest[:12]}..., not {expected[:12]}...")
+        raise _damage_error(path, f"{path.name} has changed: its SHA-256 is {digest[:12]}..., not {expected[:12]}...")
 
 
-def _damage(path: Path, what: str) -> CheckpointError:
+def _damage_error(path: Path, what: str) -> CheckpointError:
     return CheckpointError(what, where=str(path), fix=_FIX, code="damaged")

@@ -1,4 +1,4 @@
-"""Run directories: creation, locking, writing.
+"""Reads, locks and writes run directories.
 
     runs/2026-11-20-tiny-7f3a/
       recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
@@ -18,21 +18,26 @@ from lmtool import durable, records
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import files, saving
-from lmtool.run.checkpoint import MANIFEST, SINGLE_PROCESS, Checkpoint, Peers
-from lmtool.run.files import LARGEST_ROWS, LastValidation, RunInfo, Session, Validated, now, read_any
-from lmtool.run.lock import RunLock, is_held
-from lmtool.run.log import Log, LogMarks
-from lmtool.run.paths import INFO, explained, remember
+from lmtool.run.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.run.files import (
+    MAX_ROW_FILE_BYTES,
+    InterruptedValidation,
+    RunInfo,
+    Session,
+    ValidationState,
+    current_time,
+    read_optional_file,
+)
+from lmtool.run.lock import RunLock, is_run_locked
+from lmtool.run.log import RunLog
+from lmtool.run.paths import RUN_INFO_FILE, add_to_runs_index, add_version_hint
 
-RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
+RECIPE, TOKENIZER_FILE = "recipe.yaml", "tokenizer.json"
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
-"""The roles of the special tokens of a published model's tokenizer."""
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+"""Roles of the special tokens of a published model's tokenizer."""
 
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
-
-LOGS = "logs.json"
-"""Size and SHA-256 of both logs when they were synced last, by which damage of them is found."""
 
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
@@ -47,31 +52,31 @@ RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
 EVALUATIONS = "evaluations.json"
-"""Figures that `lmtool eval` has measured; see `lmtool.run.listing`."""
+"""Scores that `lmtool eval` has measured; see `lmtool.run.listing`."""
 
 REPORT = "report.html"
-"""The page about the run, as its last session left it."""
+"""The page about the run as of the end of its last session."""
 
-COPIED = 1 << 22
-"""Bytes of a file copied at once."""
+_COPY_BYTES = 1 << 22
+"""Bytes of a file that are copied at once."""
 
 FEATURES = "features"
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
-FORMER = ("lines.bin", "suites")
+FORMER_FILES = ("lines.bin", "logs.json", "suites")
 """Files and folders that earlier versions wrote."""
 
-_BEGINNING = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG)
-_TRAINING = (METRICS, SAMPLES, LOGS, VALIDATED)
-_RESULTS = (SPLIT, *FORMER, BASELINE, RESULTS, EVALUATIONS, REPORT)
-FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
-"""What a run directory may hold, besides its lock."""
+_BEGINNING = (RUN_INFO_FILE, RECIPE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+_TRAINING = (METRICS, SAMPLES, VALIDATED)
+_RESULTS = (SPLIT, *FORMER_FILES, BASELINE, RESULTS, EVALUATIONS, REPORT)
+RUN_FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
+"""All files of a run directory, except its lock."""
 
 RunState = Literal["running", "finished", "stopped", "imported"]
 
 
 class Run:
-    """One run directory. Anyone may read it; only the process that holds its lock writes to it.
+    """A run directory. Anyone may read it; only the process that holds its lock writes to it.
 
     As a context manager it releases the lock on exit.
     """
@@ -80,73 +85,74 @@ class Run:
         """Use `open`, or `lmtool.run.creation.create_run`."""
         self.path = path
         self.info = info
-        self.metrics = Log(path / METRICS, files.StepRecord)
-        self.samples = Log(path / SAMPLES, files.SampleRecord)
+        self.metrics = RunLog(path / METRICS, files.StepRecord)
+        self.samples = RunLog(path / SAMPLES, files.SampleRecord)
         self._lock = lock
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """An existing run, not locked. Raises CheckpointError when `path` is not one or its run.json is damaged."""
+        """Opens an existing run without its lock. Raises CheckpointError when there is none or run.json is damaged."""
         return cls(path, _read_info(path))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.release()
+        self.release_lock()
 
     @property
     def name(self) -> str:
-        """Name of the directory."""
+        """Returns the name of the directory."""
         return self.path.resolve().name
 
     @property
     def tokenizer_path(self) -> Path:
-        """Its tokenizer.json."""
-        return self.path / TOKENIZER
+        """Returns the path of tokenizer.json."""
+        return self.path / TOKENIZER_FILE
 
     @property
     def recipe_path(self) -> Path:
-        """Its recipe.yaml, fully resolved."""
+        """Returns the path of recipe.yaml, which is fully resolved."""
         return self.path / RECIPE
 
     @property
     def last_started(self) -> str:
-        """When it was last started or resumed, ISO 8601 in UTC."""
+        """Returns when it was last started or resumed, ISO 8601 in UTC."""
         sessions = self.info.sessions
         return sessions[-1].started if sessions else self.info.created
 
     @property
     def state(self) -> RunState:
-        """running while a process holds its lock; finished if its last session recorded so; else stopped.
-
-        imported if its weights were made elsewhere.
+        """Returns running while a process holds the lock, imported if the weights were, finished if the last session
+        finished, else stopped.
         """
-        if is_held(self.path):
+        if is_run_locked(self.path):
             return "running"
         if self.info.origin is not None:
             return "imported"
         sessions = self.info.sessions
         return "finished" if sessions and sessions[-1].outcome == "finished" else "stopped"
 
-    def keep_features(self, source: Self, checkpoint: Checkpoint) -> None:
-        """Copy another run with one checkpoint, without its optimizer state, into this one. Raises ResourceError."""
+    def copy_features_run(self, source: Self, checkpoint: Checkpoint) -> None:
+        """Copies another run with one checkpoint, without its optimizer state, into this one. Raises ResourceError."""
         copy = self.path / FEATURES
-        with self._writing(copy):
+        with self._convert_write_errors(copy):
             weights = copy / CHECKPOINTS / checkpoint.path.name
             weights.mkdir(parents=True)
-            names = [name for name in (*checkpoint.files, MANIFEST) if name not in checkpoint.optimizer_files]
+            names = [name for name in (*checkpoint.files, MANIFEST_FILE) if name not in checkpoint.optimizer_files]
             # run.json last: it makes the copy a run
             copied = [(checkpoint.path, weights, name) for name in names]
-            copied += [(source.path, copy, name) for name in (RECIPE, TOKENIZER, TOKENIZER_CONFIG, INFO)]
+            copied += [
+                (source.path, copy, name) for name in (RECIPE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, RUN_INFO_FILE)
+            ]
             for old, new, name in copied:
                 if (old / name).exists():
                     with durable.open_regular(old / name) as file:
-                        durable.write_new(new / name, iter(partial(file.read, COPIED), b""))
+                        durable.write_new(new / name, iter(partial(file.read, _COPY_BYTES), b""))
                     durable.sync_directory(new)
 
     def lock(self) -> None:
-        """Acquire the lock, to be the only process that may write.
+        """Acquires the lock, so that only this process may write.
 
         Raises CheckpointError when another process holds it, ResourceError when the directory cannot be written.
         """
@@ -154,39 +160,43 @@ class Run:
             self._lock = RunLock(self.path)
             self.info = _read_info(self.path)
 
-    def release(self) -> None:
-        """Release the lock, if held."""
+    def release_lock(self) -> None:
+        """Releases the lock if it is held."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
-    def start(
+    def start_session(
         self,
         *,
         step: int,
         command: Sequence[str],
         environment: Mapping[str, object],
-        validated: Validated | None = None,
+        validated: ValidationState | None = None,
         pending: bool = False,
     ) -> list[str]:
-        """Begin a session after `step` steps, and discard what a killed session left beyond that step.
+        """Begins a session after `step` steps, and discards what a killed session left beyond that step.
 
-        Later records of metrics and samples are removed; later checkpoints are set aside (renamed to step-....aside-1).
-        An earlier session's test scores are removed, since another checkpoint may become the best.
-        command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
-        step is still to be validated and logged.
-        Returns what of the logs was found damaged or missing, a line each, and removed.
+        Removes later records of metrics and samples, renames later checkpoints to step-....aside-1, removes the test
+        scores of an earlier session, because another checkpoint may become the best.
+        command: as typed. environment: see `describe_environment`. validated: see `save_validation`. pending: whether
+        the step is still to be validated and logged.
+        Returns a line for each kind of damage in the logs.
         Raises ResourceError when the directory cannot be written.
         """
-        fixed = {"started": now(), "step": step, "pid": os.getpid(), "ended": None, "outcome": None}
+        fixed = {"started": current_time(), "step": step, "pid": os.getpid(), "ended": None, "outcome": None}
         session = Session.model_validate({**fixed, "command": list(command), "environment": dict(environment)})
         sessions = [*self.info.sessions, session]
-        damage = self._rewind_logs(sessions[0].step, step - pending)
-        with self._writing():
-            saving.sweep(self.path / CHECKPOINTS)
-            for later, path in checkpoints.listed(self.path / CHECKPOINTS):
+        logged = step - pending
+        damage = self.check_logs(sessions[0].step, logged)
+        with self._convert_write_errors():
+            self.metrics.rewind(logged)
+            self.samples.rewind(logged)
+            self._sync_logs()
+            saving.remove_partial_checkpoints(self.path / CHECKPOINTS)
+            for later, path in checkpoints.list_checkpoints(self.path / CHECKPOINTS):
                 if later > step:
-                    saving.set_aside(path)
+                    saving.rename_aside(path)
             for name in (RESULTS, EVALUATIONS):
                 (self.path / name).unlink(missing_ok=True)
             if validated is None:
@@ -194,212 +204,195 @@ class Run:
             else:
                 durable.replace(self.path / VALIDATED, validated.sealed())
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
-        remember(self.path)
-        return damage
-
-    def _rewind_logs(self, first: int, step: int) -> list[str]:
-        """Remove the records after a step; returns what of those before was found damaged or missing.
-
-        first: the step before the first one that the run has a record of.
-        """
-        damage = self.check_logs(first, step)
-        with self._writing():
-            # without marks the logs may be changed
-            (self.path / LOGS).unlink(missing_ok=True)
-            self.metrics.rewind(step)
-            self.samples.rewind(step)
-            self._sync_logs()
+        add_to_runs_index(self.path)
         return damage
 
     def check_logs(self, first: int, step: int) -> list[str]:
-        """What of the logs of the steps first + 1 to `step` is damaged or missing, a line each."""
-        marks: LogMarks | None = None
-        damage = []
-        try:
-            marks = records.read(LogMarks, durable.read(self.path / LOGS))
-        except FileNotFoundError:
-            pass  # of a run that was killed
-        except (OSError, ValueError) as error:
-            damage.append(f"{LOGS} is damaged, so that not all changes of the logs are found: {error}")
-        metrics, samples = (marks.metrics, marks.samples) if marks else (None, None)
-        damage += self.metrics.check(step, metrics, range(first + 1, step + 1))
-        return damage + self.samples.check(step, samples)
+        """Returns a line for each kind of damage in the logs of the steps first + 1 to `step`."""
+        return self.metrics.find_damage(step, range(first + 1, step + 1)) + self.samples.find_damage(step)
 
     def _sync_logs(self) -> None:
-        """Make the logs durable, and note how they are. Raises OSError."""
+        """Syncs the logs to disk. Raises OSError."""
         self.metrics.sync()
         self.samples.sync()
-        marks = LogMarks(metrics=self.metrics.mark(), samples=self.samples.mark())
-        if marks.metrics.bytes or marks.samples.bytes:
-            durable.replace(self.path / LOGS, records.encode(marks.model_dump()))
 
-    def note_validation(
-        self, validated: Validated, keep_last: int | None = None, superseded: int | None = None
+    def save_validation(
+        self, validated: ValidationState, keep_last: int | None = None, superseded: int | None = None
     ) -> None:
-        """Record the result of the validation after a checkpoint.
+        """Saves the result of the validation after a checkpoint.
 
-        A checkpoint that was the best until then is removed unless it is among the last `keep_last`; None keeps all.
-        superseded: see `saving.prune`. Raises ResourceError when it cannot be written.
+        Removes the checkpoint that was the best before, unless it is among the last `keep_last`; None keeps all.
+        superseded: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
         """
-        with self._writing():
+        with self._convert_write_errors():
             self._sync_logs()
             durable.replace(self.path / VALIDATED, validated.sealed())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
-                saving.prune(self.path / CHECKPOINTS, spared, keep_last, superseded)
+                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, superseded)
 
-    def tidy(self, keep_last: int, superseded: int | None = None) -> None:
-        """Remove the checkpoints, and parts of one, that a killed session has left; see `saving.prune`.
+    def remove_leftover_checkpoints(self, keep_last: int, superseded: int | None = None) -> None:
+        """Removes the checkpoints and partial files of a killed session; see `saving.prune_checkpoints`.
 
-        Raises ResourceError, and CheckpointError as `validated` does.
+        Raises ResourceError, and CheckpointError as `last_validation` does.
         """
         folder = self.path / CHECKPOINTS
-        with self._writing():
-            saving.sweep(folder)
-            saving.prune(folder, {self.best_step}, keep_last, superseded)
+        with self._convert_write_errors():
+            saving.remove_partial_checkpoints(folder)
+            saving.prune_checkpoints(folder, {self.best_step}, keep_last, superseded)
 
     @property
-    def validated(self) -> Validated | None:
-        """The last record of `note_validation`; None before any validation.
+    def last_validation(self) -> ValidationState | None:
+        """Returns the last result of `save_validation`; None before any validation.
 
         Raises CheckpointError when the file is damaged.
         """
-        return read_any(Validated, self.path / VALIDATED, "delete it: lmtool resume then repeats the last validation")
+        return read_optional_file(
+            ValidationState, self.path / VALIDATED, "delete it: lmtool resume then repeats the last validation"
+        )
 
     def write_recipe(self, recipe: str) -> None:
-        """Replace recipe.yaml, when a resumed run has another recipe, or a running one another length.
+        """Replaces recipe.yaml if a resumed run has another recipe, or a running one another length.
 
         Raises ResourceError.
         """
-        with self._writing():
+        with self._convert_write_errors():
             durable.replace(self.recipe_path, recipe.encode())
 
-    def end(self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None) -> None:
-        """Close the session: finished when all steps are done or by early stopping, else stopped.
+    def end_session(
+        self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None
+    ) -> None:
+        """Ends the session: finished after all steps or early stopping, else stopped.
 
-        Removes the page of an earlier session, so that a run whose page is there has the present one.
-        validation: of the last step of a session that was interrupted there, with "step" and "is_best". It is no part
-        of the training, but if it is the best, its checkpoint is, until the run is resumed.
+        Removes the page of an earlier session, so that a page of a run is never outdated.
+        validation: of the last step of an interrupted session, with "step" and "is_best". It is no part of the
+        training, but if it is the best, its checkpoint is the best until the run is resumed.
         Raises ResourceError when it cannot be written.
         """
         *earlier, session = self.info.sessions
-        ended: dict[str, object] = {"ended": now(), "outcome": outcome}
+        ended: dict[str, object] = {"ended": current_time(), "outcome": outcome}
         if validation is not None:
-            ended["validation"] = LastValidation.model_validate(dict(validation))
-        with self._writing():
+            ended["validation"] = InterruptedValidation.model_validate(dict(validation))
+        with self._convert_write_errors():
             (self.path / REPORT).unlink(missing_ok=True)
             sessions = [*earlier, session.model_copy(update=ended)]
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 
-    def save(
+    def save_checkpoint(
         self, snapshot: saving.Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
     ) -> Checkpoint:
-        """`saving.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
+        """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
         try:
-            with self._writing():
+            with self._convert_write_errors():
                 self._sync_logs()
         except ResourceError:
-            saving.leave(peers)
+            saving.announce_no_checkpoint(peers)
             raise
-        return saving.save(self.path / CHECKPOINTS, snapshot, keep_last, superseded, peers)
+        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, superseded, peers)
 
-    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
-        """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""
-        return checkpoints.newest_valid(self.path / CHECKPOINTS, optimizer=optimizer, peers=peers)
+    def newest_checkpoint(
+        self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    ) -> tuple[Checkpoint, list[str]]:
+        """Returns the checkpoint to resume from, with warnings about damaged ones; see `find_newest_valid`."""
+        return checkpoints.find_newest_valid(self.path / CHECKPOINTS, optimizer=optimizer, peers=peers)
 
-    def drop_optimizers(self) -> None:
-        """Remove the optimizer state of all checkpoints. Raises ResourceError."""
-        with self._writing():
-            saving.drop_optimizers(self.path / CHECKPOINTS)
+    def remove_optimizer_states(self) -> None:
+        """Removes the optimizer state of all checkpoints. Raises ResourceError."""
+        with self._convert_write_errors():
+            saving.remove_optimizer_states(self.path / CHECKPOINTS)
 
     @property
-    def all_results(self) -> dict[str, dict[str, Any]]:
-        """The scores of its best checkpoint on each task by name, "" where it has one; empty without any.
+    def results_by_task(self) -> dict[str, dict[str, Any]]:
+        """Returns the scores of the best checkpoint by name of the task, "" for the only one; empty without any.
 
         Raises CheckpointError when the file is damaged.
         """
         fix = "delete it: lmtool resume then evaluates the run again"
-        results = read_any(files.SavedResults, self.path / RESULTS, fix, LARGEST_ROWS)
-        by_task = results.by_task if results else {}
+        results = read_optional_file(files.SavedResults, self.path / RESULTS, fix, MAX_ROW_FILE_BYTES)
+        by_task = results.scores_by_task if results else {}
         return {name: figures.model_dump(exclude_unset=True) for name, figures in by_task.items()}
 
     def write_results(self, content: Mapping[str, Any]) -> None:
-        """Write metrics.json; NaN and infinities become null. Raises ResourceError."""
-        with self._writing():
+        """Writes metrics.json; NaN and infinities become null. Raises ResourceError."""
+        with self._convert_write_errors():
             durable.replace(self.path / RESULTS, records.encode(records.finite(content)))
 
     @property
     def saved_split(self) -> files.SavedSplit | None:
-        """The rows held out from its tables; None without any. Raises CheckpointError when the file is damaged."""
-        return read_any(files.SavedSplit, self.path / SPLIT, "restore it from a copy, or start a new run", LARGEST_ROWS)
+        """Reads the rows held out from its tables, or None. Raises CheckpointError when the file is damaged."""
+        return read_optional_file(
+            files.SavedSplit, self.path / SPLIT, "restore it from a copy, or start a new run", MAX_ROW_FILE_BYTES
+        )
 
     @property
     def saved_baselines(self) -> files.SavedBaselines | None:
-        """What baseline.json holds; None where there is none. Raises CheckpointError when the file is damaged."""
-        return read_any(files.SavedBaselines, self.path / BASELINE, "delete it: lmtool resume then measures it again")
+        """Reads baseline.json; None if there is none. Raises CheckpointError when the file is damaged."""
+        return read_optional_file(
+            files.SavedBaselines, self.path / BASELINE, "delete it: lmtool resume then measures it again"
+        )
 
     @property
-    def interrupted(self) -> LastValidation | None:
-        """The validation passed to `end` by the last session; None where there was none."""
+    def interrupted_validation(self) -> InterruptedValidation | None:
+        """Returns the validation that the last session passed to `end_session`; None if there is none."""
         return self.info.sessions[-1].validation if self.info.sessions else None
 
-    def newer_than(self, step: int) -> int | None:
-        """The step of the newest checkpoint after a step, complete or not; None where there is none."""
-        newest = max((other for other, _ in checkpoints.listed(self.path / CHECKPOINTS)), default=step)
+    def newest_step_after(self, step: int) -> int | None:
+        """Returns the step of the newest checkpoint after `step`, complete or not; None if there is none."""
+        newest = max((other for other, _ in checkpoints.list_checkpoints(self.path / CHECKPOINTS)), default=step)
         return newest if newest > step else None
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best validation; None before any."""
-        if (validation := self.interrupted) is not None and validation.is_best:
+        """Returns the step of the best validation; None before any."""
+        if (validation := self.interrupted_validation) is not None and validation.is_best:
             return validation.step
-        if (noted := self.validated) is not None:
+        if (noted := self.last_validation) is not None:
             return noted.best_step
-        # without a record, from the newest manifest
-        for _, path in reversed(checkpoints.listed(self.path / CHECKPOINTS)):
+        # the newest manifest has it too
+        for _, path in reversed(checkpoints.list_checkpoints(self.path / CHECKPOINTS)):
             with suppress(CheckpointError):
-                return checkpoints.inspect(path).best_step
+                return checkpoints.check_checkpoint_sizes(path).best_step
         return None
 
-    def best(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
-        """The checkpoint of the best validation; the newest complete one, with a warning, when that is damaged.
+    def best_checkpoint(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
+        """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
-        Before any validation, the newest is the best. peers: see `checkpoint.verify`. Raises CheckpointError when none
-        is complete.
+        Before any validation, the newest is the best. peers: see `verify_checkpoint`. Raises CheckpointError if none is
+        complete.
         """
         best_step = self.best_step
         if best_step is None:
-            return self.newest(optimizer=optimizer, peers=peers)
-        path = self.path / CHECKPOINTS / checkpoints.step_name(best_step)
+            return self.newest_checkpoint(optimizer=optimizer, peers=peers)
+        path = self.path / CHECKPOINTS / checkpoints.step_folder_name(best_step)
         try:
-            return checkpoints.verify(path, optimizer=optimizer, peers=peers), []
+            return checkpoints.verify_checkpoint(path, optimizer=optimizer, peers=peers), []
         except CheckpointError as error:
-            newest, warnings = self.newest(optimizer=optimizer, peers=peers)
+            newest, warnings = self.newest_checkpoint(optimizer=optimizer, peers=peers)
             if any(path.name in warning for warning in warnings):  # already reported as damaged
                 return newest, warnings
             return newest, [*warnings, f"using {newest.path.name} instead of the best, {path.name}: {error.what}"]
 
     @contextmanager
-    def _writing(self, path: Path | None = None) -> Iterator[None]:
-        """A context in which this process, which holds the lock, writes to the run, or to a path in it."""
+    def _convert_write_errors(self, path: Path | None = None) -> Iterator[None]:
+        """Converts errors of writing to the run, or to a path in it, by the process that holds the lock."""
         if self._lock is None:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
-        with writing(path or self.path):
+        with convert_write_errors(path or self.path):
             yield
 
     def _write_info(self, info: RunInfo) -> None:
-        durable.replace(self.path / INFO, info.sealed())
+        durable.replace(self.path / RUN_INFO_FILE, info.sealed())
         self.info = info
 
 
-def writing(path: Path) -> AbstractContextManager[None]:
+def convert_write_errors(path: Path) -> AbstractContextManager[None]:
     return durable.refusing("cannot write to the output folder", path, durable.way_to_write)
 
 
 def _read_info(path: Path) -> RunInfo:
     try:
-        return files.read(RunInfo, path / INFO, "name another run (lmtool runs ls)")
+        return files.read_file(RunInfo, path / RUN_INFO_FILE, "name another run (lmtool runs ls)")
     except CheckpointError as error:
-        if (other := explained(path, error)) is not error:
+        if (other := add_version_hint(path, error)) is not error:
             raise other from error
         raise CheckpointError(f"this is not a complete run: {error.what}", where=error.where, fix=error.fix) from error

@@ -1,4 +1,4 @@
-"""What the files of a run directory say, as models; recipe.yaml and the tensors are read elsewhere."""
+"""Schemas of the files of a run directory, except recipe.yaml and the tensors."""
 
 import importlib.metadata
 import os
@@ -14,39 +14,39 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, mo
 from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError
 from lmtool.records import FileModel, SealedModel
-from lmtool.run.checkpoint import STATE, Checkpoint
-from lmtool.run.paths import explained
+from lmtool.run.checkpoint import STATE_FILE, Checkpoint
+from lmtool.run.paths import add_version_hint
 
-FORMAT = 1
+RUN_FORMAT = 1
 
-Content = TypeVar("Content", bound=BaseModel)
+FileContent = TypeVar("FileContent", bound=BaseModel)
 
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
-"""A number that can have been counted."""
+"""A counted number, which floats hold exactly."""
 
-Finite = float | None
-"""A number of a record; None where it is not finite, or does not exist."""
+FiniteNumber = float | None
+"""A number of a record; None if it is not finite, or missing."""
 
 
-def _is_time(stamp: str) -> str:
+def _check_time(stamp: str) -> str:
     time = datetime.fromisoformat(stamp)
     if time.tzinfo is None or not 1 < time.year < 9999:
         raise ValueError("is no time of a session, or has no time zone")
     return stamp
 
 
-Time = Annotated[str, AfterValidator(_is_time)]
+Timestamp = Annotated[str, AfterValidator(_check_time)]
 """ISO 8601 with a time zone."""
 
 
 class Fingerprints(FileModel):
-    """Of the data and the tokenizer when the run was created."""
+    """Fingerprints of the data and the tokenizer when the run was created."""
 
     data: str
     tokenizer: str
 
 
-class OtherRun(FileModel):
+class SourceCheckpoint(FileModel):
     """A checkpoint of another run, and the SHA-256 of its weights."""
 
     is_published: bool = False
@@ -56,8 +56,8 @@ class OtherRun(FileModel):
     sha256: str
 
 
-class Imported(FileModel):
-    """Where the weights of a run were made: the published model, and the SHA-256 of its files."""
+class ImportSource(FileModel):
+    """The published model that a run was imported from, and the SHA-256 of its files."""
 
     reference: str
     revision: str | None
@@ -65,36 +65,36 @@ class Imported(FileModel):
     sha256: dict[str, str]
 
 
-class ToldData(FileModel):
-    """What is told of the training data. valid_rows: of tables, None for a text. features: of older runs, not read."""
+class DataDescription(FileModel):
+    """Description of the training data. valid_rows: of tables, None for a text. features: of older runs, not read."""
 
     lines: list[str]
-    bytes_per_token: Finite = None
+    bytes_per_token: FiniteNumber = None
     valid_rows: Count | None = None
     features: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class LastValidation(FileModel, extra="allow"):
+class InterruptedValidation(FileModel, extra="allow"):
     """The validation of the last step of an interrupted session."""
 
-    __pydantic_extra__: dict[str, Finite]
+    __pydantic_extra__: dict[str, FiniteNumber]
 
     step: Count
     is_best: bool
-    loss: Finite = None
+    loss: FiniteNumber = None
 
 
 class Session(FileModel):
-    """One start of a run, after `step` steps."""
+    """A start of a run after `step` steps."""
 
-    started: Time
+    started: Timestamp
     step: Count
     pid: int | None = None
     command: list[str]
     environment: dict[str, str | int | float | None]
-    ended: Time | None = None
+    ended: Timestamp | None = None
     outcome: Literal["finished", "stopped"] | None
-    validation: LastValidation | None = None
+    validation: InterruptedValidation | None = None
 
 
 class RunInfo(SealedModel):
@@ -110,22 +110,22 @@ class RunInfo(SealedModel):
     format: Literal[1]
     recipe: str
     summary: str
-    created: Time
+    created: Timestamp
     fingerprints: Fingerprints
-    base: OtherRun | None = None
-    teacher: OtherRun | None = None
-    origin: Imported | None = None
-    data: ToldData | None = None
+    base: SourceCheckpoint | None = None
+    teacher: SourceCheckpoint | None = None
+    origin: ImportSource | None = None
+    data: DataDescription | None = None
     sessions: list[Session]
 
     @classmethod
-    def new(cls, **content: object) -> Self:
-        """Of a run that is created now, without sessions. content: all other fields that it has."""
-        fixed = {"format": FORMAT, "created": now(), "sessions": []}
+    def create(cls, **content: object) -> Self:
+        """Creates the content of a new run without sessions. content: all other fields."""
+        fixed = {"format": RUN_FORMAT, "created": current_time(), "sessions": []}
         return cls.model_validate({**dict.fromkeys(cls.model_fields), **fixed, **content})
 
 
-class Validated(SealedModel):
+class ValidationState(SealedModel):
     """The content of validated.json: the state after the last validation; see `SavedState`.
 
     yardstick: what the best is chosen by, as `lmtool.recipe.changes.yardstick`; if None, by the checkpoint's recipe.
@@ -133,8 +133,8 @@ class Validated(SealedModel):
 
     step: Count
     best_step: Count | None
-    best_value: Finite
-    best_loss: Finite = None
+    best_value: FiniteNumber
+    best_loss: FiniteNumber = None
     stale: Count
     yardstick: dict[str, str | int | None] | None = None
 
@@ -142,17 +142,17 @@ class Validated(SealedModel):
 class StepRecord(FileModel, extra="allow"):
     """A line of metrics.jsonl. Other numbers are metrics of a task."""
 
-    __pydantic_extra__: dict[str, Finite]
+    __pydantic_extra__: dict[str, FiniteNumber]
 
     step: Count
-    loss: Finite = None
-    valid_loss: Finite = None
-    lr: Finite = None
-    grad_norm: Finite = None
+    loss: FiniteNumber = None
+    valid_loss: FiniteNumber = None
+    lr: FiniteNumber = None
+    grad_norm: FiniteNumber = None
     tokens: Count | None = None
-    tokens_per_second: Finite = None
-    seconds: Finite = None
-    gradient_norms: dict[str, list[Finite]] = Field(default_factory=dict)
+    tokens_per_second: FiniteNumber = None
+    seconds: FiniteNumber = None
+    gradient_norms: dict[str, list[FiniteNumber]] = Field(default_factory=dict)
 
 
 class SampleRecord(FileModel):
@@ -163,11 +163,11 @@ class SampleRecord(FileModel):
     text: str
 
 
-class StreamMark(FileModel):
+class StreamPosition(FileModel):
     """Where a streamed text goes on: at a block.
 
     block: its number.
-    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockStart`.
+    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockPosition`.
     examples, documents: in the blocks before it.
     content: the checksum of its tokens.
     """
@@ -181,7 +181,7 @@ class StreamMark(FileModel):
     content: str
 
 
-def _is_record(record: dict[str, Any]) -> dict[str, Any]:
+def _check_step_record(record: dict[str, Any]) -> dict[str, Any]:
     StepRecord.model_validate(record)
     return record
 
@@ -202,49 +202,49 @@ class SavedState(FileModel):
     tokens: Count = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
     best_step: Count | None = None
-    best_value: Finite = None
-    best_loss: Finite = None
+    best_value: FiniteNumber = None
+    best_loss: FiniteNumber = None
     stale: Count = 0
     micro_batch: Annotated[int, Field(ge=1)] | None = None
     setup: dict[str, str | int | bool | None] = Field(default_factory=dict)
     recipe: dict[str, Any]
-    pending: Annotated[dict[str, Any], AfterValidator(_is_record)] | None = None
-    stream: list[StreamMark] | None = None
+    pending: Annotated[dict[str, Any], AfterValidator(_check_step_record)] | None = None
+    stream: list[StreamPosition] | None = None
 
 
-def saved_state(checkpoint: Checkpoint) -> SavedState:
-    """The state in a checkpoint. Raises CheckpointError when it is damaged, or of another version of lmtool."""
-    content = checkpoint.state()
+def read_saved_state(checkpoint: Checkpoint) -> SavedState:
+    """Reads the state in a checkpoint. Raises CheckpointError when it is damaged, or of another version of lmtool."""
+    content = checkpoint.load_state()
     try:
         return records.check(SavedState, content)
     except ValueError as error:
-        what = f"{STATE} is not one of this version of lmtool: {error}"
+        what = f"{STATE_FILE} is not one of this version of lmtool: {error}"
         fix = "name another checkpoint of the run, or train anew"
-        unread = CheckpointError(what, where=str(checkpoint.path / STATE), fix=fix)
-        raise explained(checkpoint.path.parents[1], unread) from error
+        unread = CheckpointError(what, where=str(checkpoint.path / STATE_FILE), fix=fix)
+        raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
-class HeldRows(FileModel):
-    """The numbers of the rows of a table in both parts."""
+class TableSplit(FileModel):
+    """The numbers of the training and the test rows of a table."""
 
     table: str
     train: list[Count]
     test: list[Count]
 
 
-class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
+class SavedSplit(RootModel[TableSplit | dict[str, TableSplit]]):
     """The content of split.json: of one table, or of each task by name."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    def of(self, task: str) -> HeldRows | None:
-        """Of a task, "" for the only one; None where the file has none."""
-        if isinstance(self.root, HeldRows):
+    def split_of_task(self, task: str) -> TableSplit | None:
+        """Returns the split of a task, "" for the only one; None if the file has none."""
+        if isinstance(self.root, TableSplit):
             return None if task else self.root
         return self.root.get(task)
 
 
-class BaselineFigures(FileModel):
+class BaselineScores(FileModel):
     """Results of simple models on the rows of a table that a run is measured on; see `lmtool.tasks.baseline`.
 
     metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
@@ -266,21 +266,21 @@ class BaselineFigures(FileModel):
     rows: Count
 
 
-SavedBaselines = RootModel[dict[str, BaselineFigures]]
+SavedBaselines = RootModel[dict[str, BaselineScores]]
 """The content of baseline.json, by name of the task, "" for the only one."""
 
 
-class Scores(FileModel):
-    """Of one class or kind of entity."""
+class ClassScores(FileModel):
+    """Scores of one class or kind of entity."""
 
-    precision: Finite
-    recall: Finite
-    f1: Finite
+    precision: FiniteNumber
+    recall: FiniteNumber
+    f1: FiniteNumber
     support: Annotated[Count, Field(strict=False)]
 
 
 class CalibrationBin(FileModel):
-    """Rows whose answers are about equally certain."""
+    """Rows whose predictions have about equal confidence."""
 
     confidence: float
     accuracy: float
@@ -288,7 +288,7 @@ class CalibrationBin(FileModel):
 
 
 class Calibration(FileModel):
-    """Of the probabilities of answers. before: without the temperature."""
+    """Calibration of the probabilities of predictions. before: without the temperature."""
 
     ece: float
     log_loss: float | None = None
@@ -296,27 +296,27 @@ class Calibration(FileModel):
     before: "Calibration | None" = None
 
 
-class Figures(FileModel, extra="allow"):
+class TaskScores(FileModel, extra="allow"):
     """Results of the best checkpoint on one task: `tasks.results.Results` and the like; others are shown."""
 
     part: str
     step: Count = 0
-    loss: Finite = None
-    bits_per_byte: Finite = None
-    null_threshold: Finite = None
+    loss: FiniteNumber = None
+    bits_per_byte: FiniteNumber = None
+    null_threshold: FiniteNumber = None
     temperature: Annotated[float, Field(gt=0)] | None = None
     thresholds: Annotated[tuple[float, ...], Field(strict=False)] | None = None
     labels: list[str] = Field(default_factory=list)
-    classes: dict[str, Scores] = Field(default_factory=dict)
-    entities: dict[str, Scores] = Field(default_factory=dict)
+    classes: dict[str, ClassScores] = Field(default_factory=dict)
+    entities: dict[str, ClassScores] = Field(default_factory=dict)
     confusion: list[list[Count]] = Field(default_factory=list)
     calibration: Calibration | None = None
     mistakes: list[dict[str, Any]] = Field(default_factory=list)
     sentences: list[dict[str, Any]] = Field(default_factory=list)
-    baseline: BaselineFigures | None = None
+    baseline: BaselineScores | None = None
 
     @model_validator(mode="after")
-    def _is_sound(self) -> "Figures":
+    def _is_sound(self) -> "TaskScores":
         if "tasks" in (self.model_extra or {}):
             raise ValueError("results of several tasks are damaged")
         sizes = {len(row) for row in self.confusion} | ({len(self.confusion)} if self.confusion else set())
@@ -328,26 +328,26 @@ class Figures(FileModel, extra="allow"):
 class TaskResults(FileModel):
     """The content of metrics.json of several tasks."""
 
-    tasks: dict[str, Figures] = Field(min_length=1)
+    tasks: dict[str, TaskScores] = Field(min_length=1)
 
 
-class SavedResults(RootModel[TaskResults | Figures]):
+class SavedResults(RootModel[TaskResults | TaskScores]):
     """The content of metrics.json."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     @property
-    def by_task(self) -> dict[str, Figures]:
-        """By name of the task, "" for the only one."""
+    def scores_by_task(self) -> dict[str, TaskScores]:
+        """Returns the scores by name of the task, "" for the only one."""
         return self.root.tasks if isinstance(self.root, TaskResults) else {"": self.root}
 
 
-LARGEST_ROWS = 1 << 30
-"""Bytes of a file with a number for each row of a table, or each pair of classes."""
+MAX_ROW_FILE_BYTES = 1 << 30
+"""Limit of a file with a number for each row of a table, or each pair of classes."""
 
 
-def read(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGEST) -> Content:
-    """The content of a file of a run. Raises CheckpointError when it is missing or damaged; fix: what to do then."""
+def read_file(kind: type[FileContent], path: Path, fix: str, largest: int = durable.LARGEST) -> FileContent:
+    """Reads a file of a run. Raises CheckpointError, with `fix`, when it is missing or damaged."""
     with durable.reading_part(path, fix):
         raw = durable.read(path, largest)
     try:
@@ -356,18 +356,20 @@ def read(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGE
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path), fix=fix, code="damaged") from None
 
 
-def read_any(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGEST) -> Content | None:
-    """The same; None where there is no such file."""
-    return read(kind, path, fix, largest) if os.path.lexists(path) else None
+def read_optional_file(
+    kind: type[FileContent], path: Path, fix: str, largest: int = durable.LARGEST
+) -> FileContent | None:
+    """Reads a file of a run as `read_file` does; returns None if it does not exist."""
+    return read_file(kind, path, fix, largest) if os.path.lexists(path) else None
 
 
-def now() -> str:
-    """The present time, as ISO 8601 in UTC."""
+def current_time() -> str:
+    """Returns the current time, as ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat()
 
 
 def describe_environment(device: str) -> dict[str, object]:
-    """Everything a result may depend on besides recipe and data. device: as named by torch, "cpu" or "cuda:0"."""
+    """Returns what results may depend on besides recipe and data. device: as named by torch, "cpu" or "cuda:0"."""
     import torch
 
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
@@ -376,14 +378,14 @@ def describe_environment(device: str) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": _processor_name(),
         "threads": torch.get_num_threads(),
         "device": device,
         "gpu": gpu,
     }
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     with suppress(OSError):
         if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
             return match[1].strip()

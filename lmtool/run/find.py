@@ -1,4 +1,4 @@
-"""Resolves a RUN argument to a run or a checkpoint."""
+"""Finds the run or checkpoint that a RUN argument names."""
 
 import difflib
 import os
@@ -10,39 +10,39 @@ from pathlib import Path
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.paths import INFO, known_runs, runs_root
+from lmtool.run.paths import RUN_INFO_FILE, list_runs, runs_root
 
 
 def find_run(reference: str) -> tuple[Run, Path | None]:
-    """The run that is named, and the directory of its checkpoint where one is named.
+    """Finds the run that is named, and the directory of its checkpoint if one is named.
 
     reference: path of a run or checkpoint directory, name of a run, or `last`, the run that was started or resumed most
     recently. RUN@STEP and RUN/checkpoints/step-N name a checkpoint of any such run.
     Raises CheckpointError when there is none, naming similar ones.
     """
-    run = _run(reference)
+    run = _open_run(reference)
     if run is not None:
         return run, None
     for pattern in (_AT_STEP, _STEP_FOLDER):
-        if (match := pattern.fullmatch(reference.replace(os.sep, "/"))) and (run := _run(match[1])) is not None:
-            return run, _existing(run.path / CHECKPOINTS / checkpoints.step_name(int(match[2])))
+        if (match := pattern.fullmatch(reference.replace(os.sep, "/"))) and (run := _open_run(match[1])) is not None:
+            return run, _check_checkpoint_exists(run.path / CHECKPOINTS / checkpoints.step_folder_name(int(match[2])))
     resolved = Path(os.path.realpath(reference))
-    if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / INFO):
-        return Run.open(resolved.parent.parent), _existing(resolved)
+    if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / RUN_INFO_FILE):
+        return Run.open(resolved.parent.parent), _check_checkpoint_exists(resolved)
     if os.path.isdir(reference):
         raise CheckpointError(
-            f"this folder is not a run: it has no {INFO}", where=reference, fix="lmtool runs ls shows the runs"
+            f"this folder is not a run: it has no {RUN_INFO_FILE}", where=reference, fix="lmtool runs ls shows the runs"
         )
-    raise _unknown(_AT_STEP.sub(r"\1", reference))
+    raise _run_not_found_error(_AT_STEP.sub(r"\1", reference))
 
 
-def find_resumable(*, longer: bool) -> tuple[Run, list[str]]:
-    """The run started last that can be resumed, and why those started after it were passed over, the last two by name.
+def find_resumable_run(*, longer: bool) -> tuple[Run, list[str]]:
+    """Finds the run started last that was stopped and has a checkpoint, or with `longer` was finished.
 
-    It was stopped, and has a checkpoint; with `longer` it may have been finished. Where there is none, the last one
-    that was finished, or else the last one. Raises CheckpointError when there is no run.
+    If there is none, returns the last finished run, or else the last run. Also returns why the runs started later were
+    skipped. Raises CheckpointError when there is no run.
     """
-    runs = _by_start()
+    runs = _runs_by_start()
     states = [run.state if _has_intact_checkpoint(run) else "without an intact checkpoint" for run in runs]
     wanted = ("stopped", "finished") if longer else ("stopped",)
     taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
@@ -53,69 +53,71 @@ def find_resumable(*, longer: bool) -> tuple[Run, list[str]]:
 
 
 def _has_intact_checkpoint(run: Run) -> bool:
-    """Judged by names and sizes."""
-    for _, path in checkpoints.listed(run.path / CHECKPOINTS):
+    """Checks names and sizes only."""
+    for _, path in checkpoints.list_checkpoints(run.path / CHECKPOINTS):
         with suppress(CheckpointError):
-            checkpoints.inspect(path)
+            checkpoints.check_checkpoint_sizes(path)
             return True
     return False
 
 
-def run_directory(reference: str) -> Path:
-    """The directory of a run by path, name or `last`, also when its run.json is damaged. Raises CheckpointError."""
-    path = _directory(reference)
+def find_run_directory(reference: str) -> Path:
+    """Finds the directory of a run by path, name or `last`, also if run.json is damaged. Raises CheckpointError."""
+    path = _find_directory(reference)
     if path is None:
         named = find_run(reference)[0].path
         raise CheckpointError("this names a checkpoint, not a run", where=reference, fix=f"name the run: {named.name}")
     return path
 
 
-SIMILAR = 0.6
-"""Ratio of matching characters (Ratcliff and Obershelp 1988) from which a name is similar to another."""
+MIN_NAME_SIMILARITY = 0.6
+"""Minimal ratio of matching characters (Ratcliff and Obershelp 1988) of similar names."""
 
-_PLAIN = re.compile(r"^\d{4}-\d\d-\d\d-|-[0-9a-f]{4}$")
+_DATE_OR_SUFFIX = re.compile(r"^\d{4}-\d\d-\d\d-|-[0-9a-f]{4}$")
 _AT_STEP = re.compile(r"(.+)@([0-9]{1,12})", re.DOTALL)
 _STEP_FOLDER = re.compile(rf"(.+?)/+{CHECKPOINTS}/+step-([0-9]{{1,12}})/*", re.DOTALL)
 
 
-def _run(reference: str) -> Run | None:
-    path = _directory(reference)
+def _open_run(reference: str) -> Run | None:
+    path = _find_directory(reference)
     return None if path is None else Run.open(path)
 
 
-def _directory(reference: str) -> Path | None:
+def _find_directory(reference: str) -> Path | None:
     if reference == "last":
-        return _by_start()[0].path
+        return _runs_by_start()[0].path
     path = Path(reference)
-    if os.path.exists(path / INFO):
+    if os.path.exists(path / RUN_INFO_FILE):
         return path
-    called = [directory for directory in known_runs() if directory.name == reference]
+    called = [directory for directory in list_runs() if directory.name == reference]
     if len(called) > 1 and called[0].parent != runs_root():
         where, fix = ", ".join(map(str, called[-3:])), "name one by its path"
         raise CheckpointError(f"{len(called)} runs are called {reference!r:.80}", where=where, fix=fix)
     return called[0] if called else None
 
 
-def _existing(checkpoint: Path) -> Path:
-    """The directory of a checkpoint. Raises CheckpointError when it does not exist."""
+def _check_checkpoint_exists(checkpoint: Path) -> Path:
+    """Returns the directory of a checkpoint. Raises CheckpointError when it does not exist."""
     if not os.path.isdir(checkpoint):
-        kept = ", ".join(other.name for _, other in checkpoints.listed(checkpoint.parent)) or "none yet"
+        kept = ", ".join(other.name for _, other in checkpoints.list_checkpoints(checkpoint.parent)) or "none yet"
         what = f"no checkpoint {checkpoint.name!r:.80} in this run"
         raise CheckpointError(what, where=f"it has: {kept}", fix="name one of them, or the run to take the newest")
     return checkpoint
 
 
-def _unknown(reference: str) -> CheckpointError:
-    """The error for a name that no run has, with the runs of similar names."""
+def _run_not_found_error(reference: str) -> CheckpointError:
+    """Returns the error for a name that no run has, with similar names."""
     if os.path.isfile(reference):
         fix = "name a run first, such as last; lmtool runs ls shows them"
         return CheckpointError("this is a file, not a run", where=reference, fix=fix)
     unknown = Path(reference).name
-    names = sorted({directory.name for directory in known_runs()}, reverse=True)
+    names = sorted({directory.name for directory in list_runs()}, reverse=True)
     # a date and a random end, which all names have, make none similar
-    likeness = {name: _likeness(_PLAIN.sub("", unknown), _PLAIN.sub("", name)) for name in names}
-    likeness["last"] = _likeness(unknown, "last")
-    near = [name for name in likeness if unknown and (likeness[name] >= SIMILAR or unknown in name)]
+    likeness = {
+        name: _name_similarity(_DATE_OR_SUFFIX.sub("", unknown), _DATE_OR_SUFFIX.sub("", name)) for name in names
+    }
+    likeness["last"] = _name_similarity(unknown, "last")
+    near = [name for name in likeness if unknown and (likeness[name] >= MIN_NAME_SIMILARITY or unknown in name)]
     near.sort(key=lambda name: -likeness[name])
     where = f"similar: {', '.join(near[:3])}" if near else f"none in the folder {runs_root()} has a similar name"
     return CheckpointError(
@@ -126,14 +128,14 @@ def _unknown(reference: str) -> CheckpointError:
     )
 
 
-def _likeness(one: str, other: str) -> float:
+def _name_similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
-def _by_start() -> list[Run]:
-    """All runs, the one that was started last first. Raises CheckpointError when there is none."""
+def _runs_by_start() -> list[Run]:
+    """Returns all runs, the last started first. Raises CheckpointError when there is none."""
     runs = []
-    for path in known_runs():
+    for path in list_runs():
         with suppress(CheckpointError):
             runs.append(Run.open(path))
     if not runs:

@@ -1,4 +1,4 @@
-"""Summaries of runs, also of damaged ones, with what `lmtool eval` has measured of them on other data."""
+"""Summarizes runs, also damaged ones, with the scores that `lmtool eval` has saved."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ from pydantic import RootModel
 
 from lmtool import durable, records
 from lmtool.errors import CheckpointError
-from lmtool.recipe.document import leaves, parse
-from lmtool.recipe.load import LARGEST_FILE
+from lmtool.recipe.document import flatten_mapping, parse_yaml
+from lmtool.recipe.load import MAX_RECIPE_BYTES
 from lmtool.records import FileModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
-from lmtool.run.files import Count, read_any
+from lmtool.run.files import Count, read_optional_file
 from lmtool.run.find import find_run
-from lmtool.run.paths import known_runs
-from lmtool.run.uncertainty import independent_rows, standard_error
+from lmtool.run.paths import list_runs
+from lmtool.run.uncertainty import effective_sample_size, standard_error
 
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """One checkpoint. problem: why it cannot be used, judged by names and sizes; empty if these are right."""
+    """A checkpoint in a listing. problem: why it cannot be used, judged by names and sizes; else empty."""
 
     name: str
     step: int
@@ -37,28 +37,27 @@ class CheckpointSummary:
 Values = Mapping[str, object]
 """The plain values of a recipe by dotted key."""
 
-COUNTING = {
+MAIN_METRICS = {
     "accuracy": "accuracy",
     "subset_accuracy": "accuracy",
     "pearson": "correlation",
     "correlation": "correlation",
     "bleu": "bleu",
 }
-"""The figures that count for a run, the first that it has, and their names; for all other runs the loss counts."""
+"""Metrics of which a run has its main metric, the first one, with their names; for other runs it is the loss."""
 
 
 @dataclass
-class Summary:
-    """One run.
+class RunSummary:
+    """The summary of a run.
 
     step: of its last record or checkpoint.
-    valid_loss: the last one;
-    best_valid_loss: the lowest; None before the first.
-    metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the loss; None
-        before the first validation.
+    valid_loss, best_valid_loss: the last and the lowest one; None before the first.
+    metric, value: the main metric of its best checkpoint: accuracy, correlation, bleu, or the loss; None before the
+        first validation.
     part: which of its own data it was measured on: "test", "validation" or, where nothing was held out,
         "cross-validation" or "held-out quarter"; before that is measured "training", without a value.
-    test: plain numbers of `figures_on_tests`.
+    test: plain numbers of `collect_test_scores`.
     rows: of a table that it was measured on;
     standard_error: of the value on so many, None where it does not follow from it.
     started: when it was last started or resumed, ISO 8601 in UTC.
@@ -86,41 +85,43 @@ class Summary:
     checkpoints: tuple[CheckpointSummary, ...] = ()
 
 
-def summaries() -> list[Summary]:
-    """All known runs, most recently started first."""
-    return sorted((summarise(path) for path in known_runs()), key=lambda summary: summary.started, reverse=True)
+def summarize_runs() -> list[RunSummary]:
+    """Returns the summaries of all known runs, the last started first."""
+    return sorted((summarize_run(path) for path in list_runs()), key=lambda summary: summary.started, reverse=True)
 
 
-def summarise(path: Path) -> Summary:
-    """The summary of the run directory `path`. Never raises for damaged files."""
+def summarize_run(path: Path) -> RunSummary:
+    """Returns the summary of the run directory `path`. Never raises for damaged files."""
     try:
         run = Run.open(path)
     except CheckpointError as error:
-        return Summary(path.name, str(path), bytes=size_of(path), problem=error.lines()[0])
-    summary = Summary(run.name, str(path), run.info.recipe, run.info.summary, started=run.last_started, state=run.state)
+        return RunSummary(path.name, str(path), bytes=folder_size(path), problem=error.lines()[0])
+    summary = RunSummary(
+        run.name, str(path), run.info.recipe, run.info.summary, started=run.last_started, state=run.state
+    )
     losses: list[float] = []
     results: Mapping[str, Any] = {}
     try:
         best_step = run.best_step
-        summary.checkpoints = _checkpoints(path / CHECKPOINTS, best_step)
-        for record in run.metrics.read():
+        summary.checkpoints = _summarize_checkpoints(path / CHECKPOINTS, best_step)
+        for record in run.metrics.read_records():
             summary.step = max(summary.step, record["step"])
             if isinstance(loss := record.get("valid_loss"), int | float):
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
                     results = {**record, "loss": loss}
-        if (last := run.interrupted) is not None:
+        if (last := run.interrupted_validation) is not None:
             losses += [] if last.loss is None else [last.loss]
             results = last.model_dump() if last.step == best_step else results
-        measured = sorted(run.all_results.values(), key=lambda task: task.get("part") != "test")
+        measured = sorted(run.results_by_task.values(), key=lambda task: task.get("part") != "test")
         results = [*measured, results][0]
         summary.test = {
             name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
-            for name, figures in figures_on_tests(run).items()
+            for name, figures in collect_test_scores(run).items()
         }
-        summary.part = results.get("part") or part_of(read_values(run))
-        # the rows that a model was trained on do not tell how good it is
-        summary.metric, summary.value = counting(results if summary.part != "training" else {})
+        summary.part = results.get("part") or validation_part(read_values(run))
+        # scores on training rows are no measure of a model
+        summary.metric, summary.value = main_metric(results if summary.part != "training" else {})
     except CheckpointError as error:
         summary.problem = f"{error.what} ({error.where})"
     summary.step = max([summary.step, *(checkpoint.step for checkpoint in summary.checkpoints)])
@@ -130,14 +131,14 @@ def summarise(path: Path) -> Summary:
     if summary.rows is None and summary.part != "test" and run.info.data is not None:
         summary.rows = run.info.data.valid_rows
     if summary.value is not None and summary.rows:
-        rows = independent_rows(summary.rows, summary.part)
+        rows = effective_sample_size(summary.rows, summary.part)
         summary.standard_error = standard_error(summary.metric, summary.value, rows)
-    summary.bytes = size_of(path)
+    summary.bytes = folder_size(path)
     return summary
 
 
 class SavedEvaluation(FileModel, extra="allow"):
-    """Figures of one checkpoint on some data. source: names of its files. rows: of a table, else None."""
+    """Scores of one checkpoint on some data. source: names of the files. rows: of a table, else None."""
 
     __pydantic_extra__: dict[str, int | float | None]
 
@@ -147,31 +148,33 @@ class SavedEvaluation(FileModel, extra="allow"):
 
 
 SavedEvaluations = RootModel[list[SavedEvaluation]]
-"""The content of evaluations.json, the last one at the end."""
+"""The content of evaluations.json, in order."""
 
 
-def evaluations_of(run: Run) -> list[SavedEvaluation]:
-    """What was measured of a run, the last one at the end. Raises CheckpointError when the file is damaged."""
-    saved = read_any(SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval")
+def read_evaluations(run: Run) -> list[SavedEvaluation]:
+    """Reads the saved evaluations of a run in order. Raises CheckpointError when the file is damaged."""
+    saved = read_optional_file(SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval")
     return saved.root if saved else []
 
 
-def keep_evaluation(folder: Path, sources: Sequence[str], known: Sequence[str], figures: Mapping[str, object]) -> None:
-    """Keep figures in a run directory, in place of earlier ones of the same data and step, if it can be written.
+def save_evaluation(
+    folder: Path, sources: Sequence[str], training_sources: Sequence[str], scores: Mapping[str, object]
+) -> None:
+    """Saves scores in a run directory, in place of earlier ones of the same data and step, if it can be written.
 
-    sources: the files that they are of, as named. known: those of training and validation, for which none are kept.
-    figures: with "step"; those that are not plain numbers are left out.
+    sources: the evaluated files. training_sources: files of training and validation, whose scores are not saved.
+    scores: with "step"; only plain numbers are saved.
     """
-    if any(_is_known(source, name) for source in sources for name in known):
+    if any(_is_training_source(source, name) for source in sources for name in training_sources):
         return
-    plain = {name: value for name, value in figures.items() if _is_number(value) or value is None}
+    plain = {name: value for name, value in scores.items() if _is_number(value) or value is None}
     source = ", ".join(map(os.path.basename, sources))
     new = SavedEvaluation.model_validate({**records.finite(plain), "source": source})
     with suppress(CheckpointError, OSError):
         run = Run.open(folder)
         earlier: list[SavedEvaluation] = []
         with suppress(CheckpointError):
-            earlier = evaluations_of(run)
+            earlier = read_evaluations(run)
         kept = [other for other in earlier if (other.source, other.step) != (new.source, new.step)]
         content = [other.model_dump(exclude_unset=True) for other in (*kept, new)]
         durable.replace(folder / EVALUATIONS, records.encode(content))
@@ -181,32 +184,32 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_known(source: str, name: str) -> bool:
-    """Whether a source is one that a run was trained on, or in a folder or among the files of a pattern that was."""
+def _is_training_source(source: str, name: str) -> bool:
+    """Returns whether a source is a training source `name`, or in such a folder, or matches such a pattern."""
     inside = os.path.realpath(source).startswith(os.path.join(os.path.realpath(name), ""))
     return inside or fnmatch(os.path.basename(os.path.normpath(source)), os.path.basename(os.path.normpath(name)))
 
 
-def figures_on_tests(run: Run) -> dict[str, Mapping[str, Any]]:
-    """Figures of the best checkpoint on test data, by the name of these: those measured in training come first.
+def collect_test_scores(run: Run) -> dict[str, Mapping[str, Any]]:
+    """Returns the scores of the best checkpoint by test data, those measured in training first.
 
-    Of a test table of the recipe the name is "test", with that of the task where there are several. Raises
-    CheckpointError when a file is damaged.
+    The name of a test table of the recipe is "test", with that of the task if there are several. Raises CheckpointError
+    when a file is damaged.
     """
     tests: dict[str, Mapping[str, Any]] = {}
-    for task, results in run.all_results.items():
+    for task, results in run.results_by_task.items():
         if results.get("part") == "test":
             tests[f"{task} test".strip()] = results
-    last = next((step for step, _ in reversed(checkpoints.listed(run.path / CHECKPOINTS))), None)
+    last = next((step for step, _ in reversed(checkpoints.list_checkpoints(run.path / CHECKPOINTS))), None)
     step = last if run.best_step is None else run.best_step
-    for evaluation in reversed(evaluations_of(run)):
+    for evaluation in reversed(read_evaluations(run)):
         if evaluation.step == step:
             tests[evaluation.source] = {**evaluation.model_dump(exclude_none=True), "part": "test"}
     return tests
 
 
-def lineage(run: Run) -> list[tuple[str, str]]:
-    """The fingerprints of a run, and what it was initialized and distilled or imported from, each with its name."""
+def describe_lineage(run: Run) -> list[tuple[str, str]]:
+    """Returns the fingerprints of a run, and what it was initialized, distilled or imported from, with their names."""
     facts = [(f"{name} fingerprint", str(value)) for name, value in run.info.fingerprints if value]
     for name, source in (("initialized from", run.info.base), ("distilled from", run.info.teacher)):
         facts += [(name, f"{source.checkpoint} of {source.run}")] if source else []
@@ -217,8 +220,8 @@ def lineage(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def with_bases(run: Run) -> Iterator[Run]:
-    """A run, that which it was initialized from, and so on, as far as these are at their paths or by their names."""
+def iterate_ancestors(run: Run) -> Iterator[Run]:
+    """Yields a run, the run that it was initialized from, and so on, as far as they are found."""
     yield run
     with suppress(CheckpointError):
         while (base := run.info.base) is not None:
@@ -227,42 +230,42 @@ def with_bases(run: Run) -> Iterator[Run]:
 
 
 def read_values(run: Run) -> Values:
-    """The values of a run's recipe, without judging them. Empty where it cannot be read."""
+    """Reads the values of a run's recipe without validation; returns none if it cannot be read."""
     try:
-        text = durable.read(run.recipe_path, LARGEST_FILE).decode()
+        text = durable.read(run.recipe_path, MAX_RECIPE_BYTES).decode()
     except (OSError, ValueError):
         return {}
-    return leaves(parse(text, str(run.recipe_path)).value)
+    return flatten_mapping(parse_yaml(text, str(run.recipe_path)).value)
 
 
-def part_of(values: Values) -> Literal["validation", "training"]:
-    """What a run with these values is validated on: what is held out, or else what it is trained on."""
+def validation_part(values: Values) -> Literal["validation", "training"]:
+    """Returns the part that a run is validated on: held-out data, or else the training data."""
     return "validation" if values.get("data.valid") or values.get("data.valid_fraction") != 0 else "training"
 
 
-def counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:
-    """Name and value of what counts among some figures."""
-    for name, shown in COUNTING.items():
+def main_metric(figures: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Returns name and value of the main metric among scores."""
+    for name, shown in MAIN_METRICS.items():
         if isinstance(value := figures.get(name), int | float):
             return shown, float(value)
     loss = figures.get("loss")
     return "loss", float(loss) if isinstance(loss, int | float) else None
 
 
-def _checkpoints(folder: Path, best_step: int | None) -> tuple[CheckpointSummary, ...]:
+def _summarize_checkpoints(folder: Path, best_step: int | None) -> tuple[CheckpointSummary, ...]:
     summaries = []
-    for step, path in checkpoints.listed(folder):
+    for step, path in checkpoints.list_checkpoints(folder):
         problem = ""
         try:
-            checkpoints.inspect(path)
+            checkpoints.check_checkpoint_sizes(path)
         except CheckpointError as error:
             problem = error.what
-        summaries.append(CheckpointSummary(path.name, step, size_of(path), step == best_step, problem))
+        summaries.append(CheckpointSummary(path.name, step, folder_size(path), step == best_step, problem))
     return tuple(summaries)
 
 
-def size_of(path: Path) -> int:
-    """Bytes of all files of a folder."""
+def folder_size(path: Path) -> int:
+    """Returns the bytes of all files of a folder."""
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:

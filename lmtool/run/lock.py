@@ -1,4 +1,4 @@
-"""One writer for each run directory, held by a lock that the kernel frees when the process dies."""
+"""Locks a run directory for one writer; the kernel releases the lock when the process dies."""
 
 import os
 import time
@@ -11,8 +11,8 @@ from lmtool.errors import CheckpointError
 
 LOCK_FILE = ".lock"
 
-_GLANCE_SECONDS = 0.5
-"""Timeout of acquiring the lock: `is_held` takes it for a moment, which must not make a training run fail."""
+_ACQUIRE_SECONDS = 0.5
+"""Timeout of acquiring the lock: `is_run_locked` takes it for a moment, which must not make a training run fail."""
 
 
 class RunLock:
@@ -23,21 +23,21 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        with _writing(folder):
+        with _convert_write_errors(folder):
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with durable.locking(folder / LOCK_FILE):
-                self._acquire(folder)
-            with _writing(folder):
+                self._wait_for_lock(folder)
+            with _convert_write_errors(folder):
                 os.ftruncate(self._handle, 0)
                 os.write(self._handle, f"{os.getpid()}\n".encode())
         except BaseException:
             self.release()
             raise
-        _held.add(self)
+        _open_locks.add(self)
 
-    def _acquire(self, folder: Path) -> None:
-        deadline = time.monotonic() + _GLANCE_SECONDS
+    def _wait_for_lock(self, folder: Path) -> None:
+        deadline = time.monotonic() + _ACQUIRE_SECONDS
         while not system.try_lock(self._handle):
             if time.monotonic() > deadline:
                 holder = os.read(self._handle, 32).decode("ascii", "replace").strip()
@@ -52,26 +52,26 @@ class RunLock:
             self._handle = -1
 
 
-def _writing(folder: Path) -> AbstractContextManager[None]:
+def _convert_write_errors(folder: Path) -> AbstractContextManager[None]:
     return durable.refusing("cannot write to the run directory", folder, durable.way_to_write)
 
 
-def is_held(folder: Path) -> bool:
-    """True while some process, this one included, holds the lock of a run directory."""
+def is_run_locked(folder: Path) -> bool:
+    """Returns whether some process, also this one, holds the lock of a run directory."""
     try:
         return durable.is_locked(folder / LOCK_FILE)
     except OSError:
         return False
 
 
-_held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+_open_locks: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     # A forked child (a data worker, say) shares the open lock file: without this it would keep the run locked
     # after its parent was killed.
-    for lock in list(_held):
+    for lock in list(_open_locks):
         lock.release()
 
 
-system.after_fork(_let_go_in_child)
+system.after_fork(_release_in_child)

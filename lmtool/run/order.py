@@ -1,4 +1,4 @@
-"""The order of samples, as pure functions: no state to save or restore.
+"""Orders samples by pure functions, without state to save or restore.
 
 Sample number `step * batch_size + j` maps to an epoch and an item, and stream windows map to token offsets, by
 arithmetic on (seed, epoch) alone. So resuming or changing the number of devices does not change the samples.
@@ -22,15 +22,15 @@ from lmtool.printable import counted
 
 IntArray = NDArray[np.int64]
 
-ROUNDS = 12
+FEISTEL_ROUNDS = 12
 """Feistel rounds, each of both halves; with 6 or fewer, permutations of six items are not uniform."""
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN_RATIO_64 = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 
 
-def hash_key(*parts: int | str) -> int:
-    """A seed derived from numbers and words, 0 <= seed < 2**63.
+def derive_seed(*parts: int | str) -> int:
+    """Derives a seed from numbers and words, 0 <= seed < 2**63.
 
     The first 8 bytes, little-endian without the top bit, of BLAKE2b (RFC 7693, 8-byte digest) of `parts` as a JSON
     list without spaces in ASCII: the same on every machine and in every version.
@@ -41,7 +41,7 @@ def hash_key(*parts: int | str) -> int:
 
 
 def permute(index_N: IntArray, n: int, key: int | NDArray[np.uint64]) -> IntArray:
-    """A keyed permutation of range(n) applied to each index: constant memory, random access.
+    """Applies a keyed permutation of range(n) to each index, in constant memory and with random access.
 
     A Feistel network (Luby and Rackoff 1988) on a grid of about sqrt(n) x sqrt(n) cells, with cycle walking for results
     beyond n (Black and Rogaway 2002).
@@ -67,27 +67,27 @@ def permute(index_N: IntArray, n: int, key: int | NDArray[np.uint64]) -> IntArra
 def _shuffle_cells(
     cell_N: NDArray[np.uint64], height: np.uint64, width: np.uint64, key_N: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """One pass of the Feistel network: a bijection of range(height * width) for each key."""
+    """Runs the Feistel network once: a bijection of range(height * width) for each key."""
     row_N, column_N = np.divmod(cell_N, width)
-    round_key_N = mix(key_N)
-    for _ in range(ROUNDS):
-        round_key_N = round_key_N + GOLDEN
+    round_key_N = mix_bits(key_N)
+    for _ in range(FEISTEL_ROUNDS):
+        round_key_N = round_key_N + GOLDEN_RATIO_64
         # The shift avoids overflow of the sum at 2**64, with which the map would not be injective.
-        row_N = (row_N + (mix(column_N ^ mix(round_key_N)) >> _ONE)) % height
-        round_key_N = round_key_N + GOLDEN
-        column_N = (column_N + (mix(row_N ^ mix(round_key_N)) >> _ONE)) % width
+        row_N = (row_N + (mix_bits(column_N ^ mix_bits(round_key_N)) >> _ONE)) % height
+        round_key_N = round_key_N + GOLDEN_RATIO_64
+        column_N = (column_N + (mix_bits(row_N ^ mix_bits(round_key_N)) >> _ONE)) % width
     return row_N * width + column_N
 
 
-def mix(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes all bits."""
+def mix_bits(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mixes all bits by a bijection, the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x_N ^ (x_N >> np.uint64(31))
 
 
-def rank_samples(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
-    """Sample numbers of batch `step` (from 0) on `rank`: its contiguous share of the batch.
+def sample_numbers_of_rank(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
+    """Returns the sample numbers of batch `step` (from 0) on `rank`, its contiguous share of the batch.
 
     All ranks together have samples step * batch_size to (step + 1) * batch_size - 1, in order.
     """
@@ -95,8 +95,8 @@ def rank_samples(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) ->
     return np.arange(first + rank * batch_size // n_ranks, first + (rank + 1) * batch_size // n_ranks)
 
 
-def _of_each(epoch_S: IntArray, value: Callable[[int], int]) -> IntArray:
-    """The value of each epoch."""
+def _compute_per_epoch(epoch_S: IntArray, value: Callable[[int], int]) -> IntArray:
+    """Computes a value once per epoch, and returns that of each sample."""
     epochs, index_S = np.unique(epoch_S, return_inverse=True)
     values = np.array([value(int(epoch)) for epoch in epochs], dtype=np.int64)
     return values[index_S.reshape(epoch_S.shape)]
@@ -104,75 +104,74 @@ def _of_each(epoch_S: IntArray, value: Callable[[int], int]) -> IntArray:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Every item once per epoch, reshuffled each epoch.
+    """Orders every item once per epoch, reshuffled each epoch.
 
-    n_items: items of one epoch, at least 1. seed: the recipe's.
+    n_items: items of one epoch, at least 1.
     """
 
     n_items: int
     seed: int
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
-        """The epochs (from 0) and items (in range(n_items)) of these sample numbers."""
+        """Returns the epochs (from 0) and items (in range(n_items)) of sample numbers."""
         epoch_S, within_S = np.divmod(sample_S, self.n_items)
-        key_S = _of_each(epoch_S, lambda epoch: hash_key(self.seed, "order", epoch)).astype(np.uint64)
+        key_S = _compute_per_epoch(epoch_S, lambda epoch: derive_seed(self.seed, "order", epoch)).astype(np.uint64)
         return epoch_S, permute(within_S, self.n_items, key_S)
 
 
 @dataclass(frozen=True)
 class MixtureOrder:
-    """Which of several texts each sample is of, and which sample of that text it is.
+    """Assigns each sample to one of several texts by their weights.
 
-    Every block of BLOCK samples has the same number of each text, its share rounded, in an order of its own; so the
-    number of earlier samples of a text follows from the sample number, whatever the step it is asked at.
+    Every block of BLOCK_SAMPLES has the same number of samples of each text, its rounded share, in an order of its own.
+    So the number of earlier samples of a text follows from the sample number.
 
-    weights: of the texts, above 0. seed: the recipe's.
-    Raises DataError when a share is too small for a block.
+    weights: of the texts, above 0. Raises DataError when a share is too small for a block.
     """
 
     weights: tuple[float, ...]
     seed: int
 
-    BLOCK: ClassVar[int] = 1000
+    BLOCK_SAMPLES: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
         if min(self.quotas) < 1:
             number = int(np.argmin(self.quotas))
-            what = f"text {number + 1} of the mixture has a share below one in {2 * self.BLOCK:,}"
+            what = f"text {number + 1} of the mixture has a share below one in {2 * self.BLOCK_SAMPLES:,}"
             raise DataError(what, where="data.mixture", fix="give it more weight, or leave it out")
 
     @cached_property
     def quotas(self) -> tuple[int, ...]:
-        """Samples of each text in a block: those of largest remainder are rounded up."""
-        shares = np.array(self.weights) / sum(self.weights) * self.BLOCK
+        """Returns the samples of each text in a block; those of largest remainder are rounded up."""
+        shares = np.array(self.weights) / sum(self.weights) * self.BLOCK_SAMPLES
         counts = np.floor(shares).astype(np.int64)
-        largest = np.argsort(counts - shares, kind="stable")[: self.BLOCK - int(counts.sum())]
+        largest = np.argsort(counts - shares, kind="stable")[: self.BLOCK_SAMPLES - int(counts.sum())]
         counts[largest] += 1
         return tuple(counts.tolist())
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
-        """The texts (in range(len(weights))) and the sample numbers within them of these samples."""
-        block_S, within_S = np.divmod(sample_S, self.BLOCK)
+        """Returns the texts (in range(len(weights))) of samples, and the sample numbers within these texts."""
+        block_S, within_S = np.divmod(sample_S, self.BLOCK_SAMPLES)
         text_S, of_text_S = np.empty_like(sample_S), np.empty_like(sample_S)
         for block in np.unique(block_S):
-            text_P, rank_P = self._block(int(block))
+            text_P, rank_P = self._order_block(int(block))
             here = block_S == block
             text_S[here] = text_P[within_S[here]]
             of_text_S[here] = block * np.array(self.quotas)[text_S[here]] + rank_P[within_S[here]]
         return text_S, of_text_S
 
-    def before(self, sample: int) -> list[int]:
-        """How many of the samples before this one are of each text."""
-        block, within = divmod(sample, self.BLOCK)
-        text_P, _ = self._block(block)
+    def count_before(self, sample: int) -> list[int]:
+        """Counts the samples of each text before `sample`."""
+        block, within = divmod(sample, self.BLOCK_SAMPLES)
+        text_P, _ = self._order_block(block)
         counts = block * np.array(self.quotas) + np.bincount(text_P[:within], minlength=len(self.weights))
         return [int(count) for count in counts]
 
-    def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """The text at each place of a block, and how many places before it are of that text."""
-        places_P = np.arange(self.BLOCK)
+    def _order_block(self, block: int) -> tuple[IntArray, IntArray]:
+        """Returns the text at each place of a block, and the number of earlier places with the same text."""
+        places_P = np.arange(self.BLOCK_SAMPLES)
         ordered_P = np.repeat(np.arange(len(self.weights)), self.quotas)
-        text_P = ordered_P[permute(places_P, self.BLOCK, hash_key(self.seed, "mixture", block))]
+        text_P = ordered_P[permute(places_P, self.BLOCK_SAMPLES, derive_seed(self.seed, "mixture", block))]
         rank_P = np.empty_like(text_P)
         for text in range(len(self.weights)):
             rank_P[text_P == text] = np.arange(self.quotas[text])
@@ -181,15 +180,13 @@ class MixtureOrder:
 
 @dataclass(frozen=True)
 class StreamWindows:
-    """Windows of `context` + 1 tokens, inputs and targets, cut from one long stream, with a different offset each
-    epoch.
+    """Cuts one long stream into windows of `context` + 1 tokens, inputs and targets, at another offset each epoch.
 
     Window i of epoch e is tokens[start : start + context + 1], start = phase(e) + i * context. Every phase leaves room
     for the same number of windows, so all epochs have equal length.
 
     n_tokens: tokens in the stream.
     context: predicted positions per window.
-    seed: the recipe's.
     Raises DataError when the stream is shorter than one window.
     """
 
@@ -206,16 +203,16 @@ class StreamWindows:
 
     @property
     def n_items(self) -> int:
-        """Windows in one epoch."""
+        """Returns the number of windows in one epoch."""
         return max(1, self.n_tokens // self.context - 1)
 
     def phase(self, epoch: int) -> int:
-        """Offset of the first window of an epoch."""
+        """Returns the offset of the first window of an epoch."""
         n_phases = min(self.context, self.n_tokens - self.n_items * self.context)
-        return hash_key(self.seed, "phase", epoch) % n_phases
+        return derive_seed(self.seed, "phase", epoch) % n_phases
 
-    def start(self, epoch: int, window: int) -> int:
-        """Offset of a window in the stream."""
+    def window_start(self, epoch: int, window: int) -> int:
+        """Returns the offset of a window in the stream."""
         return self.phase(epoch) + window * self.context
 
 
@@ -228,7 +225,6 @@ class LaneOrder:
 
     n_items: windows of one epoch.
     n_lanes: rows of a batch.
-    seed: the recipe's.
     Raises DataError when there are fewer windows than lanes.
     """
 
@@ -245,17 +241,17 @@ class LaneOrder:
 
     @property
     def n_steps(self) -> int:
-        """Batches per epoch, the windows of a lane."""
+        """Returns the batches per epoch, which are the windows of a lane."""
         return self.n_items // self.n_lanes
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
-        """The epochs (from 0) and windows (in range(n_items)) of these sample numbers."""
+        """Returns the epochs (from 0) and windows (in range(n_items)) of sample numbers."""
         step_S, lane_S = np.divmod(sample_S, self.n_lanes)
         epoch_S, within_S = np.divmod(step_S, self.n_steps)
         n_offsets = self.n_items - self.n_steps * self.n_lanes + 1
-        offset_S = _of_each(epoch_S, lambda epoch: hash_key(self.seed, "lanes", epoch) % n_offsets)
+        offset_S = _compute_per_epoch(epoch_S, lambda epoch: derive_seed(self.seed, "lanes", epoch) % n_offsets)
         return epoch_S, offset_S + lane_S * self.n_steps + within_S
 
-    def restarts(self, step: int) -> bool:
-        """Whether the rows of this batch (from 0) do not continue those of the previous batch."""
+    def is_lane_start(self, step: int) -> bool:
+        """Returns whether the rows of batch `step` (from 0) do not continue those of the previous batch."""
         return step % self.n_steps == 0

@@ -1,4 +1,4 @@
-"""Removing runs: which ones may be removed, and their files."""
+"""Removes runs, unless another run needs them."""
 
 import os
 import re
@@ -9,69 +9,69 @@ from pathlib import Path
 from lmtool import system
 from lmtool.durable import refusing, remove
 from lmtool.errors import CheckpointError, LmtoolError, UsageError
-from lmtool.recipe.load import load_of_run
-from lmtool.run.directory import FILES, Run
-from lmtool.run.find import run_directory
-from lmtool.run.listing import size_of
-from lmtool.run.lock import LOCK_FILE, RunLock, is_held
-from lmtool.run.paths import INFO, known_runs, runs_root
+from lmtool.recipe.load import load_run_recipe
+from lmtool.run.directory import RUN_FILES, Run
+from lmtool.run.find import find_run_directory
+from lmtool.run.listing import folder_size
+from lmtool.run.lock import LOCK_FILE, RunLock, is_run_locked
+from lmtool.run.paths import RUN_INFO_FILE, list_runs, runs_root
 
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
 def parse_age(text: str) -> timedelta:
-    """An age such as 30d; units are h, d and w. Raises UsageError."""
+    """Parses an age such as 30d; units are h, d and w. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,4})([hdw])", text)
     if match is None:
         raise UsageError(f"{text!r:.40} is not an age", where="--older-than", fix="write hours, days or weeks: 30d")
     return int(match[1]) * _UNITS[match[2]]
 
 
-def named_runs(references: Sequence[str]) -> list[Path]:
-    """The directories of runs to remove, each once.
+def find_removable_runs(references: Sequence[str]) -> list[Path]:
+    """Finds the directories of runs to remove, each once.
 
-    Raises CheckpointError when there is no such run, when a process uses it, or when a run that stays needs it.
+    Raises CheckpointError when a run does not exist, a process uses it, or a run that stays needs it.
     """
-    doomed = list({path.resolve(): path for path in map(run_directory, references)}.values())
+    doomed = list({path.resolve(): path for path in map(find_run_directory, references)}.values())
     for path in doomed:
-        if is_held(path):
+        if is_run_locked(path):
             raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
-    for path, others in runs_that_need(doomed).items():
+    for path, others in find_needed_runs(doomed).items():
         fix = f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}"
         raise CheckpointError(f"{others[0]} holds only adapters to the weights of this run", where=str(path), fix=fix)
     return doomed
 
 
-def runs_older_than(age: timedelta) -> list[Path]:
-    """The directories of all runs that were last used so long ago, oldest first.
+def find_runs_older_than(age: timedelta) -> list[Path]:
+    """Finds the directories of all runs that were last used before `age`, oldest first.
 
-    Without those that are running, imported or damaged, and those whose weights another run needs.
+    Omits runs that are running, imported or damaged, and those whose weights another run needs.
     """
     limit = datetime.now(UTC) - age
-    used = [(when, path) for path in known_runs() if (when := _last_used(path)) is not None and when < limit]
+    used = [(when, path) for path in list_runs() if (when := _last_use_time(path)) is not None and when < limit]
     old = [path for _, path in sorted(used)]
-    while needed := runs_that_need(old):
+    while needed := find_needed_runs(old):
         old = [path for path in old if path not in needed]
     return old
 
 
 def remove_run(folder: Path) -> int:
-    """Remove the files of a run, run.json last; returns the bytes freed.
+    """Removes the files of a run, run.json last; returns the freed bytes.
 
-    A folder in the runs directory is removed as a whole. Of any other folder, which `-o` made or found, only the files
-    of the run are removed, and the folder itself if it is empty then.
+    Removes a folder in the runs directory as a whole; from another folder, which `-o` made or found, only the files of
+    the run, and then the folder itself if it is empty.
     Raises CheckpointError when a process uses the run, ResourceError when a file cannot be removed.
     """
     real = folder.resolve()
     lock = RunLock(real)
     try:
-        before = size_of(real)
+        before = folder_size(real)
         fix = "change the permissions of this folder, then remove the run again"
         with refusing("the run cannot be removed", folder, fix, names_file=True):
             whole = real.parent == runs_root().resolve()
             inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
-            removed = set(inside) if whole else inside.keys() & {*FILES, LOCK_FILE}
-            for name in sorted(removed, key=lambda name: (name == LOCK_FILE, name == INFO)):
+            removed = set(inside) if whole else inside.keys() & {*RUN_FILES, LOCK_FILE}
+            for name in sorted(removed, key=lambda name: (name == LOCK_FILE, name == RUN_INFO_FILE)):
                 if name == LOCK_FILE and system.WINDOWS:
                     lock.release()  # an open file cannot be removed
                 remove(inside[name])
@@ -79,13 +79,13 @@ def remove_run(folder: Path) -> int:
                 real.rmdir()
                 if folder.is_symlink():
                     folder.unlink()
-        return before - (size_of(real) if real.exists() else 0)
+        return before - (folder_size(real) if real.exists() else 0)
     finally:
         lock.release()
 
 
-def _last_used(path: Path) -> datetime | None:
-    """When the last session of a run ended, or began; None for a run that only its name removes."""
+def _last_use_time(path: Path) -> datetime | None:
+    """Returns when the last session of a run ended, or began; None for runs that have to be named to be removed."""
     try:
         run = Run.open(path)
         if run.state in ("running", "imported"):
@@ -96,11 +96,11 @@ def _last_used(path: Path) -> datetime | None:
         return None
 
 
-def runs_that_need(doomed: Sequence[Path]) -> dict[Path, list[str]]:
-    """Those directories that runs outside of them need, and the names of these: runs of adapters only."""
+def find_needed_runs(doomed: Sequence[Path]) -> dict[Path, list[str]]:
+    """Returns those of the directories that other runs need, which are adapters only, with the names of these runs."""
     real = {path.resolve(): path for path in doomed}
     needed_by: dict[Path, list[str]] = {}
-    for other in known_runs():
+    for other in list_runs():
         if other.resolve() in real:
             continue
         try:
@@ -108,14 +108,14 @@ def runs_that_need(doomed: Sequence[Path]) -> dict[Path, list[str]]:
         except LmtoolError:
             continue  # damaged itself
         base = run.info.base
-        if base and (path := real.get(Path(base.path))) and _may_have_adapters(run):
+        if base and (path := real.get(Path(base.path))) and _may_be_adapter_run(run):
             needed_by.setdefault(path, []).append(run.name)
     return needed_by
 
 
-def _may_have_adapters(run: Run) -> bool:
-    """Whether a run holds adapters only, or has no readable recipe.yaml that says so."""
+def _may_be_adapter_run(run: Run) -> bool:
+    """Returns whether a run holds adapters only, or has no readable recipe.yaml."""
     try:
-        return load_of_run(run.recipe_path).tuning.lora is not None
+        return load_run_recipe(run.recipe_path).tuning.lora is not None
     except LmtoolError:
         return True

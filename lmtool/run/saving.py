@@ -1,4 +1,4 @@
-"""Writing and removing checkpoints: each is written under a hidden name, then renamed.
+"""Writes and removes checkpoints: each is written under a hidden name, then renamed.
 
 A process may be killed at any moment: step-... is always complete; partial writes are named .tmp-... and removed by the
 next start or save.
@@ -18,7 +18,16 @@ from lmtool import durable, records, system
 from lmtool.checksum import sha256
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import MANIFEST, MODEL, OPTIMIZER, SINGLE_PROCESS, STATE, Checkpoint, FileEntry, Peers
+from lmtool.run.checkpoint import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    SINGLE_PROCESS,
+    STATE_FILE,
+    Checkpoint,
+    FileEntry,
+    Peers,
+)
 
 if TYPE_CHECKING:
     # torch takes seconds to import
@@ -27,10 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is to hold.
+    """The content of a checkpoint to save.
 
     step: optimizer steps done.
-    model, optimizer: tensors by name; of tied ones only one.
+    model, optimizer: tensors by name; only one of tied tensors.
     state: JSON-serialisable, without NaN and infinities.
     best_step: the step of the best validation, None before the first one.
     """
@@ -41,82 +50,79 @@ class Snapshot:
     state: Mapping[str, object]
     best_step: int | None = None
 
-    def check(self) -> None:
-        """Raise ValueError for tensors that cannot be saved."""
+    def check_tensors(self) -> None:
+        """Raises ValueError for tensors that cannot be saved."""
         from lmtool.run import tensors
 
-        tensors.check(self.model)
-        tensors.check(self.optimizer)
+        tensors.check_tensors(self.model)
+        tensors.check_tensors(self.optimizer)
 
 
-def save(
+def save_checkpoint(
     folder: Path, snapshot: Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
 ) -> Checkpoint:
-    """Write a checkpoint, then remove those that are neither among the last `keep_last` nor the best.
+    """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
-    superseded: the step of one that counts no longer, see `prune`.
-    peers: processes that write their parts; this is the main one of them, and the others call `save_part`.
+    superseded: see `prune_checkpoints`.
+    peers: the processes that write their shards; this is the main one, and the others call `save_shard`.
 
-    The caller holds the lock of the run. An existing complete checkpoint of the step is kept, since training is
-    deterministic. Anything else of that name is set aside.
+    The caller holds the lock of the run. Keeps an existing complete checkpoint of the step, because training is
+    deterministic, and renames anything else of that name.
 
     Raises ResourceError when it cannot be written (full disk, permission), by any process, with no partial files and
     all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
     """
-    snapshot.check()
+    snapshot.check_tensors()
     state = records.encode(dict(snapshot.state))
-    path = folder / checkpoints.step_name(snapshot.step)
+    path = folder / checkpoints.step_folder_name(snapshot.step)
     temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
     with durable.refusing(f"cannot save the checkpoint of step {snapshot.step}", folder, durable.way_to_write):
         saved, is_announced = None, False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            sweep(folder)
+            remove_partial_checkpoints(folder)
             with suppress(CheckpointError):
-                saved = checkpoints.verify(path)
+                saved = checkpoints.verify_checkpoint(path)
             if saved is None:
-                set_aside(path)
+                rename_aside(path)
                 temporary.mkdir()
                 is_announced = True
-                peers.texts(json.dumps(str(temporary.absolute())))
-                saved = _write(path, temporary, snapshot, state, peers)
+                peers.gather_texts(json.dumps(str(temporary.absolute())))
+                saved = _write_checkpoint(path, temporary, snapshot, state, peers)
         finally:
             if not is_announced:
-                leave(peers)
+                announce_no_checkpoint(peers)
     what = f"saved step {snapshot.step}, but cannot remove an older checkpoint"
     with durable.refusing(what, folder, durable.way_to_write, names_file=True):
-        prune(folder, {snapshot.step, snapshot.best_step}, keep_last, superseded)
+        prune_checkpoints(folder, {snapshot.step, snapshot.best_step}, keep_last, superseded)
     return saved
 
 
-def save_part(snapshot: Snapshot, peers: Peers) -> None:
-    """Write the tensors that this process holds, as part of the `save` of the main one, which reports all errors."""
-    snapshot.check()
-    folder = json.loads(peers.texts(json.dumps(None))[0])
+def save_shard(snapshot: Snapshot, peers: Peers) -> None:
+    """Writes the tensors of this process for the `save_checkpoint` of the main process, which reports all errors."""
+    snapshot.check_tensors()
+    folder = json.loads(peers.gather_texts(json.dumps(None))[0])
     if folder is not None:
         with suppress(OSError):
-            _write_part(Path(folder), snapshot, peers)
+            _write_shard(Path(folder), snapshot, peers)
 
 
-def leave(peers: Peers) -> None:
-    """Let the others, which wait in `save_part`, go on without a checkpoint."""
-    peers.texts(json.dumps(None))
+def announce_no_checkpoint(peers: Peers) -> None:
+    """Lets the processes that wait in `save_shard` go on without a checkpoint."""
+    peers.gather_texts(json.dumps(None))
 
 
-def drop_optimizers(folder: Path) -> None:
-    """Remove the optimizer state of all checkpoints. Raises OSError.
-
-    Oldest first: when killed in the middle, the newest one is still whole.
-    """
-    for _, path in checkpoints.listed(folder):
-        for file in checkpoints.optimizer_files(path):
+def remove_optimizer_states(folder: Path) -> None:
+    """Removes the optimizer state of all checkpoints, the oldest first in case of a kill. Raises OSError."""
+    for _, path in checkpoints.list_checkpoints(folder):
+        for file in checkpoints.list_optimizer_files(path):
             with system.sparing_open_files():
                 file.unlink()
         durable.sync_directory(path)
 
 
-def set_aside(path: Path) -> None:
-    """Rename a checkpoint so that it is neither used nor removed. Raises OSError."""
+def rename_aside(path: Path) -> None:
+    """Renames a checkpoint so that it is neither used nor removed. Raises OSError."""
     if not path.is_symlink() and not path.exists():
         return
     number = 1
@@ -126,19 +132,19 @@ def set_aside(path: Path) -> None:
     durable.sync_directory(path.parent)
 
 
-def sweep(folder: Path) -> None:
-    """Remove partial files of killed processes. Raises OSError."""
+def remove_partial_checkpoints(folder: Path) -> None:
+    """Removes partial files of killed processes. Raises OSError."""
     for path in folder.glob(f"{durable.TEMPORARY}*"):
         durable.remove(path)
 
 
-def _write(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: Peers) -> Checkpoint:
-    """Write a checkpoint to the temporary directory, then rename it."""
+def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: Peers) -> Checkpoint:
+    """Writes a checkpoint to the temporary directory, then renames it."""
     try:
-        files = _write_part(temporary, snapshot, peers)
-        files[STATE] = _write_file(temporary / STATE, [state])
+        files = _write_shard(temporary, snapshot, peers)
+        files[STATE_FILE] = _write_and_digest(temporary / STATE_FILE, [state])
         manifest = checkpoints.encode_manifest(snapshot.step, snapshot.best_step, files)
-        durable.write_new(temporary / MANIFEST, manifest)
+        durable.write_new(temporary / MANIFEST_FILE, manifest)
         durable.sync_directory(temporary)
         durable.rename(temporary, path)
     except OSError:
@@ -148,31 +154,35 @@ def _write(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers:
     return Checkpoint(path, snapshot.step, snapshot.best_step, files, sha256(manifest))
 
 
-def _write_part(folder: Path, snapshot: Snapshot, peers: Peers) -> dict[str, FileEntry]:
-    """Write what this process holds; returns the entries of the files of all processes, once all have written.
+def _write_shard(folder: Path, snapshot: Snapshot, peers: Peers) -> dict[str, FileEntry]:
+    """Writes the tensors of this process; returns the entries of the files of all processes.
 
-    Raises OSError when any of them could not.
+    Raises OSError when any process cannot write.
     """
     from lmtool.run import tensors
 
     written, problem, failure = {}, None, None
     try:
-        for kind, content in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer)):
-            name = checkpoints.shard_names(kind, peers.size)[peers.rank]
-            written[name] = dataclasses.asdict(_write_file(folder / name, tensors.serialise(content)))
+        for kind, content in ((MODEL_FILE, snapshot.model), (OPTIMIZER_FILE, snapshot.optimizer)):
+            name = checkpoints.shard_file_names(kind, peers.size)[peers.rank]
+            written[name] = dataclasses.asdict(_write_and_digest(folder / name, tensors.serialize_safetensors(content)))
     except OSError as error:
         problem, failure = [error.errno, error.strerror or str(error)], error
     files: dict[str, FileEntry] = {}
-    for rank, text in enumerate(peers.texts(json.dumps([written, problem]))):
+    for rank, text in enumerate(peers.gather_texts(json.dumps([written, problem]))):
         entries, problem = json.loads(text)
         if problem is not None:
             number, what = problem
             raise OSError(number, what if peers.size == 1 else f"{what} (process {rank})") from failure
         files |= {name: FileEntry(**entry) for name, entry in entries.items()}
-    return {name: files[name] for kind in (MODEL, OPTIMIZER) for name in checkpoints.shard_names(kind, peers.size)}
+    return {
+        name: files[name]
+        for kind in (MODEL_FILE, OPTIMIZER_FILE)
+        for name in checkpoints.shard_file_names(kind, peers.size)
+    }
 
 
-def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
     digest, size = hashlib.sha256(), 0
 
     def measured() -> Iterator[bytes | memoryview]:
@@ -186,13 +196,15 @@ def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
     return FileEntry(size, digest.hexdigest())
 
 
-def prune(folder: Path, spared: Collection[int | None], keep_last: int, superseded: int | None = None) -> None:
-    """Remove all checkpoints but the last `keep_last` and those of the steps `spared`. Raises OSError.
+def prune_checkpoints(
+    folder: Path, spared: Collection[int | None], keep_last: int, superseded: int | None = None
+) -> None:
+    """Removes all checkpoints except the last `keep_last` and those of the steps `spared`. Raises OSError.
 
-    superseded: the step of one that is removed as well, and is none of the last: of an interruption, when training
-    has gone on, so that the same ones are left as without it.
+    superseded: step of an interruption after which training has gone on. It is not counted among the last, so that the
+    same checkpoints stay as without the interruption.
     """
-    saved = checkpoints.listed(folder)
+    saved = checkpoints.list_checkpoints(folder)
     last = [step for step, _ in saved if step != superseded][-keep_last:]
     for step, path in saved:
         if step not in last and step not in spared:

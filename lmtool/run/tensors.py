@@ -1,4 +1,4 @@
-"""Writes and reads safetensors files, digesting while writing.
+"""Serializes and reads safetensors files.
 
 The library's own writer reports a full disk as a string and would need a second pass for the digest; the format is a
 JSON header and then the bytes (https://github.com/huggingface/safetensors#format). The library is used for reading.
@@ -19,7 +19,7 @@ from torch import Tensor
 from lmtool import system
 from lmtool.errors import CheckpointError
 
-_NAMES = {
+_DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -31,43 +31,40 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
 _Value = TypeVar("_Value")
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for.
+    """Tensors by name, each read on access. meta_tensors: tensors of the same types and shapes without storage."""
 
-    outlines: their types and shapes, as tensors without storage.
-    """
-
-    def __init__(self, outlines: Mapping[str, Tensor]) -> None:
-        self.outlines = outlines
+    def __init__(self, meta_tensors: Mapping[str, Tensor]) -> None:
+        self.meta_tensors = meta_tensors
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.outlines)
+        return iter(self.meta_tensors)
 
     def __len__(self) -> int:
-        return len(self.outlines)
+        return len(self.meta_tensors)
 
 
-class MadeTensors(LazyTensors):
-    """Those that `make` makes, of these outlines."""
+class ComputedTensors(LazyTensors):
+    """Tensors that `compute` computes on access."""
 
-    def __init__(self, outlines: Mapping[str, Tensor], make: Callable[[str], Tensor]) -> None:
-        super().__init__(outlines)
-        self._make = make
+    def __init__(self, meta_tensors: Mapping[str, Tensor], compute: Callable[[str], Tensor]) -> None:
+        super().__init__(meta_tensors)
+        self._compute = compute
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._make(name)
+        return self._compute(name)
 
 
-def check(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError when these tensors cannot be saved: tied to each other, or of a type the format lacks."""
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for tensors that cannot be saved: that share memory, or of a type the format lacks."""
     owners: dict[tuple[torch.device, int], str] = {}
-    for name, tensor in outlines(tensors).items():
-        if tensor.dtype not in _NAMES:
+    for name, tensor in get_meta_tensors(tensors).items():
+        if tensor.dtype not in _DTYPE_NAMES:
             raise ValueError(f"tensor {name!r} has the type {tensor.dtype}, which checkpoints do not support")
         if tensor.is_meta:
             continue
@@ -76,21 +73,27 @@ def check(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"tensors {owner!r} and {name!r} share memory: save one of them")
 
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in CPU memory, which no later change of the tensors reaches."""
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors to CPU memory."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, one tensor at a time in CPU memory."""
+def serialize_safetensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """Yields the bytes of a safetensors file, with one tensor at a time in CPU memory."""
     # Wide dtypes first, as in the library, so that every tensor is aligned.
-    of = outlines(tensors)
-    names = sorted(of, key=lambda name: (-of[name].itemsize, name))
+    meta = get_meta_tensors(tensors)
+    names = sorted(meta, key=lambda name: (-meta[name].itemsize, name))
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
-        start, end = end, end + of[name].nbytes
-        header[name] = {"dtype": _NAMES[of[name].dtype], "shape": list(of[name].shape), "data_offsets": [start, end]}
+        start, end = end, end + meta[name].nbytes
+        header[name] = {
+            "dtype": _DTYPE_NAMES[meta[name].dtype],
+            "shape": list(meta[name].shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -101,31 +104,31 @@ def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None 
 
 
 class SavedTensors(LazyTensors):
-    """The tensors of safetensors files, in CPU memory.
+    """Tensors of safetensors files, read to CPU memory on access.
 
-    Of a tensor that several files have, each holds rows, one file after the other.
+    If several files have a tensor, each has consecutive rows of it.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises CheckpointError when a file is not one, or has not the rows of the others' tensors."""
+        """Raises CheckpointError when a file is damaged, or its rows do not fit those of the others."""
         whole: dict[str, Tensor] = {}
         super().__init__(whole)
-        # files, the name in them, and where in the tensor their rows end
+        # file, name in it, and end of its rows in the tensor
         self._held: dict[str, list[tuple[Any, str, int]]] = {}
         for path in paths:
             try:
                 file: Any = open_safetensors(path)
-                outlines = {name: _outline(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+                found = {name: _make_meta_tensor(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
             except (SafetensorError, OSError, KeyError) as error:
-                raise _unreadable(path, f"cannot be read: {str(error).splitlines()[0]}") from error
-            for name, outline in outlines.items():
+                raise _tensor_file_error(path, f"cannot be read: {str(error).splitlines()[0]}") from error
+            for name, meta in found.items():
                 if name in self._held:
                     before = whole[name]
-                    if not outline.ndim or (before.shape[1:], before.dtype) != (outline.shape[1:], outline.dtype):
-                        raise _unreadable(path, f"has no rows of {name!r:.80} as other files have")
-                    outline = outline.new_empty(len(before) + len(outline), *outline.shape[1:])
-                whole[name] = outline
-                self._held.setdefault(name, []).append((file, name, len(outline) if outline.ndim else 0))
+                    if not meta.ndim or (before.shape[1:], before.dtype) != (meta.shape[1:], meta.dtype):
+                        raise _tensor_file_error(path, f"has no rows of {name!r:.80} as other files have")
+                    meta = meta.new_empty(len(before) + len(meta), *meta.shape[1:])
+                whole[name] = meta
+                self._held.setdefault(name, []).append((file, name, len(meta) if meta.ndim else 0))
 
     def __getitem__(self, name: str) -> Tensor:
         held = self._held[name]
@@ -133,30 +136,30 @@ class SavedTensors(LazyTensors):
             file, key, _ = held[0]
             whole: Tensor = file.get_tensor(key)
             return whole
-        return self.rows(name, slice(None))
+        return self.read_rows(name, slice(None))
 
-    def rows(self, name: str, rows: slice) -> Tensor:
-        """Consecutive rows of a tensor, from those files only that have some of them."""
-        outline = self.outlines[name]
-        start, stop, _ = rows.indices(len(outline))
+    def read_rows(self, name: str, rows: slice) -> Tensor:
+        """Reads consecutive rows of a tensor from the files that have some of them."""
+        meta = self.meta_tensors[name]
+        start, stop, _ = rows.indices(len(meta))
         parts, first = [], 0
         for file, key, end in self._held[name]:
             if start < end and stop > first:
                 parts.append(file.get_slice(key)[max(start, first) - first : min(stop, end) - first])
             first = end
-        return torch.cat(parts) if parts else outline.new_empty(0, *outline.shape[1:], device="cpu")
+        return torch.cat(parts) if parts else meta.new_empty(0, *meta.shape[1:], device="cpu")
 
-    def below(self, prefix: str) -> Self:
-        """Those whose names begin so, without this beginning."""
+    def select_by_prefix(self, prefix: str) -> Self:
+        """Returns the tensors whose names begin with `prefix`, and removes it from the names."""
         part = copy(self)
-        part.outlines, part._held = _below(self.outlines, prefix), _below(self._held, prefix)
+        part.meta_tensors, part._held = _strip_prefix(self.meta_tensors, prefix), _strip_prefix(self._held, prefix)
         return part
 
 
 def open_safetensors(path: Path) -> Any:
-    """A safetensors file, open by the library, which maps it into memory. Raises SafetensorError or OSError.
+    """Opens and memory-maps a safetensors file, or a temporary copy if the file system has no mmap.
 
-    Where the file system has no mmap, the library maps a temporary copy, which goes when it is closed.
+    Raises SafetensorError or OSError.
     """
     try:
         return safe_open(path, framework="pt")
@@ -168,29 +171,29 @@ def open_safetensors(path: Path) -> Any:
         return safe_open(copied_file.name, framework="pt")
 
 
-def below(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
-    """Those of the tensors whose names begin so, without this beginning."""
-    return tensors.below(prefix) if isinstance(tensors, SavedTensors) else _below(tensors, prefix)
+def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+    """Returns the tensors whose names begin with `prefix`, and removes it from the names."""
+    return tensors.select_by_prefix(prefix) if isinstance(tensors, SavedTensors) else _strip_prefix(tensors, prefix)
 
 
-def _below(values: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
+def _strip_prefix(values: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def outlines(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of the same types and shapes, without storage where these are still to be read."""
-    return tensors.outlines if isinstance(tensors, LazyTensors) else tensors
+def get_meta_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns tensors of the same types and shapes, without reading any."""
+    return tensors.meta_tensors if isinstance(tensors, LazyTensors) else tensors
 
 
-def rows_of(tensors: Mapping[str, Tensor], name: str, rows: slice) -> Tensor:
-    """Consecutive rows of one of the tensors, of which no others are read."""
-    return tensors.rows(name, rows) if isinstance(tensors, SavedTensors) else tensors[name][rows]
+def read_tensor_rows(tensors: Mapping[str, Tensor], name: str, rows: slice) -> Tensor:
+    """Reads consecutive rows of one tensor, and no others."""
+    return tensors.read_rows(name, rows) if isinstance(tensors, SavedTensors) else tensors[name][rows]
 
 
-def _outline(saved: Any) -> Tensor:
+def _make_meta_tensor(saved: Any) -> Tensor:
     """Raises KeyError for a type that checkpoints do not have."""
-    return torch.empty(saved.get_shape(), dtype=_TYPES[saved.get_dtype()], device="meta")
+    return torch.empty(saved.get_shape(), dtype=_DTYPES[saved.get_dtype()], device="meta")
 
 
-def _unreadable(path: Path, problem: str) -> CheckpointError:
+def _tensor_file_error(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{path.name} {problem}", where=str(path), fix="name another checkpoint of the run")

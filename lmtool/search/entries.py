@@ -5,12 +5,12 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lmtool.data.corpus import LONGEST_CELL
-from lmtool.data.files import display, find_files, suffix, text_lines, unpacked_name
-from lmtool.data.hub import PREFIX
-from lmtool.data.rowfile import ENDINGS, known_column, matching_column
+from lmtool.data.corpus import _MAX_CELL_CHARACTERS
+from lmtool.data.files import display, find_files, infer_format, name_without_compression, read_nonblank_lines
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.rowfile import ROW_FILE_SUFFIXES, find_matching_column, require_column
 from lmtool.data.stdin import STDIN
-from lmtool.data.table import Skipped, csv_line, open_table, skip
+from lmtool.data.table import SkippedRows, count_or_raise, format_csv_row, open_table
 from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
@@ -46,7 +46,7 @@ def text_columns_of_run(recipe: Recipe) -> tuple[str, ...]:
 
 def read_entries(
     sources: Iterable[str], reading: Data, id_column: str | None = None, default_columns: Sequence[str] = ()
-) -> Generator[Entry, None, Skipped]:
+) -> Generator[Entry, None, SkippedRows]:
     """Yields the non-blank lines of text files and of standard input ("-"), and the rows of tables.
 
     The id of the first line of a.txt is a.txt:1.
@@ -57,29 +57,31 @@ def read_entries(
 
     Returns the bad rows that were skipped. Raises the errors of files and tables.
     """
-    skipped = Skipped()
+    skipped = SkippedRows()
     for source in sources:
-        for name in [source] if source == STDIN or source.startswith(PREFIX) else map(str, find_files(source)):
-            where, lines = display(Path(name)), text_lines(Path(name), reading.encoding)
+        for name in [source] if source == STDIN or source.startswith(HUB_PREFIX) else map(str, find_files(source)):
+            where, lines = display(Path(name)), read_nonblank_lines(Path(name), reading.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
-            has_rows = unpacked_name(Path(name)).endswith(ENDINGS) or suffix(Path(name)) != ".txt"
-            is_table = name.startswith(PREFIX) or has_rows
+            has_rows = (
+                name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES) or infer_format(Path(name)) != ".txt"
+            )
+            is_table = name.startswith(HUB_PREFIX) or has_rows
             rows = _read_table(name, reading, id_column, default_columns, skipped) if is_table else enumerate(lines, 1)
             yield from (Entry(n if isinstance(n, str) else f"{where}:{n}", where, text) for n, text in rows)
     return skipped
 
 
 def _read_table(
-    source: str, reading: Data, id_column: str | None, default_columns: Sequence[str], skipped: Skipped
+    source: str, reading: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRows
 ) -> Iterator[tuple[str | int, str]]:
     """Yields the id of each row of a table, or its number without an id column, and its joined texts."""
-    table = open_table(source, reading, field_limit=LONGEST_CELL)
-    has_defaults = bool(default_columns) and all(matching_column(name, table.names) for name in default_columns)
+    table = open_table(source, reading, field_limit=_MAX_CELL_CHARACTERS)
+    has_defaults = bool(default_columns) and all(find_matching_column(name, table.names) for name in default_columns)
     texts = reading.text_columns or (tuple(default_columns) if has_defaults else (reading.column,))
     columns = choose_columns(table, reading.with_values({"text_columns": texts}), labelled=False)
     where = display(table.path)
-    ids = None if id_column is None else known_column(id_column, table.names, where, "--id-column")
+    ids = None if id_column is None else require_column(id_column, table.names, where, "--id-column")
     counted = skipped if reading.skip_bad_rows else None
     for row, item in stream_texts(table, columns, counted):
         if text := " ".join(filter(str.strip, item.texts)):
@@ -87,7 +89,9 @@ def _read_table(
             if name and not isinstance(name, tuple):
                 yield name, text
             else:
-                skip(table.fault("no id", "the row has no id", row.number, row.line, ids, "fill it"), counted)
+                count_or_raise(
+                    table.row_error("no id", "the row has no id", row.number, row.line, ids, "fill it"), counted
+                )
 
 
 def hits_to_json_lines(answers: Iterable[Hits]) -> Iterator[str]:
@@ -98,6 +102,6 @@ def hits_to_json_lines(answers: Iterable[Hits]) -> Iterator[str]:
 
 def hits_to_csv(answers: Iterable[Hits]) -> Iterator[str]:
     """Yields a header, and a row for each result."""
-    yield csv_line(("query", "rank", *Entry._fields))
+    yield format_csv_row(("query", "rank", *Entry._fields))
     for query, entries in answers:
-        yield from (csv_line((query, rank, *entry)) for rank, entry in enumerate(entries, 1))
+        yield from (format_csv_row((query, rank, *entry)) for rank, entry in enumerate(entries, 1))

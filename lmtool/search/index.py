@@ -27,8 +27,8 @@ import numpy as np
 from lmtool import durable
 from lmtool.checksum import xxh3
 from lmtool.compute.device import choose_compute
-from lmtool.data.files import shown
-from lmtool.data.survey import Report
+from lmtool.data.files import quote
+from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.inference.embedding import Vectors, embed
 from lmtool.inference.load import LoadedModel, load_packed
@@ -211,7 +211,7 @@ def embed_texts(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
     return vectors_ND
 
 
-def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report: Report) -> dict[str, int]:
+def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report: Progress) -> dict[str, int]:
     """Adds texts to an index, a new one if there is none. A text with the id of another one replaces it.
 
     Returns how many texts were added, replaced and kept.
@@ -220,7 +220,7 @@ def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report:
     """
     if several := [name for name, n in Counter(entry.id for entry in entries).items() if n > 1]:
         fix = "name each file once, and a column whose values are all different: --id-column"
-        raise DataError(f"two texts have the same id: {shown(several[0])}", fix=fix)
+        raise DataError(f"two texts have the same id: {quote(several[0])}", fix=fix)
     if not (path / TEXTS).exists():
         durable.refuse_used(path)
         first = next(([entry.text] for entry in entries if loaded.tokenizer.encode(entry.text)), [])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lmtool.generation.request import Alternative, Request, Token
 from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, encode_json_list
-from lmtool.tokenization.tools import CallParser, ToolCall
+from lmtool.tokenization.tools import ToolCall, ToolCallParser
 
 _FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
 """Finish reasons of the API by ours."""
@@ -33,7 +33,7 @@ class _Choice:
     begun: whether its first token has come.
     """
 
-    parser: CallParser | None
+    parser: ToolCallParser | None
     calls: list[ToolCall] = field(default_factory=list)
     n_sent: int = 0
     text: str = ""
@@ -76,7 +76,9 @@ class ResponseBuilder:
             "seed": requests[0].params.seed,
         }
         chat, indexes = prompt_format.chat, range(len(requests))
-        self._choices = [_Choice(chat.parser(f"{self._head['id']} {index}") if chat else None) for index in indexes]
+        self._choices = [
+            _Choice(chat.make_call_parser(f"{self._head['id']} {index}") if chat else None) for index in indexes
+        ]
         self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
         self._n_generated = 0
 
@@ -85,7 +87,7 @@ class ResponseBuilder:
         choice = self._choices[token.request]
         is_first = not choice.begun
         self.add_token(token)
-        calls = [{"index": n, **call.record()} for n, call in enumerate(choice.calls)][choice.n_sent :]
+        calls = [{"index": n, **call.to_openai()} for n, call in enumerate(choice.calls)][choice.n_sent :]
         if not (choice.text or choice.tokens or choice.finish or calls or is_first):
             return None
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
@@ -108,7 +110,7 @@ class ResponseBuilder:
         choice = self._choices[index]
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
-            message |= {"content": choice.text or None, "tool_calls": [call.record() for call in choice.calls]}
+            message |= {"content": choice.text or None, "tool_calls": [call.to_openai() for call in choice.calls]}
         return self._choice(index, {"message": message} if self._is_chat else {"text": choice.text})
 
     def _choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class ResponseBuilder:
             return None
         if self._is_chat:
             return {"content": [self._format_chat_logprob(one) for one in tokens], "refusal": None}
-        piece = self._tokenizer.piece
+        piece = self._tokenizer.display_token
         values = [one.constrained for one in tokens]
         constrained = {"constrained_logprobs": values} if any(p is not None for p in values) else {}
         best = [{piece(other.id): other.logprob for other in one.alternatives} or None for one in tokens]
@@ -189,7 +191,7 @@ class ResponseBuilder:
     def _format_chat_logprob(self, one: _TokenLogprob) -> dict[str, Any]:
         def named(token: int, logprob: float | None) -> dict[str, Any]:
             written = self._tokenizer.decode([token]).encode()
-            return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}
+            return {"token": self._tokenizer.display_token(token), "logprob": logprob, "bytes": list(written)}
 
         others = [named(other.id, other.logprob) for other in one.alternatives]
         constrained = {} if one.constrained is None else {"constrained_logprob": one.constrained}

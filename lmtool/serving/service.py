@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.rowfile import matching_column
+from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation.chat import MAX_ANSWER_TOKENS, find_chat_format, validate_messages
 from lmtool.generation.constrained import start_form
@@ -42,7 +42,7 @@ from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from lmtool.tokenization.tools import read_tools
+from lmtool.tokenization.tools import validate_tools
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of completions, as in the API."""
@@ -140,14 +140,14 @@ class ModelService:
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
         chat, calls = _resolve_tools(self.chat, body)
         prompt_format = replace(self.loaded.prompt_format, chat=chat)
-        ids = chat.prompt(validate_messages(messages))
+        ids = chat.encode_prompt(validate_messages(messages))
         context = self.loaded.model.context
         if context is not None and len(ids) >= context:
             what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
             raise BadRequest(400, what, param="messages", code="context_length_exceeded")
         max_tokens = self._resolve_max_tokens(body.max_completion_tokens or body.max_tokens, MAX_ANSWER_TOKENS)
         max_tokens = max_tokens if context is None else min(max_tokens, context - len(ids))
-        prompts = [prompt_format.prompt_of_ids(ids)]
+        prompts = [prompt_format.make_prompt_from_ids(ids)]
         n = body.top_logprobs or 0
         return self._build_response(body, prompt_format, prompts, max_tokens, calls, n_alternatives=n)
 
@@ -158,7 +158,7 @@ class ModelService:
 
     def _fit_prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format
-        prompt = prompt_format.prompt(text) if isinstance(text, str) else prompt_format.prompt_of_ids(text)
+        prompt = prompt_format.make_prompt(text) if isinstance(text, str) else prompt_format.make_prompt_from_ids(text)
         try:
             return self.scheduler.fit_prompt(prompt)
         except UsageError as error:
@@ -275,9 +275,9 @@ class ModelService:
 def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextForm | None]:
     """Returns the chat format with the tools of the body, and the form of an answer that must call one, if it must.
 
-    Raises BadRequest, UsageError and NoTools.
+    Raises BadRequest, UsageError and ToolsUnsupportedError.
     """
-    tools, choice = read_tools(body.tools or []), body.tool_choice or "auto"
+    tools, choice = validate_tools(body.tools or []), body.tool_choice or "auto"
     if choice == "none" or (choice == "auto" and not tools):
         return chat, None
     name = None if isinstance(choice, str) else choice.function.name
@@ -294,7 +294,7 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
         raise BadRequest(400, "stop: contradicts tool_choice, whose calls end by themselves", param="stop")
     several = choice == "required" and body.parallel_tool_calls is not False
     calling = chat.with_tools(tools)
-    grammar = calling.grammar(called, several=several)
+    grammar = calling.build_grammar(called, several=several)
     if len(grammar) > MAX_FORM_CHARACTERS:
         what = (
             f"tools: calls of these are forced by a grammar of more than {MAX_FORM_CHARACTERS} characters; offer fewer"
@@ -329,7 +329,7 @@ def _order_columns(texts: str | dict[str, str], columns: tuple[str, ...]) -> str
     """Returns the texts of a row in the order of the model's columns; of one column, the text. Raises BadRequest."""
     if isinstance(texts, str):
         texts = {columns[0]: texts}
-    names = [matching_column(name, list(texts)) for name in columns]
+    names = [find_matching_column(name, list(texts)) for name in columns]
     if len(texts) != len(columns) or None in names:
         raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
     row = tuple(texts[name] for name in names if name is not None)

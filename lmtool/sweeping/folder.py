@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmtool.durable import refusing
 from lmtool.report.page import is_page
-from lmtool.run.paths import INFO, runs_root
+from lmtool.run.paths import RUN_INFO_FILE, runs_root
 
 PAGE, BEST = "sweep.html", "best.yaml"
 """Files of a sweep: its page, and the recipe of the best setting."""
@@ -23,7 +23,7 @@ def find_sweep(reference: str) -> Path | None:
 
 def runs_of_sweep(folder: Path) -> list[Path]:
     """The directories of the runs of a sweep, by name."""
-    return sorted(path for path in folder.iterdir() if (path / INFO).exists())
+    return sorted(path for path in folder.iterdir() if (path / RUN_INFO_FILE).exists())
 
 
 def remove_sweep(folder: Path, runs: Sequence[Path]) -> bool:

@@ -8,7 +8,7 @@ from itertools import product
 
 from lmtool.checksum import sha256
 from lmtool.errors import UsageError
-from lmtool.recipe.document import parse
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
@@ -33,7 +33,7 @@ def read(typed: Sequence[str]) -> tuple[list[str], Axes]:
     fixed, axes = [], dict[str, list[str]]()
     for text in typed:
         key, _, rest = text.partition("=")
-        listed = parse(f"[{rest}]", "").value
+        listed = parse_yaml(f"[{rest}]", "").value
         values = [value for one in listed for value in _values(one, text)] if isinstance(listed, list) else []
         if len(values) > 1:
             axes[key.strip()] = list(dict.fromkeys(values))
@@ -82,9 +82,9 @@ def usual_axes(recipe: Recipe, is_tuning: bool) -> Axes:
 def _values(value: object, text: str) -> Iterator[str]:
     """The values that one of a list stands for: whole numbers of `2..6`, numbers of `1e-4..1e-2/5` by a factor."""
     if not isinstance(value, str) or (match := _RANGE.fullmatch(value)) is None:
-        yield value if isinstance(value, str) and parse(value, "").value == value else json.dumps(value)
+        yield value if isinstance(value, str) and parse_yaml(value, "").value == value else json.dumps(value)
         return
-    low, high = (parse(end, "").value for end in match.groups()[:2])
+    low, high = (parse_yaml(end, "").value for end in match.groups()[:2])
     n = int(match[3]) if match[3] else high - low + 1 if isinstance(low, int) and isinstance(high, int) else 0
     are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
     if not are_numbers or not low < high or not 2 <= n <= 1000 or (match[3] and low <= 0):

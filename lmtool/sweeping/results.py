@@ -8,12 +8,12 @@ from statistics import mean, stdev
 
 from markupsafe import Markup
 
-from lmtool.recipe.document import plain
+from lmtool.recipe.document import parse_scalar
 from lmtool.report.charts import Line, LineChart, spread
 from lmtool.report.page import COLOURS, Section, TableCell, figure, page, table
 from lmtool.report.training import losses
-from lmtool.run.history import History, number
-from lmtool.run.listing import counting
+from lmtool.run.history import RunHistory, finite_number
+from lmtool.run.listing import main_metric
 from lmtool.sweeping.folder import HEADING
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
 from lmtool.tasks.results import SCORED_BY_OTHERS
@@ -22,20 +22,20 @@ LOWER = ("loss", "bits per byte")
 """Figures of which the lower is the better."""
 
 
-def validated(history: History) -> tuple[str, float | None]:
+def validated(history: RunHistory) -> tuple[str, float | None]:
     """The figure that the best checkpoint of a run was chosen by, with its name: of validation, never of test rows."""
-    metric, chosen = str(history.recipe.get("evaluation.metric")), history.chosen or {}
+    metric, chosen = str(history.recipe.get("evaluation.metric")), history.best_checkpoint_record or {}
     measured = history.results.get("", {})
     if measured.get("part") in SCORED_BY_OTHERS and metric != "loss":
-        return counting(measured)
-    value = number(chosen.get("valid_loss" if metric == "loss" else metric))
+        return main_metric(measured)
+    value = finite_number(chosen.get("valid_loss" if metric == "loss" else metric))
     if metric != "loss" or history.bits_per_nat is None:
         return metric, value
-    bits = number(measured.get("bits_per_byte"))
+    bits = finite_number(measured.get("bits_per_byte"))
     return "bits per byte", value * history.bits_per_nat if bits is None and value is not None else bits
 
 
-def goodness(history: History) -> float:
+def goodness(history: RunHistory) -> float:
     """What is the higher the better a run is by validation."""
     metric, value = validated(history)
     return -inf if value is None else -value if metric in LOWER else value
@@ -46,7 +46,7 @@ class PointResults:
     """A setting. runs: with each seed. failures: why some have failed."""
 
     choice: GridPoint
-    runs: list[History] = field(default_factory=list)
+    runs: list[RunHistory] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def rank(self) -> tuple[bool, bool, float]:
@@ -59,8 +59,11 @@ class PointResults:
         columns: dict[str, list[float]] = {}
         for run in self.runs:
             metric, value = validated(run)
-            other, beside = counting({**(run.chosen or {}), "loss": None})
-            last = {name: number(run.last.get({"steps": "step"}.get(name, name))) for name in ("steps", "seconds")}
+            other, beside = main_metric({**(run.best_checkpoint_record or {}), "loss": None})
+            last = {
+                name: finite_number(run.last_record.get({"steps": "step"}.get(name, name)))
+                for name in ("steps", "seconds")
+            }
             for name, of in {other: beside, metric: value, **last}.items():
                 columns.setdefault(name, []).extend([] if of is None else [of])
         first = validated(self.runs[0])[0] if self.runs else ""
@@ -76,7 +79,7 @@ class PointResults:
         return {"values": dict(self.choice), **self.figures(), "runs": runs}
 
 
-def rows_of(runs: Sequence[tuple[GridPoint, History | None, str]]) -> list[PointResults]:
+def rows_of(runs: Sequence[tuple[GridPoint, RunHistory | None, str]]) -> list[PointResults]:
     """A row for all runs whose choices differ in nothing but the seed, the best first. A text says why one failed."""
     rows: dict[tuple[tuple[str, str], ...], PointResults] = {}
     for choice, run, failure in runs:
@@ -109,7 +112,7 @@ def sweep_page(title: str, rows: Sequence[PointResults], axes: Axes) -> str:
 
 
 def _number(text: str) -> float | None:
-    return number(plain(text))
+    return finite_number(parse_scalar(text))
 
 
 def _against(key: str, rows: Sequence[PointResults]) -> Markup:
@@ -117,7 +120,11 @@ def _against(key: str, rows: Sequence[PointResults]) -> Markup:
     metric, lines = validated(rows[0].runs[0])[0], dict[str, list[tuple[float, float, float]]]()
     for row in rows:
         told = row.figures()
-        x, y, deviation = _number(row.choice[key]) or 0.0, number(told[metric]) or 0.0, number(told["deviation"]) or 0.0
+        x, y, deviation = (
+            _number(row.choice[key]) or 0.0,
+            finite_number(told[metric]) or 0.0,
+            finite_number(told["deviation"]) or 0.0,
+        )
         others = name_of({other: value for other, value in row.choice.items() if other != key})
         lines.setdefault(others if len(row.choice) > 1 else metric, []).append((x, y, deviation))
     drawn = []

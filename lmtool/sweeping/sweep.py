@@ -20,18 +20,18 @@ import torch
 from lmtool import durable, system
 from lmtool.compute.machine import n_cores, threads_are_set
 from lmtool.data.files import find_files
-from lmtool.data.hub import PREFIX
-from lmtool.data.survey import Report
+from lmtool.data.hub import HUB_PREFIX
+from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import refuse_other, write_page
-from lmtool.run.checkpoint import listed
-from lmtool.run.creation import check_folder, is_begun
-from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, writing
-from lmtool.run.history import History, number
+from lmtool.run.checkpoint import list_checkpoints
+from lmtool.run.creation import check_output_folder, has_checkpoint
+from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, convert_write_errors
+from lmtool.run.history import RunHistory, finite_number
 from lmtool.run.listing import read_values
-from lmtool.run.lock import is_held
+from lmtool.run.lock import is_run_locked
 from lmtool.sweeping.folder import BEST, HEADING, PAGE
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import Cost
@@ -72,13 +72,13 @@ class Typed:
     fixed: Sequence[str]
     read_by: Sequence[Setting] = ()
 
-    def planned(self, axes: Axes, report: Report) -> "tuple[Typed, str, str]":
+    def planned(self, axes: Axes, report: Progress) -> "tuple[Typed, str, str]":
         """The same with the run that is trained further named by its path, as the last one will soon be another, with
         the features that cross-validation chose, once for all runs, and with rows held out; the command for such data;
         and what was chosen, in lines. Raises LmtoolError, also where there are no data.
         """
         for source in self.data:
-            if not source.startswith(PREFIX):
+            if not source.startswith(HUB_PREFIX):
                 find_files(source)
         settings = self._settings({key: values[0] for key, values in axes.items()})
         plan = plan_training(self.source, self.recipe, settings, report)
@@ -107,7 +107,7 @@ class Typed:
         return ["lmtool", verb, *self.data, *named, *(word for text in texts for word in ("-s", text))]
 
     def _settings(self, choice: GridPoint) -> list[Setting]:
-        return settings_of(self._texts(choice), [Setting("data.train", list(self.data), "DATA"), *self.read_by])
+        return parse_settings(self._texts(choice), [Setting("data.train", list(self.data), "DATA"), *self.read_by])
 
     def _texts(self, choice: GridPoint) -> list[str]:
         return [*self.fixed, *(f"{key}={value}" for key, value in choice.items())]
@@ -149,7 +149,10 @@ class Sweep:
 
     def cost(self, names: Sequence[str]) -> Cost:
         """See `Runs`: by the seconds of their steps, and what their last processes took beside."""
-        spent = {name: number(history.last.get("seconds")) or 0.0 for name, history in self._begun(names).items()}
+        spent = {
+            name: finite_number(history.last_record.get("seconds")) or 0.0
+            for name, history in self._begun(names).items()
+        }
         whole = max((BESIDE * seconds / self.reached(name) for name, seconds in spent.items()), default=0.0)
         starts = [seconds - share * whole for name in names for seconds, share in [self._took.get(name, (0.0, 0.0))]]
         return Cost(max(START_SECONDS, *starts), whole or math.inf)
@@ -161,15 +164,15 @@ class Sweep:
 
     def reached(self, name: str) -> float:
         """The share of its steps that a run has done: 1 where nothing is left to do, 0 before its first checkpoint."""
-        if not is_begun(self.folder / name):
+        if not has_checkpoint(self.folder / name):
             return 0.0
         run = Run.open(self.folder / name)
         values, data = read_values(run), run.info.data
-        steps = number(values.get("training.steps")) or math.inf
+        steps = finite_number(values.get("training.steps")) or math.inf
         is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
         files = [REPORT, *([RESULTS] if is_measured else [])]
         done = run.state == "finished" and all((run.path / file).exists() for file in files)
-        return 1.0 if done else min(0.999, listed(run.path / CHECKPOINTS)[-1][0] / steps)
+        return 1.0 if done else min(0.999, list_checkpoints(run.path / CHECKPOINTS)[-1][0] / steps)
 
     def rows(self) -> list[PointResults]:
         """The settings, the best first."""
@@ -192,16 +195,16 @@ class Sweep:
                 what, where = "the folder holds another run of this name", f"{name}: {shlex.join(session.command)}"
                 fix = "choose another folder with -o, or give the same data, recipe and keys to go on"
                 raise UsageError(what, where=where, fix=fix, code="output_exists")
-        check_folder(self.folder)
+        check_output_folder(self.folder)
         refuse_other(self.folder / PAGE, HEADING)
         if not (self.folder / PAGE).exists():
             durable.refuse_existing(self.folder / BEST)
-        with writing(self.folder):
+        with convert_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def in_use(self) -> list[str]:
         """Names of the runs that a process has locked, as those of a killed sweep are until they have saved."""
-        return [name for name in self.choices if is_held(self.folder / name)]
+        return [name for name in self.choices if is_run_locked(self.folder / name)]
 
     def wait_until_free(self) -> None:
         """Wait until no run is in use, for SAVING_SECONDS at most."""
@@ -217,10 +220,10 @@ class Sweep:
         figure = "-" if value is None else f"{value:.4f}"
         return f"{metric} {figure} after {100 * self.reached(name):.0f} % of its steps"
 
-    def _begun(self, names: Iterable[str]) -> dict[str, History]:
+    def _begun(self, names: Iterable[str]) -> dict[str, RunHistory]:
         """Those of the runs that have a checkpoint."""
         paths = {name: self.folder / name for name in names}
-        return {name: History.of(Run.open(path)) for name, path in paths.items() if is_begun(path)}
+        return {name: RunHistory.from_run(Run.open(path)) for name, path in paths.items() if has_checkpoint(path)}
 
     def _processes(
         self, names: Sequence[str], until: float, stop: Callable[[], bool]

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.printable import counted
-from lmtool.recipe.grammar import either
-from lmtool.run.files import BaselineFigures
-from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
+from lmtool.recipe.grammar import join_with_or
+from lmtool.run.files import BaselineScores
+from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.tasks import metrics
 from lmtool.tasks.cells import has_entities
 from lmtool.tasks.labels import LabelKind, LabelMap
@@ -46,7 +46,7 @@ VectorsOf = Callable[[Sequence[str]], NDArray[np.float32]]
 """Vectors of texts (R, D) of length 1."""
 
 
-class Baseline(BaselineFigures):
+class Baseline(BaselineScores):
     """Results of simple models, as lines for people."""
 
     def line(self) -> str:
@@ -77,10 +77,10 @@ class Baseline(BaselineFigures):
         best = min(figures_of) if self.kind == "number" else max(figures_of)
         is_below = value > best if self.kind == "number" else value < best
         verdict = " is below it" if is_below else ""
-        if value != best and are_alike(self.metric, (value, n_rows), (best, n_rows)):
+        if value != best and are_equivalent(self.metric, (value, n_rows), (best, n_rows)):
             verdict = f"; {counted(n_rows, 'row is', 'rows are')} too few to tell which is better"
         elif is_below and remedies:
-            verdict += f": lmtool finetune with {either([*remedies])} may do better"
+            verdict += f": lmtool finetune with {join_with_or([*remedies])} may do better"
         return f"{self.line()}; this model {self._shown(value)}{verdict}"
 
     def _shown(self, value: float) -> str:
@@ -121,7 +121,7 @@ def _of_texts(train: LabelledTexts, rows: LabelledTexts | None, vectors_of: Vect
     divisions = [(row_R[: len(fitted)], row_R[len(fitted) :])]
     if rows is None:
         by_label_R = target_RC.argmax(1).argsort(kind="stable")  # so that each part has as many of each
-        parts = [by_label_R[i::FOLDS] for i in range(FOLDS)]
+        parts = [by_label_R[i::N_FOLDS] for i in range(N_FOLDS)]
         divisions = [(np.setdiff1d(row_R, part), part) for part in parts if len(part)]
     truth_RC = target_RC[np.concatenate([measured for _, measured in divisions])]
     words, mean_C = has_words(texts[: len(fitted)]), target_RC[: len(fitted)].mean(0)

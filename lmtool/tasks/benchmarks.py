@@ -23,9 +23,9 @@ from jinja2 import TemplateError
 
 from lmtool import durable
 from lmtool.data.catalogue import read_catalogue
-from lmtool.data.files import shown, shown_all
+from lmtool.data.files import quote, quote_all
 from lmtool.data.hub import import_datasets
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
 from lmtool.extras import library
 from lmtool.generation.generate import TextGenerator
@@ -33,10 +33,10 @@ from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import check_predicts_tokens
 from lmtool.printable import aligned
-from lmtool.recipe.grammar import did_you_mean, nearest
-from lmtool.recipe.load import bundled
+from lmtool.recipe.grammar import did_you_mean, find_nearest
+from lmtool.recipe.load import bundled_path
 from lmtool.run.paired import bootstrap_interval
-from lmtool.run.uncertainty import interval
+from lmtool.run.uncertainty import confidence_interval
 
 FOLDER = "data/tasks"
 SEED = 1234
@@ -51,7 +51,7 @@ Tasks = Mapping[str, Mapping[str, Any]]
 
 def shipped() -> list[str]:
     """The names of the folders of tasks that come with lmtool."""
-    return sorted(path.name for path in bundled(FOLDER).iterdir() if path.is_dir())
+    return sorted(path.name for path in bundled_path(FOLDER).iterdir() if path.is_dir())
 
 
 def import_lm_eval() -> None:
@@ -79,7 +79,7 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
 
     if "" in names:
         raise UsageError("the name of a task is empty", where="--tasks", fix="write NAME or NAME,NAME")
-    paths = [bundled(FOLDER) / name if name in shipped() else Path(name).absolute() for name in names]
+    paths = [bundled_path(FOLDER) / name if name in shipped() else Path(name).absolute() for name in names]
     folders = [path for path in paths if path.is_dir()]
     specs: list[str | Path] = []
     for name, path in zip(names, paths, strict=True):
@@ -92,9 +92,9 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
     opened: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
     for spec in specs:
         if isinstance(spec, str) and spec not in manager.task_index:
-            near = did_you_mean(nearest(spec, [*shipped(), *manager.all_tasks]))
+            near = did_you_mean(find_nearest(spec, [*shipped(), *manager.all_tasks]))
             fix = f"name a task of lm-eval, a YAML file, a folder of them, {', '.join(shipped())}"
-            raise UsageError(f"there is no task {shown(spec)}{near}", where="--tasks", fix=fix)
+            raise UsageError(f"there is no task {quote(spec)}{near}", where="--tasks", fix=fix)
         found = _load(manager, spec)
         twice = opened["tasks"].keys() & found["tasks"].keys()
         for kind, ones in opened.items():
@@ -102,7 +102,7 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
         # files of a group stand beside it
         twice -= {task.task_name for group in opened["groups"].values() for task in group.get_all_tasks()}
         if twice:
-            raise UsageError(f"two tasks have the name {shown(min(twice))}", where=str(spec), fix="name one of them")
+            raise UsageError(f"two tasks have the name {quote(min(twice))}", where=str(spec), fix="name one of them")
     for task in opened["tasks"].values():
         stated = task.get_config("num_fewshot")
         task.set_config("num_fewshot", stated or 0 if shots is None or stated == 0 else shots)
@@ -119,7 +119,7 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
 
 def _load(manager: Any, spec: str | Path) -> Tasks:
     """What a name or a YAML file stands for."""
-    folders = [Path.cwd()] if isinstance(spec, str) else [spec.parent, Path.cwd(), bundled("data").parent]
+    folders = [Path.cwd()] if isinstance(spec, str) else [spec.parent, Path.cwd(), bundled_path("data").parent]
     # lm-eval opens the file of a group by its name only
     name = next((name for name, entry in manager.task_index.items() if entry.yaml_path == spec), str(spec))
     missing = "no file"
@@ -131,16 +131,16 @@ def _load(manager: Any, spec: str | Path) -> Tasks:
             missing = str(error)
         except OSError as error:
             fix = "check network and disk, or name a task whose rows are files"
-            raise DataError(f"cannot read the rows: {shown(str(error), 160)}", where=str(spec), fix=fix) from error
+            raise DataError(f"cannot read the rows: {quote(str(error), 160)}", where=str(spec), fix=fix) from error
         except Exception as error:  # whatever task files, templates and functions in them raise
             raise _unusable(error, str(spec)) from error
     made = [name for name, data in read_catalogue().data.items() if any(file in missing for file in data.sha256)]
     fix = f"lmtool data get {made[0]} makes the file" if made else "correct data_files"
-    raise DataError(f"cannot read the rows: {shown(missing, 160)}", where=str(spec), fix=fix)
+    raise DataError(f"cannot read the rows: {quote(missing, 160)}", where=str(spec), fix=fix)
 
 
 def _unusable(error: Exception, where: str) -> UsageError:
-    what = f"lm-eval cannot use the task: {type(error).__name__}: {shown(str(error), 160)}"
+    what = f"lm-eval cannot use the task: {type(error).__name__}: {quote(str(error), 160)}"
     return UsageError(what, where=where, fix="correct it; --debug shows where it fails")
 
 
@@ -163,7 +163,7 @@ def texts_of(tasks: Tasks, limit: int | None = None) -> Iterator[tuple[str, str]
                 answer = answer[0] if isinstance(answer, list) else answer
                 right = choices.index(answer) if answer in choices else answer
                 if not isinstance(right, int) or not 0 <= right < len(choices):
-                    what = f"the answer {shown(str(answer), 40)} is none of {shown_all(choices)}, nor the number of one"
+                    what = f"the answer {quote(str(answer), 40)} is none of {quote_all(choices)}, nor the number of one"
                     raise DataError(what, where=f"{name}, row {number}", fix="correct the row, or doc_to_target")
                 text, target = (choices[right], target) if task.multiple_input else (text, choices[right])
             yield f"{name}, row {number}", f"{text} {target}".strip()
@@ -232,7 +232,7 @@ class BenchmarkResults:
 
 
 def measure_tasks(
-    loaded: LoadedModel, tasks: Tasks, limit: int | None = None, report: Report = ignore_progress
+    loaded: LoadedModel, tasks: Tasks, limit: int | None = None, report: Progress = ignore_progress
 ) -> BenchmarkResults:
     """Results of each task, by all processes together. limit: the first rows of each, so many; None for all.
 
@@ -292,7 +292,7 @@ def _metric(value: float, rows: Sequence[Any], aggregate: Any) -> Metric:
         return Metric(value, None, [])
     values_R = np.array(rows, dtype=np.float64)
     if np.isin(values_R, (0, 1)).all():
-        return Metric(value, interval("accuracy", value, len(rows)), values_R.tolist())
+        return Metric(value, confidence_interval("accuracy", value, len(rows)), values_R.tolist())
     return Metric(value, _aggregated(aggregate or mean, bootstrap_interval(values_R)), values_R.tolist())
 
 

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from lmtool.data.delimited import FIELD_LIMIT, misfit
-from lmtool.data.files import shown
+from lmtool.data.delimited import MAX_FIELD_CHARACTERS, find_field_fault
+from lmtool.data.files import quote
 from lmtool.errors import UsageError
 from lmtool.tasks.labels import LONGEST_LABEL, SEPARATOR, as_cell
-from lmtool.tokenization.chat import ROLES, ChatFormat, Message, RefusedMessages, with_calls
-from lmtool.tokenization.tokenizer import find_words, without_surrogates
-from lmtool.tokenization.tools import NoTools, read_tools
+from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, MessagesRefusedError, add_tool_calls
+from lmtool.tokenization.tokenizer import find_word_spans, replace_surrogates
+from lmtool.tokenization.tools import ToolsUnsupportedError, validate_tools
 
 OUTSIDE = "O"
 """The tag of words outside of all entities."""
@@ -82,12 +82,12 @@ def as_words(cell: Any) -> tuple[str, ...]:
     Raises CellFault.
     """
     if isinstance(cell, str):
-        cell = [cell[start:stop] for start, stop in find_words(cell)]
+        cell = [cell[start:stop] for start, stop in find_word_spans(cell)]
     if not isinstance(cell, list) or not all(isinstance(word, str) for word in cell):
         raise _no_list(cell, "words", "text", "write a list of words")
     if not cell or not all(word.strip() for word in cell):
         raise CellFault("empty words", "a word is empty" if cell else "there is no word", "fill it")
-    return tuple(map(without_surrogates, cell))
+    return tuple(map(replace_surrogates, cell))
 
 
 def as_tags(cell: Any, n_words: int) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def as_entities(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
             fix = f"write B- and I- before the type of an entity, and {OUTSIDE} for other words"
             if _OTHER_SCHEMES.fullmatch(tag):
                 fix = "write E- and L- as I-, S- and U- as B-"
-            raise CellFault("no BIO tag", f"the tag {shown(tag, 40)} is not in the scheme BIO", fix)
+            raise CellFault("no BIO tag", f"the tag {quote(tag, 40)} is not in the scheme BIO", fix)
         if tag.startswith("I-") and (not repaired or repaired[-1][1:] != tag[1:]):
             tag = f"B{tag[1:]}"
             n_repaired += 1
@@ -162,10 +162,10 @@ def _as_answer(answer: dict[str, Any], context: str) -> AnswerSpan:
     if not isinstance(text, str) or not text.strip() or not isinstance(start, int) or isinstance(start, bool):
         what = "an answer without text" if not isinstance(text, str) or not text.strip() else "no answer_start"
         raise CellFault("wrong type", what, "write text, and answer_start as a number of characters")
-    text = without_surrogates(text)
+    text = replace_surrogates(text)
     if start < 0 or context[start : start + len(text)] != text:
         other = context[max(0, start) : max(0, start) + len(text)]
-        what = f"the answer {shown(text, 40)} is not at answer_start {start}: there is {shown(other, 40)}"
+        what = f"the answer {quote(text, 40)} is not at answer_start {start}: there is {quote(other, 40)}"
         at = context.find(text)
         fix = "the context does not have it: correct one of them" if at < 0 else f"it begins at {at}: correct it"
         raise CellFault("answer outside the context", what, fix)
@@ -195,8 +195,8 @@ def as_conversation(
         raise CellFault("no question", "there is no message to answer", "add one of the user")
     try:
         if chat is not None:
-            (chat.with_tools(tools) if tools else chat).check(messages[: ends[-1]])
-    except (RefusedMessages, NoTools) as refused:
+            (chat.with_tools(tools) if tools else chat).check_messages(messages[: ends[-1]])
+    except (MessagesRefusedError, ToolsUnsupportedError) as refused:
         raise CellFault("refused messages", refused.what, refused.fix) from None
     return messages[: ends[-1]]
 
@@ -210,9 +210,9 @@ def _message(value: Any, number: int) -> Message:
         what = "has no" if author is None else f"has {type(author).__name__} as its"
         raise CellFault("wrong role", f"message {number} {what} {keys[0]}", _SHAPE)
     role = NAMES.get(author, author)
-    if role not in ROLES:
-        fix = f"name one of {', '.join(ROLES)}"
-        raise CellFault("wrong role", f"message {number} has the unknown role {shown(author, 30)}", fix)
+    if role not in MESSAGE_ROLES:
+        fix = f"name one of {', '.join(MESSAGE_ROLES)}"
+        raise CellFault("wrong role", f"message {number} has the unknown role {quote(author, 30)}", fix)
     if text is None and value.get("tool_calls"):
         text = ""
     if not isinstance(text, str):
@@ -220,11 +220,11 @@ def _message(value: Any, number: int) -> Message:
         raise CellFault("wrong type", f"message {number} has {what} {keys[1]}", "write text")
     if role == "assistant" and not text.strip() and not value.get("tool_calls"):
         raise CellFault("empty answer", f"message {number}, of the assistant, is empty", "fill it")
-    fault = misfit((text,), None, FIELD_LIMIT)
+    fault = find_field_fault((text,), None, MAX_FIELD_CHARACTERS)
     if fault is not None:
         raise CellFault(fault.kind, f"message {number}: {fault.what}", fault.fix)
     try:
-        return with_calls(Message(role=role, content=without_surrogates(text)), value, number)
+        return add_tool_calls(Message(role=role, content=replace_surrogates(text)), value, number)
     except UsageError as error:
         raise CellFault("wrong calls", error.what, error.fix) from None
 
@@ -232,6 +232,6 @@ def _message(value: Any, number: int) -> Message:
 def as_tools(cell: Any) -> tuple[dict[str, Any], ...]:
     """The definitions of functions in a cell, none for an empty one. Raises CellFault."""
     try:
-        return read_tools(cell or [])
+        return validate_tools(cell or [])
     except UsageError as error:
         raise CellFault("wrong tools", error.what, error.fix) from None

@@ -8,7 +8,7 @@ from lmtool.errors import DataError
 from lmtool.inference.load import LoadedModel
 from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
-from lmtool.run.paired import Comparison, compare
+from lmtool.run.paired import PairedComparison, compare_paired_scores
 from lmtool.tasks.benchmarks import BenchmarkResults
 from lmtool.tasks.labels import SEPARATOR
 from lmtool.tasks.metrics import exact_match, sentence_scores, word_accuracy
@@ -66,7 +66,7 @@ def _labels(text: str) -> set[str]:
     return {part.strip() for part in text.split(SEPARATOR)} - {""}
 
 
-def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> Comparison:
+def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> PairedComparison:
     """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
     first, second = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
     if first != second:
@@ -74,4 +74,6 @@ def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> Comparison:
         what = f"the runs are not measured alike: {' and '.join(ways)}"
         fix = "name runs that were fine-tuned on the same kind of labels"
         raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)
-    return compare(source, (one.run, other.run), one.measure, (np.array(one.scores), np.array(other.scores)))
+    return compare_paired_scores(
+        source, (one.run, other.run), one.measure, (np.array(one.scores), np.array(other.scores))
+    )

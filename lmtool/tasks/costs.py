@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lmtool.data.files import shown, shown_all
-from lmtool.data.table import as_number, open_table
+from lmtool.data.files import quote, quote_all
+from lmtool.data.table import open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
 from lmtool.tasks.classification import ClassTask
 from lmtool.tasks.task import Floats, Task
@@ -35,12 +35,12 @@ def read_costs(source: str, labels: Sequence[str]) -> Floats:
     rows = list(table.rows())
     names = [str(row.values[0]).strip() for row in rows]
     if not sorted(names) == sorted(table.names[1:]) == sorted(labels):
-        what, fix = "the costs need a row and a column for each class", f"name {shown_all(labels)} in both"
-        raise DataError(what, where=shown(source), fix=fix)
+        what, fix = "the costs need a row and a column for each class", f"name {quote_all(labels)} in both"
+        raise DataError(what, where=quote(source), fix=fix)
     costs_CC = np.zeros((len(labels), len(labels)))
     for i, j in np.ndindex(costs_CC.shape):
         row, column = rows[names.index(labels[i])], table.names.index(labels[j], 1)
-        if (cost := as_number(str(row.values[column]))) is None:
+        if (cost := parse_label_number(str(row.values[column]))) is None:
             where = table.file.where(row.number, row.line, column)
             raise DataError("the cost is not a number", where=where, fix="write one; 0 where the class is right")
         costs_CC[i, j] = cost

@@ -14,7 +14,7 @@ from lmtool.inference.evaluation import BATCH_TOKENS, Validation, group_by_lengt
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
-from lmtool.run.files import SavedSplit, StreamMark
+from lmtool.run.files import SavedSplit, StreamPosition
 from lmtool.tasks.baseline import Baseline, VectorsOf, measure_baseline
 from lmtool.tasks.heads import Examined, HeadTask
 from lmtool.tasks.reading import LabelledTexts
@@ -122,7 +122,7 @@ class TableData:
             tasks.append(replace(task, train=train, valid=train, test=test))
         return replace(self, tasks=tasks)
 
-    def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
+    def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> AbstractContextManager[None]:
         return nullcontext()
 
     def token_counts(self) -> NDArray[np.int64]:

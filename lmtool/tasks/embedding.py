@@ -58,7 +58,7 @@ class EmbeddingTask(Task):
         classes = {label: i for i, label in enumerate(sorted({str(item.label) for item in items}))}
         rows = []
         for item, ids in zip(items, self._ids([item.texts for item in items]), strict=True):
-            texts, _, cuts = zip(*(self.prompt_format.row([text]) for text in ids), strict=True)
+            texts, _, cuts = zip(*(self.prompt_format.encode_row([text]) for text in ids), strict=True)
             label = item.label if isinstance(item.label, float | None) else classes[str(item.label)]
             number = None if label is None else np.array([label], dtype=np.float64)
             segments = np.repeat(np.arange(len(texts)), [len(text) for text in texts])

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from lmtool.data.files import shown
+from lmtool.data.files import quote
 from lmtool.printable import counted
 from lmtool.tasks.labels import Label
 from lmtool.tasks.notices import Notice, cut_texts, foreign_texts, misspelt
@@ -87,7 +87,7 @@ def _missing_classes(rows: LabelledTexts, name: str, apart: Container[str]) -> I
         return
     if missing := [label for label, count in rows.counts().items() if not count and label not in apart]:
         text = f"{len(missing):,} of {counted(len(rows.labels.names), 'label')} have no row in the {name} part"
-        yield Notice("classes without rows", len(missing), f"{text}; first: {shown(missing[0], 40)}")
+        yield Notice("classes without rows", len(missing), f"{text}; first: {quote(missing[0], 40)}")
 
 
 def _near(train: Sequence[LabelledText], held: Sequence[LabelledText], name: str) -> Iterator[Notice]:

@@ -92,7 +92,7 @@ class HeadTask(Task):
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         rows = []
         for item, ids in zip(items, self._ids([item.texts for item in items]), strict=True):
-            tokens, segments, cut = self.prompt_format.row(ids)
+            tokens, segments, cut = self.prompt_format.encode_row(ids)
             label = None if item.label is None else self.numbers(item.label)
             rows.append(EncodedRow(item.row, tokens, cut, segments, label))
         return rows

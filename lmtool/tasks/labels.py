@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from lmtool.data.table import spelled_number
+from lmtool.data.table import parse_float
 
 LabelKind = Literal["class", "multi", "number", "tags"]
 """One class per row, any number of labels, a number, or a tag for each word."""
@@ -88,14 +88,14 @@ class NumberFormat(NamedTuple):
     percent: bool = False
 
     def read(self, text: str) -> float | None:
-        """The number that a text spells in this format; see `spelled_number`. A percentage is its number before %."""
+        """The number that a text spells in this format; see `parse_float`. A percentage is its number before %."""
         text = text.translate(_ALIKE)
         if self.percent:
             if not text.endswith("%"):
                 return None
             text = text[:-1].rstrip()
         if self.decimal == "." and not self.thousands:
-            return spelled_number(text)
+            return parse_float(text)
         if not re.fullmatch(_PATTERN.format(decimal=re.escape(self.decimal), thousands=self._group), text):
             return None
         return float(text.replace(self.thousands, "").replace(self.decimal, "."))

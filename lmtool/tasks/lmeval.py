@@ -12,7 +12,7 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.errors import NumericalError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
@@ -31,7 +31,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
     n_cut: requests so far whose context does not fit that of the model, and lost its beginning, as in lm-eval's `hf`.
     """
 
-    def __init__(self, loaded: LoadedModel, report: Report = ignore_progress) -> None:
+    def __init__(self, loaded: LoadedModel, report: Progress = ignore_progress) -> None:
         super().__init__()
         self._loaded, self._report = loaded, report
         self._device = loaded.device
@@ -77,11 +77,11 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
 
     def _prompt(self, text: str, n_new: int) -> Prompt:
         """A prompt that leaves room for so many tokens in the context, where the context is that long."""
-        prompt, context = self._loaded.prompt_format.prompt(text), self._loaded.model.context
+        prompt, context = self._loaded.prompt_format.make_prompt(text), self._loaded.model.context
         if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - n_new):
             return prompt
         self.n_cut += 1
-        return prompt.end(max(1, context - n_new))
+        return prompt.keep_last(max(1, context - n_new))
 
     def _finite(self, log_p: float) -> float:
         if math.isnan(log_p):

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lmtool.data.files import display, reading, shown
+from lmtool.data.files import convert_read_errors, display, quote
 from lmtool.errors import DataError, UsageError
 
 ENDINGS = (".yaml", ".yml", ".json", ".csv")
@@ -33,7 +33,7 @@ def read_merges(values: Iterable[str]) -> dict[str, str]:
             merged[name] = other
         else:
             fix = f"write A=B, which reads label A as B, or name a file: {', '.join(ENDINGS)}"
-            raise UsageError(f"{shown(value)} says not which label is read as which", where="--merge-labels", fix=fix)
+            raise UsageError(f"{quote(value)} says not which label is read as which", where="--merge-labels", fix=fix)
     return {name: other for name, other in merged.items() if name != other}
 
 
@@ -42,7 +42,7 @@ def _read_file(path: Path) -> dict[str, str]:
     if is_csv := path.suffix.lower() == ".csv":
         fix = f"write two columns, {' and '.join(COLUMNS)}, which its first row names"
     try:
-        with reading(path):
+        with convert_read_errors(path):
             text = path.read_text(encoding="utf-8-sig")
         if is_csv:
             header, *rows = [row for row in csv.reader(text.splitlines(), strict=True) if row] or [[]]
@@ -51,7 +51,7 @@ def _read_file(path: Path) -> dict[str, str]:
             # labels such as yes are no truth values
             read = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, yaml.BaseLoader)
     except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
-        what = f"no labels and those that they are read as: {shown(str(error).splitlines()[0], 80)}"
+        what = f"no labels and those that they are read as: {quote(str(error).splitlines()[0], 80)}"
         raise DataError(what, where=display(path), fix=fix) from error
     if not isinstance(read, dict) or not all(_is_name(name) for pair in read.items() for name in pair):
         raise DataError("no labels and those that they are read as", where=display(path), fix=fix)

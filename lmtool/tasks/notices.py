@@ -2,16 +2,16 @@
 seem to be misspelt, and unequal numbers of rows."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from shlex import quote
 
 import numpy as np
 
 from lmtool.batch import n_shared
-from lmtool.data.files import shown
-from lmtool.data.rowfile import bare_name
+from lmtool.data.files import quote
+from lmtool.data.rowfile import fold_name
 from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -110,7 +110,7 @@ def misspelt(counts: Mapping[str, int]) -> dict[str, str]:
     right: dict[str, str] = {}
     commonest: dict[str, str] = {}
     for name in ordered:
-        if (common := commonest.setdefault(bare_name(name), name)) != name:
+        if (common := commonest.setdefault(fold_name(name), name)) != name:
             right[name] = common
     spelt = {name: re.sub(r"[\s_-]+", " ", name.casefold()) for name in commonest.values()}
     alike: dict[str, list[str]] = {}
@@ -144,7 +144,7 @@ def _is_one_letter(one: str, other: str) -> bool:
 
 def merge_option(name: str, other: str) -> str:
     """The words of a command that read a label as another one; a file of them where the sign = is in its name."""
-    return f"--merge-labels {'FILE.csv' if '=' in name else quote(f'{name}={other}')}"
+    return f"--merge-labels {'FILE.csv' if '=' in name else shlex.quote(f'{name}={other}')}"
 
 
 def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:
@@ -163,8 +163,8 @@ def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notic
         n_rows = sum(counts[name] for name in similar)
         text = f"{counted(n_rows, 'row')} with labels that differ in a letter or in case from commoner ones: "
         text += " ".join(
-            f"{shown(name, 40)} ({counted(counts[name], 'row')}: {', '.join(lines[name])}"
-            f"{', …' * (counts[name] > TOLD)}), did you mean {shown(common, 40)} ({counted(counts[common], 'row')})?"
+            f"{quote(name, 40)} ({counted(counts[name], 'row')}: {', '.join(lines[name])}"
+            f"{', …' * (counts[name] > TOLD)}), did you mean {quote(common, 40)} ({counted(counts[common], 'row')})?"
             for name, common in list(similar.items())[:TOLD]
         )
         more = f"; and {counted(len(similar) - TOLD, 'more label')}" if len(similar) > TOLD else ""
@@ -176,11 +176,11 @@ def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notic
         together[common] += together.pop(name)
     most, least = max(together, key=lambda name: together[name]), min(together, key=lambda name: together[name])
     if together[most] >= IMBALANCE * together[least]:
-        text = f"{shown(most, 40)} has {counted(together[most], 'row')}, {shown(least, 40)} has {together[least]:,}"
+        text = f"{quote(most, 40)} has {counted(together[most], 'row')}, {quote(least, 40)} has {together[least]:,}"
         text += " (similar labels counted together)" if {most, least} & {*similar.values()} else ""
         text = f"heavy imbalance: {text}; macro F1 weights both equally"
         yield Notice("heavy imbalance", together[most] // together[least], text)
     alone = sorted(name for name, count in counts.items() if count == 1 and name not in similar)
     if is_multi and alone:
-        text = f"labels with one row: {len(alone):,}; first: {shown(alone[0])}"
+        text = f"labels with one row: {len(alone):,}; first: {quote(alone[0])}"
         yield Notice("labels with one row", len(alone), text)

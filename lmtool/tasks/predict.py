@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple, Self, cast
 
-from lmtool.data.files import shown
-from lmtool.data.rowfile import matching_column
-from lmtool.data.table import Row, Skipped, Table, open_table
+from lmtool.data.files import quote
+from lmtool.data.rowfile import find_matching_column
+from lmtool.data.table import Row, SkippedRows, Table, open_table
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.reference import resolve_reference
@@ -26,7 +26,7 @@ from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import AnsweringModel, Cells, Floats, Prediction, Task
-from lmtool.tokenization.tokenizer import find_words
+from lmtool.tokenization.tokenizer import find_word_spans
 
 AS_TRAINED = Data()
 """Tables are read as in training."""
@@ -46,7 +46,7 @@ def measure_tables(
     sources: Sequence[str],
     task: str = "",
     reading: Data = AS_TRAINED,
-    skipped: Skipped | None = None,
+    skipped: SkippedRows | None = None,
     costs: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Results]:
@@ -91,7 +91,7 @@ def _read_related(loaded: LoadedModel, spec: Embedding, source: str, reading: Da
     skips = data.skip_bad_rows or reading.skip_bad_rows
     table, named = open_beside(source, data, reading), reading
     trained = tuple(filter(None, (*data.text_columns, data.label_column)))
-    if trained and all(matching_column(name, table.names) for name in trained):
+    if trained and all(find_matching_column(name, table.names) for name in trained):
         named = _laid_over(data, reading)
     columns = choose_columns(table, named, kind="related")
     merged = data.merge_labels | reading.merge_labels
@@ -136,7 +136,7 @@ class Predictions(NamedTuple):
     table: Table
     added: tuple[str, ...]
     rows: Iterator[tuple[Row, Cells]]
-    skipped: Skipped | None
+    skipped: SkippedRows | None
     task: Task | None = None
     columns: str = ""
     """Which columns are read, where they are not called as in training and nobody has named them; else empty."""
@@ -150,7 +150,7 @@ def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS
     """
     table, columns, trained = _open(loaded, source, task, reading, labelled=False)
     of_table = task_of(loaded, task, trained, ())
-    skipped = Skipped() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
+    skipped = SkippedRows() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
     rows = stream_texts(table, columns, skipped, chat=loaded.prompt_format.chat)
     answers = _answered(loaded, of_table, rows)
     return Predictions(
@@ -198,12 +198,12 @@ class TablePredictor:
 
 def words_of(sentence: str) -> tuple[str, ...]:
     """The words and punctuation marks of a sentence."""
-    return tuple(sentence[start:stop] for start, stop in find_words(sentence))
+    return tuple(sentence[start:stop] for start, stop in find_word_spans(sentence))
 
 
 def task_of(loaded: LoadedModel, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
-    figures = Run.open(loaded.run_path).all_results.get("", {})
+    figures = Run.open(loaded.run_path).results_by_task.get("", {})
     return build_task(with_decided(loaded.recipe, figures, loaded.step), loaded.prompt_format, name, columns, labels)
 
 
@@ -237,16 +237,20 @@ def _open(
         named = named.with_values({"label_column": None, "target_column": None})
     if not _has_trained_texts(table, data, reading):
         named = named.with_values({"text_columns": (), "source_column": None})
-    if named.label_column and reading.label_column is None and not matching_column(named.label_column, table.names):
+    if (
+        named.label_column
+        and reading.label_column is None
+        and not find_matching_column(named.label_column, table.names)
+    ):
         named = named.with_values({"label_column": None})
-    if reading.input_column is None and not matching_column(data.input_column or "", table.names):
+    if reading.input_column is None and not find_matching_column(data.input_column or "", table.names):
         named = named.with_values({"input_column": None})
     columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(loaded.recipe.objective))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
         what = f"the model reads {counted(n_texts, 'text')} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
-        raise UsageError(what, where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200], fix=fix)
+        raise UsageError(what, where=f"trained on {', '.join(map(quote, data.text_columns))}"[:200], fix=fix)
     return table, columns, replace(columns, texts=data.text_columns) if n_texts else columns
 
 
@@ -255,7 +259,7 @@ def _has_trained_texts(table: Table, trained: Data, reading: Data) -> bool:
     labels takes those that their names or cells tell where it has none."""
     if reading.text_columns or not trained.text_columns:
         return True
-    return any(matching_column(name, table.names) for name in trained.text_columns)
+    return any(find_matching_column(name, table.names) for name in trained.text_columns)
 
 
 def open_beside(source: str, trained: Data, reading: Data) -> Table:

@@ -8,9 +8,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.files import display, shown, shown_all
-from lmtool.data.rowfile import matching_column
-from lmtool.data.table import Skipped, Table, open_table, spelled_number
+from lmtool.data.files import display, quote, quote_all
+from lmtool.data.rowfile import find_matching_column
+from lmtool.data.table import SkippedRows, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import counted
@@ -23,7 +23,7 @@ from lmtool.recipe.spec.objective import (
 )
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
-from lmtool.run.files import HeldRows, SavedSplit
+from lmtool.run.files import SavedSplit, TableSplit
 from lmtool.tasks.build import build_task, resolve_objective, task_class, usual_metric
 from lmtool.tasks.data import TableData, TaskRows
 from lmtool.tasks.findings import find_in_tables
@@ -64,7 +64,7 @@ class TaskTables:
         at = label_index(self.table, self.columns)
         if at is None:
             return self.table.n_rows
-        return sum(1 for _, values, fault in self.table.file.records() if fault or as_cell(values[at]) != "")
+        return sum(1 for _, values, fault in self.table.file.read_records() if fault or as_cell(values[at]) != "")
 
 
 def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -97,14 +97,14 @@ def tables_of_tasks(data: Data) -> dict[str, tuple[str, float]]:
         if name in named:
             raise UsageError(f"two tasks are named {name}", where="data.tasks", fix="give each a name of its own")
         file, _, last = rest.rpartition(":")
-        weight = spelled_number(last) if file else None
+        weight = parse_float(last) if file else None
         named[name] = (file, weight) if weight is not None and 0 < weight < math.inf else (rest, 1.0)
     return named
 
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
-    """The texts of the first rows of a training table, a row's in one. Raises a RowFault as `read_labelled` does."""
-    skipped = Skipped() if skip_bad_rows else None
+    """The texts of the first rows of a training table, a row's in one. Raises a RowError as `read_labelled` does."""
+    skipped = SkippedRows() if skip_bad_rows else None
     rows = stream_texts(tables.table, tables.columns, skipped)
     return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
@@ -151,7 +151,7 @@ class _Read:
     tables: TaskTables
     parts: dict[str, LabelledTexts]
     notices: list[Notice]
-    kept: HeldRows | None
+    kept: TableSplit | None
 
     @property
     def train(self) -> LabelledTexts:
@@ -218,13 +218,13 @@ def read_tables(
         recipe = recipe.with_values({"data": recipe.data.with_values(_columns(tasks[0].columns))})
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
-    chat = None if tokenizer is None else PromptFormat.of(recipe, tokenizer).chat
+    chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
     known = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
     kind = task_class(recipe.objective).label_kind(recipe.objective, tasks[0].columns)
     labels = LabelMap(kind, known) if kind is not None and known else None
     read = []
     for task in tasks:
-        held = None if split is None else split.of(task.name)
+        held = None if split is None else split.split_of_task(task.name)
         read.append(read_task(task, recipe, labels, held, chat))
         if held is None:
             read[-1].notices.extend(find_in_tables(read[-1].train, read[-1].held, tokenizer, None, brief=True))
@@ -237,7 +237,7 @@ def read_tables(
         pairs = ((part.tables, item) for part in read for item in part.train.items)
         texts = (of_rows(tables.name, tables.columns, item) for tables, item in pairs)
         tokenizer = Tokenizer.train(recipe.tokenizer, chain.from_iterable(texts))
-    prompt_format = PromptFormat.of(recipe, tokenizer)
+    prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     tasks_rows, lines, warnings = zip(*(part.encode(recipe, prompt_format) for part in read), strict=True)
     recipe = _with_sizes(recipe, sum(round(task.weight * len(task.train)) for task in tasks_rows), tokenizer)
     _check_metric(recipe, tasks_rows[0].task)
@@ -259,7 +259,7 @@ def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
     """Raise UsageError or DataError for tables that the model of a recipe cannot learn from."""
     spec = recipe.objective
     for task in tasks:
-        where = f"{display(task.table.path)}, column {shown(task.columns.messages or '')}"
+        where = f"{display(task.table.path)}, column {quote(task.columns.messages or '')}"
         if task.columns.messages is not None and task.name:
             raise DataError("conversations are for one table, not for tasks", where=where, fix="name it as TABLE")
         if task.columns.messages is not None and (not isinstance(spec, Seq2Seq) or recipe.model.reads != "past"):
@@ -296,7 +296,7 @@ def check_tables(
 
 
 def read_task(
-    task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: HeldRows | None, chat: ChatFormat | None
+    task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: TableSplit | None, chat: ChatFormat | None
 ) -> _Read:
     """The rows for training, validation and testing; a part is held out unless a validation table is given.
 
@@ -334,14 +334,14 @@ def read_task(
 def _refuse_other_names(train: Table, other: Table, names: Mapping[str, Any]) -> None:
     """Raise DataError for a table beside that of training which has not its columns. names: as of `_columns`."""
     each = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in names.values())
-    if missing := [name for name in each if not matching_column(name, other.names)]:
+    if missing := [name for name in each if not find_matching_column(name, other.names)]:
         nouns = "column" if len(missing) == 1 else "columns"
-        what = f"no {nouns} {shown_all(missing)}, which {train.path.name} has; found {shown_all(other.names)}"
+        what = f"no {nouns} {quote_all(missing)}, which {train.path.name} has; found {quote_all(other.names)}"
         fix = f"give both tables the same header: name the columns as in {train.path.name}"
         raise DataError(what, where=display(other.path), fix=fix)
 
 
-def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:
+def _skipped(skipped: SkippedRows, of: str = "") -> list[Notice]:
     return [Notice("skipped rows", skipped.count, str(skipped).replace(":", f"{of}:", 1))] if skipped.count else []
 
 
@@ -370,5 +370,5 @@ def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     if (epochs := recipe.evaluation.epochs) is not None:
         per_epoch = n_rows / training.batch_size
         every = max(round(epochs * per_epoch), math.ceil(steps / MOST_VALIDATIONS))
-    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
     return recipe.with_values({"training.steps": steps, "evaluation.every": every, "model.vocab_size": rows})

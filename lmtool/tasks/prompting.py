@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.column_names import LABELS, plain_name
-from lmtool.data.files import shown, shown_all
-from lmtool.data.rowfile import matching_column
-from lmtool.data.survey import Report
-from lmtool.data.table import Row, Skipped, Table
+from lmtool.data.column_names import LABEL_NAMES, normalize_name
+from lmtool.data.files import quote, quote_all
+from lmtool.data.rowfile import find_matching_column
+from lmtool.data.survey import Progress
+from lmtool.data.table import Row, SkippedRows, Table
 from lmtool.errors import UsageError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
@@ -77,10 +77,10 @@ class Prompting:
         for a field that is no column, and for one that is the label.
         """
         fields = list(dict.fromkeys(field for _, field in self.parts() if field is not None))
-        known = f"the columns of {table.path.name} are {shown_all(table.names)}"
+        known = f"the columns of {table.path.name} are {quote_all(table.names)}"
         if not fields:
             raise self._wrong("does not say where the text of a row belongs", f"write {{text}}; {known}")
-        column_of = {field: matching_column(field, table.names) for field in fields}
+        column_of = {field: find_matching_column(field, table.names) for field in fields}
         named = list(dict.fromkeys(name for name in column_of.values() if name))
         unknown = next((field for field, name in column_of.items() if name is None and field != TEXT), None)
         if unknown is not None:
@@ -91,8 +91,8 @@ class Prompting:
             if TEXT in fields and column_of[TEXT] is None and len(named) > 1:
                 raise self._wrong("has {text}, but a row has several texts", known)
             return Columns(tuple(named))
-        usual, beside = (any(plain_name(name) in LABELS for name in names) for names in (named, others))
-        label_column = reading.label_column and matching_column(reading.label_column, table.names)
+        usual, beside = (any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others))
+        label_column = reading.label_column and find_matching_column(reading.label_column, table.names)
         name_label = f"name the label's column with --label-column; {known}"
         if label_column in named or (label_column is None and usual and not beside):
             raise self._wrong("holds the label", name_label)
@@ -105,7 +105,7 @@ class Prompting:
 
     @property
     def _where(self) -> str:
-        return f"--prompt {shown(self.template, 100)}"
+        return f"--prompt {quote(self.template, 100)}"
 
     def _wrong(self, what: str, fix: str) -> UsageError:
         return UsageError(f"the prompt {what}", where=self._where, fix=fix)
@@ -114,7 +114,7 @@ class Prompting:
         """The prompt for a row."""
         by_name = dict(zip(columns.texts, texts, strict=True))
         return "".join(
-            literal + ("" if field is None else by_name.get(matching_column(field, columns.texts) or "", texts[0]))
+            literal + ("" if field is None else by_name.get(find_matching_column(field, columns.texts) or "", texts[0]))
             for literal, field in self.parts()
         )
 
@@ -178,7 +178,7 @@ def read_answers(named: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
         answers = {label: text if equals else label for label, equals, text in pairs}
     missing = next((label for label in labels if label not in answers), None)
     if missing is not None:
-        what = f"the table has the label {shown(missing, 40)}, which has no answer"
+        what = f"the table has the label {quote(missing, 40)}, which has no answer"
         raise UsageError(what, where=where, fix=f"name one for each label, or LABEL=TEXT: {','.join(labels)}"[:200])
     if len(set(answers.values())) < max(2, len(answers)) or not all(text.strip() for text in answers.values()):
         what = "answers must be at least two different texts"
@@ -191,8 +191,8 @@ def measure_prompts(
     source: str,
     prompting: Prompting,
     reading: Data = AS_TRAINED,
-    skipped: Skipped | None = None,
-    report: Report = ignore_progress,
+    skipped: SkippedRows | None = None,
+    report: Progress = ignore_progress,
 ) -> Prompted:
     """Choose for each row of a table the answer that a language model finds most probable after its prompt; processes
     share the rows.
@@ -243,7 +243,7 @@ def answered(
     trained = generator.loaded.recipe.data
     table = open_beside(source, trained, reading)
     columns = prompting.columns(table, reading, labelled=False)
-    skipped = Skipped() if trained.skip_bad_rows or reading.skip_bad_rows else None
+    skipped = SkippedRows() if trained.skip_bad_rows or reading.skip_bad_rows else None
 
     def rows() -> Iterator[tuple[Row, Cells]]:
         items = stream_texts(table, columns, skipped)
@@ -269,13 +269,13 @@ def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:
 
 
 def _read(
-    table: Table, prompting: Prompting, reading: Data, skipped: Skipped | None
+    table: Table, prompting: Prompting, reading: Data, skipped: SkippedRows | None
 ) -> tuple[LabelledTexts, tuple[str, ...]]:
     """The rows of a table, and its labels in their order."""
     columns = prompting.columns(table, reading)
     assert columns.label is not None
     at = table.names.index(columns.label)
-    counted = Skipped() if reading.skip_bad_rows else None
+    counted = SkippedRows() if reading.skip_bad_rows else None
     cells = {as_cell(row.values[at]) for row in table.rows(counted)}
     merged = reading.merge_labels
     labels = LabelMap.of("class", (merged.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))

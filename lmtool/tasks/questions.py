@@ -77,7 +77,7 @@ class SpanTask(Task):
     def _windows(self, item: LabelledText) -> list[Window]:
         prompt_format, tokenizer = self.prompt_format, self.prompt_format.tokenizer
         question = np.array(tokenizer.encode(item.texts[0]), dtype=np.int64)
-        ids, spans = tokenizer.encode_with_places(item.texts[1])
+        ids, spans = tokenizer.encode_with_offsets(item.texts[1])
         context, characters_N2 = np.array(ids, dtype=np.int64), np.array(spans, dtype=np.int64).reshape(-1, 2)
         # a left-to-right model has read the row only at its end
         ends = prompt_format.reads != "both" and not prompt_format.after
@@ -96,7 +96,7 @@ class SpanTask(Task):
         windows = []
         for start in range(0, max(1, len(context) - room + stride), stride):
             stop = min(start + room, len(context))
-            tokens, segments, _ = prompt_format.row([question, context[start:stop]])
+            tokens, segments, _ = prompt_format.encode_row([question, context[start:stop]])
             if ends:
                 tokens = np.append(tokens, tokenizer.eos_id)
                 segments = None if segments is None else np.append(segments, segments[-1])

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
-from lmtool.data.files import display, shown, shown_all
-from lmtool.data.rowfile import bare_name
-from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, skip
+from lmtool.data.files import display, quote, quote_all
+from lmtool.data.rowfile import fold_name
+from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_or_raise
 from lmtool.errors import DataError
 from lmtool.printable import counted
-from lmtool.recipe.grammar import either
+from lmtool.recipe.grammar import join_with_or
 from lmtool.tasks.cells import (
     AnswerSpan,
     CellFault,
@@ -93,7 +93,7 @@ class LabelledTexts:
     labels: LabelMap | None
     """None where there are targets or no labels."""
     items: tuple[LabelledText, ...]
-    skipped: Skipped
+    skipped: SkippedRows
     notices: tuple[Notice, ...]
     merged: str = ""
     """Which labels were read as others, in one line; empty for none."""
@@ -125,7 +125,7 @@ class LabelledTexts:
                 "multi": f"each with any of {counted(n, 'class', 'classes')}",
                 "tags": f"{counted(n_words, 'word')}, {kinds}",
             }[kind]
-            some = ", ".join(f"{shown(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
+            some = ", ".join(f"{quote(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
             return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
         if self.columns.kind == "questions":
             n_empty = sum(item.answers == () for item in self.items)
@@ -134,28 +134,28 @@ class LabelledTexts:
 
     def take(self, indexes: Sequence[int]) -> "LabelledTexts":
         """A subset of the rows."""
-        return replace(self, items=tuple(self.items[i] for i in indexes), notices=(), skipped=Skipped())
+        return replace(self, items=tuple(self.items[i] for i in indexes), notices=(), skipped=SkippedRows())
 
 
 def stream_texts(
-    table: Table, columns: Columns, skipped: Skipped | None = None, chat: ChatFormat | None = None
+    table: Table, columns: Columns, skipped: SkippedRows | None = None, chat: ChatFormat | None = None
 ) -> Iterator[tuple[Row, LabelledText]]:
     """Rows with their texts, without labels, in order and in bounded memory: for tables of any size.
 
     Conversations are read up to the last message that is not the assistant's. chat: refuses conversations. Bad rows
-    raise a RowFault, or are counted in `skipped`.
+    raise a RowError, or are counted in `skipped`.
     """
     reader = _Reader(table, replace(columns, label=None), chat, None, answered=False)
     return _sound(table.rows(skipped), lambda row: (row, reader.example(row)), skipped)
 
 
-def _sound(rows: Iterable[T], read: Callable[[T], R], skipped: Skipped | None) -> Iterator[R]:
-    """What `read` makes of each row; bad rows raise a RowFault, or are counted in `skipped`."""
+def _sound(rows: Iterable[T], read: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
+    """What `read` makes of each row; bad rows raise a RowError, or are counted in `skipped`."""
     for row in rows:
         try:
             sound = read(row)
-        except RowFault as fault:
-            skip(fault, skipped)
+        except RowError as fault:
+            count_or_raise(fault, skipped)
         else:
             yield sound
 
@@ -176,14 +176,14 @@ def read_labelled(
     given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
     are all blank, those whose gold label is `-`, and those without a label are left out with a notice. Conversations
     are read up to the assistant's last message. chat: refuses conversations. merged: labels that are read as others.
-    Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
+    Raises a RowError for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
-    skipped = Skipped(rows={})
+    skipped = SkippedRows(rows={})
     counted_in = skipped if skip_bad_rows else None
     reader = _Reader(table, columns, chat, labels, answered=True)
     n_blank = n_open = n_unlabelled = 0
-    is_gold = columns.label is not None and bare_name(columns.label) == GOLD_LABEL
+    is_gold = columns.label is not None and fold_name(columns.label) == GOLD_LABEL
     gold = table.names.index(str(columns.label)) if is_gold else None
     at = label_index(table, columns)
 
@@ -231,7 +231,7 @@ def read_labelled(
     repairs = _repairs(n_blank, n_open, n_unlabelled, reader.n_repaired)
     notices = [*repairs, *reader.numbers, *_notices(items, label_map)]
     if labels is None and (absent := [name for name in merged if name not in found]):
-        text = f"labels to merge that no row has: {shown_all(absent)}"
+        text = f"labels to merge that no row has: {quote_all(absent)}"
         notices.append(Notice("absent labels", len(absent), text))
     if label_map is not None and labels is None:
         _refuse_one_class(items, label_map, reader.where)
@@ -267,24 +267,24 @@ def _repairs(n_blank: int, n_open: int, n_unlabelled: int, n_entities: int) -> I
 
 def _describe_merged(merged: Mapping[str, str], found: Counter[str]) -> str:
     """The labels that were read as others, in one line."""
-    each = (f"{shown(name, 40)} as {shown(merged[name], 40)} ({counted(n, 'row')})" for name, n in found.items())
+    each = (f"{quote(name, 40)} as {quote(merged[name], 40)} ({counted(n, 'row')})" for name, n in found.items())
     more = f" and {len(found) - MOST_MERGED:,} more" if len(found) > MOST_MERGED else ""
     return f"merged labels: {', '.join(islice(each, MOST_MERGED))}{more}" if found else ""
 
 
 class _Reader:
-    """Reads texts and labels from the rows of one table. Its methods raise RowFault."""
+    """Reads texts and labels from the rows of one table. Its methods raise RowError."""
 
     def __init__(
         self, table: Table, columns: Columns, chat: ChatFormat | None, labels: LabelMap | None, answered: bool
     ) -> None:
         """chat: refuses conversations. labels: of the training table. answered: conversations end with an answer."""
         self._columns = columns
-        self.where = f"{display(table.path)}, column {shown(str(columns.label))}"
+        self.where = f"{display(table.path)}, column {quote(str(columns.label))}"
         self._chat = chat
         self._labels = labels
         self._answered = answered
-        self._fault = table.fault
+        self._row_error = table.row_error
         self._index = {name: index for index, name in enumerate(table.names)}
         self._texts = [self._index[name] for name in columns.texts]
         self.entities = False
@@ -300,7 +300,7 @@ class _Reader:
         try:
             return parse(row.values[index], *arguments)
         except CellFault as fault:
-            raise self._fault(fault.kind, fault.what, row.number, row.line, index, fault.fix) from None
+            raise self._row_error(fault.kind, fault.what, row.number, row.line, index, fault.fix) from None
 
     def example(self, row: Row) -> LabelledText:
         """The texts of a row, with the unparsed cell of its label."""
@@ -327,7 +327,7 @@ class _Reader:
         if columns.label is None and columns.target is None:
             return LabelledText(texts, None, None, number)
         if not any(text.strip() for text in texts):
-            raise self._fault("empty text", "the text is empty", number, row.line, columns.texts[0], "fill it")
+            raise self._row_error("empty text", "the text is empty", number, row.line, columns.texts[0], "fill it")
         if columns.target is not None:
             return LabelledText(texts, None, self._cell(row, columns.target, as_target), number)
         return LabelledText(texts, self._cell(row, str(columns.label), as_label), None, number)
@@ -338,13 +338,13 @@ class _Reader:
         self._format = (infer_number_format(cells) if kind == "number" else None) or PLAIN
         if self._format.percent or self._format.thousands:
             odd = [str(cell) for cell in cells if PLAIN.read(str(cell)) is None]
-            what = f"{counted(len(odd), 'label')} such as {shown(odd[0])} are read as numbers: "
+            what = f"{counted(len(odd), 'label')} such as {quote(odd[0])} are read as numbers: "
             what += f"that one as {self._format.read(odd[0]):.15g}"
             self.numbers.append(Notice("formatted numbers", len(odd), what))
             return
         is_odd = kind == "class" and is_inferred and len(commas) >= SEVERAL * len(cells)
         if commas and (self._format.decimal == "," or is_odd):
-            what = f"{counted(len(commas), 'label')} with a comma, such as {shown(commas[0])}, are read as "
+            what = f"{counted(len(commas), 'label')} with a comma, such as {quote(commas[0])}, are read as "
             what += "decimals" if self._format.decimal == "," else "classes: --labels number reads decimals"
             self.numbers.append(Notice("decimal commas", len(commas), what))
 
@@ -355,16 +355,16 @@ class _Reader:
             if self._labels is not None and (name := self._labels.unknown(label)) is not None:
                 self._n_unknown += 1
                 each = "tag" if kind == "tags" else "label"
-                what = f"the {each} {shown(name, 40)} is not among those of the training data"
+                what = f"the {each} {quote(name, 40)} is not among those of the training data"
                 fix = "correct it"
                 if self._n_unknown <= SUGGESTED and (near := self._labels.nearest(name)):
-                    fix = f"did you mean {shown(near)}? {merge_option(name, near)} reads it so"
+                    fix = f"did you mean {quote(near)}? {merge_option(name, near)} reads it so"
                 elif self._n_unknown <= SUGGESTED:
-                    fix = f"the {'tags' if kind == 'tags' else 'classes'} are {shown_all(self._labels.names)}"
+                    fix = f"the {'tags' if kind == 'tags' else 'classes'} are {quote_all(self._labels.names)}"
                 raise CellFault("label unseen in training", what, fix)
         except CellFault as fault:
             column = self._columns.label
-            raise self._fault(fault.kind, fault.what, example.row, line, column, fault.fix) from None
+            raise self._row_error(fault.kind, fault.what, example.row, line, column, fault.fix) from None
         return example._replace(label=label)
 
     def _label(self, cell: str | tuple[str, ...], kind: LabelKind) -> Label:
@@ -377,21 +377,21 @@ class _Reader:
         if isinstance(cell, str) and kind == "class":
             return cell
         number = self._format.read(cell) if isinstance(cell, str) else None
-        if number is not None and abs(number) <= LARGEST:
+        if number is not None and abs(number) <= MAX_LABEL_MAGNITUDE:
             return number
         wanted = "one class" if kind == "class" else "a number"
         if isinstance(cell, str):
-            wanted += f" from {-LARGEST:g} to {LARGEST:g}"
+            wanted += f" from {-MAX_LABEL_MAGNITUDE:g} to {MAX_LABEL_MAGNITUDE:g}"
         fix = "write a point for the comma" if isinstance(cell, str) and COMMA.fullmatch(cell) else "correct it"
         if self._columns.kind == "related":
             fix += ", or train a classifier of pairs: -s objective.kind=classification"
         elif self._labels is None:
-            others = either([other for other in ("class", "multi", "number") if other != kind])
+            others = join_with_or([other for other in ("class", "multi", "number") if other != kind])
             fix += f", or name another kind of labels: --labels {others}"
-        is_ = "several labels" if isinstance(cell, tuple) else shown(cell, 30)
+        is_ = "several labels" if isinstance(cell, tuple) else quote(cell, 30)
         raise CellFault("wrong label", f"the label is {is_}, not {wanted}", fix)
 
-    def without_single(self, rows: Sequence[Numbered], skipped: Skipped | None) -> Iterator[Numbered]:
+    def without_single(self, rows: Sequence[Numbered], skipped: SkippedRows | None) -> Iterator[Numbered]:
         """The rows but for those of a class with one row, unless its name resembles that of another; see `_sound`."""
         counts = count_labels([example for example, _ in rows])
         if counts.total() == len(counts) > 1:
@@ -407,12 +407,14 @@ class _Reader:
             if example.label not in alone:
                 yield example, line
                 continue
-            what = f"the class {shown(str(example.label), 40)} has one row"
+            what = f"the class {quote(str(example.label), 40)} has one row"
             fix = "give it a second row, or correct the label"
             if len(alone) > 1:
                 what += f"; {len(alone):,} of {len(counts):,} classes have one row"
-                fix = f"is {shown(str(self._columns.label))} the label column? If so, {fix}"
-            skip(self._fault("class with one row", what, example.row, line, self._columns.label, fix), skipped)
+                fix = f"is {quote(str(self._columns.label))} the label column? If so, {fix}"
+            count_or_raise(
+                self._row_error("class with one row", what, example.row, line, self._columns.label, fix), skipped
+            )
 
 
 def count_labels(items: Sequence[LabelledText]) -> Counter[str]:
@@ -432,7 +434,7 @@ def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, where: st
         return
     different = {*labels.names} if labels.kind == "tags" else {item.label for item in items}
     if len(different) == 1:
-        only = shown(str(different.pop()), 40)
+        only = quote(str(different.pop()), 40)
         what = f"the only tag is {only}" if labels.kind == "tags" else f"all rows have the same {labels.kind}, {only}"
         raise DataError(what, where=where, fix=f"add rows of another one, or {another}")
 

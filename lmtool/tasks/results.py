@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lmtool.printable import counted
-from lmtool.run.files import Figures
-from lmtool.run.listing import counting
-from lmtool.run.uncertainty import CROSS_VALIDATION, independent_rows, interval
+from lmtool.run.files import TaskScores
+from lmtool.run.listing import main_metric
+from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval, effective_sample_size
 from lmtool.tasks.baseline import Baseline, mean_line
 from lmtool.tasks.metrics import class_lines, confusion_lines
 from lmtool.tasks.reading import LabelledText
@@ -73,8 +73,10 @@ class Results:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of what counts among the figures, where it follows from that; see `uncertainty`."""
-        metric, value = counting(self.figures)
-        return None if value is None else interval(metric, value, independent_rows(self.rows, self.part))
+        metric, value = main_metric(self.figures)
+        return (
+            None if value is None else confidence_interval(metric, value, effective_sample_size(self.rows, self.part))
+        )
 
     def lines(self) -> list[str]:
         """All results as text lines."""
@@ -84,7 +86,7 @@ class Results:
         title = _title(self.task, self.part)
         lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         if self.part in SCORED_BY_OTHERS:
-            name, reach = counting(self.figures)[0], self.interval
+            name, reach = main_metric(self.figures)[0], self.interval
             limits = "" if reach is None else f"{name} {reach[0]:.4f} to {reach[1]:.4f} (95 %); "
             lines.append(limits + SCORED_BY_OTHERS[self.part])
         calibration = self.figures.get("calibration", {})
@@ -126,7 +128,7 @@ def spread(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
         same = [run[task] for run in runs if task in run]
         if len(same) < len(runs):
             continue
-        names = sorted(same[0], key=lambda name: name in Figures.model_fields)  # the loss after the metrics
+        names = sorted(same[0], key=lambda name: name in TaskScores.model_fields)  # the loss after the metrics
         columns: dict[str, list[Any]] = {name: [one.get(name) for one in same] for name in names}
         shown = "  ".join(
             f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_interval(values)}"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.objective import Example
-from lmtool.run.order import SampleOrder, hash_key
+from lmtool.run.order import SampleOrder, derive_seed
 
 POOL_BATCHES = 50
 """Number of batches whose rows are sorted by length together."""
@@ -22,7 +22,7 @@ FIXED = np.random.Generator(np.random.PCG64(0))
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row of a table as token ids; see `PromptFormat.row` and `PromptFormat.pair`.
+    """One row of a table as token ids; see `PromptFormat.encode_row` and `PromptFormat.encode_pair`.
 
     number: of the row in its table.
     tokens: of the texts, or of the source.
@@ -91,7 +91,7 @@ class TableExamples:
         """The examples with these sample numbers, which continue from epoch to epoch."""
         examples = []
         for sample, i in zip(sample_S.tolist(), self._indexes(sample_S), strict=True):
-            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
+            rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", sample)))
             row = self._rows[i] if self._reread is None else self._reread(self._rows[i], rng)
             examples.append(row.example(rng))
         return examples
@@ -111,7 +111,7 @@ class TableExamples:
     def _ordered(self, epoch: int) -> NDArray[np.int64]:
         """Indices of the rows in the order of an epoch."""
         order_R = self._shuffled(epoch)
-        rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "batches", epoch)))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "batches", epoch)))
         pool = POOL_BATCHES * self._batch_size
         parts = []
         for start in range(0, len(order_R), pool):
@@ -131,5 +131,5 @@ class TableExamples:
             first += n
         if len(shuffled) == 1:
             return shuffled[0]
-        rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "tables", epoch)))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "tables", epoch)))
         return rng.permutation(np.concatenate(shuffled))

@@ -6,32 +6,32 @@ leave a choice, it asks.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, combinations, islice
-from shlex import quote
 from typing import Any, Literal, NamedTuple
 
-from lmtool.data.annotated import Conll, Squad
+from lmtool.data.annotated import ConllFile, SquadFile
 from lmtool.data.column_names import (
-    ABOUT,
-    CALLED_LABELS,
-    FILED,
-    HEADINGS,
-    IDENTIFIERS,
-    JUDGED,
-    LABELS,
-    LANGUAGES,
-    TEXT_PAIRS,
-    TEXTS,
-    TRANSLATIONS,
-    first_column,
-    plain_name,
+    CATEGORY_NAMES,
+    ID_SUFFIXES,
+    LABEL_NAMES,
+    LABEL_SYNONYMS,
+    LANGUAGE_NAMES,
+    METADATA_SUFFIXES,
+    RATING_NAMES,
+    SOURCE_TARGET_NAMES,
+    TEXT_NAMES,
+    TEXT_PAIR_NAMES,
+    TITLE_NAMES,
+    find_named_column,
+    normalize_name,
 )
-from lmtool.data.files import display, shown, shown_all
-from lmtool.data.rowfile import Delimited, bare_name, count_words, matching_column, missing_columns
-from lmtool.data.table import Skipped, Table, Value
+from lmtool.data.files import display, quote, quote_all
+from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column, fold_name, missing_columns_error
+from lmtool.data.table import SkippedRows, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import MANY, as_cell, decide_kind
@@ -48,7 +48,7 @@ ANNOTATED: dict[RowKind, tuple[str, str, str]] = {
 
 GOLD_LABEL = "goldlabel"
 """The label that several annotators agree on."""
-ANCHORS, POSITIVE, NEGATIVES = (*TEXTS, "anchor"), ("positive", "pos"), ("negative", "neg", "hardnegative")
+ANCHORS, POSITIVE, NEGATIVES = (*TEXT_NAMES, "anchor"), ("positive", "pos"), ("negative", "neg", "hardnegative")
 """Texts, others that are to be near them, and, with any number at the end, others that are not."""
 UNLEARNED = (
     ("are answers of which one is better", 2, ("chosen", "rejected"), ()),
@@ -126,11 +126,11 @@ class Columns:
     def describe(self) -> str:
         """The columns, their roles, and why they have them, in one line."""
         _, text, label = ANNOTATED.get(self.kind, ("", "text" if self.target is None else "source", "label"))
-        parts = [f"{text} {' and '.join(map(shown, self.texts))}"] if self.texts else []
+        parts = [f"{text} {' and '.join(map(quote, self.texts))}"] if self.texts else []
         others = {"messages": self.messages, "tools": self.tools, "input": self.input}
         others |= {label: self.label, "target": self.target}
-        parts += [f"{role} {shown(name)}" for role, name in others.items() if name is not None]
-        by_cells = [f"{shown(name)} {why}" for name, why in self.reasons.items() if why not in (NAMED, USUAL, ONLY)]
+        parts += [f"{role} {quote(name)}" for role, name in others.items() if name is not None]
+        by_cells = [f"{quote(name)} {why}" for name, why in self.reasons.items() if why not in (NAMED, USUAL, ONLY)]
         if by_cells:
             options = "; to read others: --text-column NAME --label-column NAME"
             parts[-1] += f" (inferred from their cells: {', '.join(by_cells)}){options}"
@@ -142,13 +142,13 @@ class Columns:
         if not self.ignored:
             return ""
         if self.kind == "related":
-            others = f"; ignored: {', '.join(map(shown, self.ignored))}"
+            others = f"; ignored: {', '.join(map(quote, self.ignored))}"
             return others if self.label else f"{others}; name a number of how near texts are by --label-column"
         if self.target is not None:
-            return f"; ignored: {', '.join(map(shown, self.ignored))}; --input-column NAME continues the source"
-        options = " ".join(f"--text-column {quote(name)}" for name in (*self.texts, *self.ignored))
+            return f"; ignored: {', '.join(map(quote, self.ignored))}; --input-column NAME continues the source"
+        options = " ".join(f"--text-column {shlex.quote(name)}" for name in (*self.texts, *self.ignored))
         it = "it" if len(self.ignored) == 1 else "them"
-        return f"; ignored: {', '.join(map(shown, self.ignored))}; to read {it} too: {options}"
+        return f"; ignored: {', '.join(map(quote, self.ignored))}; to read {it} too: {options}"
 
 
 class Role(NamedTuple):
@@ -165,14 +165,14 @@ class Header:
 
     def __init__(self, table: Table) -> None:
         self.table, self.names = table, table.names
-        self.is_delimited = isinstance(table.file, Delimited)
-        self.has_names = not isinstance(table.file, Delimited) or table.file.headed
+        self.is_delimited = isinstance(table.file, DelimitedFile)
+        self.has_names = not isinstance(table.file, DelimitedFile) or table.file.has_header
         """Whether the first row names the columns."""
 
     @cached_property
     def cells(self) -> dict[str, list[Value]]:
         """The cells of each column in the first rows."""
-        rows = [row.values for row in islice(self.table.rows(Skipped()), SAMPLED)]
+        rows = [row.values for row in islice(self.table.rows(SkippedRows()), SAMPLED)]
         return {name: [values[i] for values in rows] for i, name in enumerate(self.names)}
 
     def filled(self, name: str) -> list[Any]:
@@ -218,11 +218,11 @@ class Header:
 
     def usual(self, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
         """The column with the first of these names that one has."""
-        return first_column(self.names, wanted, exclude)
+        return find_named_column(self.names, wanted, exclude)
 
     def pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
         """The columns with the names of the first of these pairs."""
-        left = {plain_name(name): name for name in reversed(self.names) if name not in exclude}
+        left = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
         return next(((left[first], left[second]) for first, second in pairs if first in left and second in left), ())
 
     def fill(self, roles: Sequence[Role], labelled: bool, names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -246,7 +246,7 @@ class Header:
     @cached_property
     def kind(self) -> RowKind:
         """What the rows are, by their format, and by the names of columns whose cells are lists."""
-        of_format: dict[type, RowKind] = {Conll: "words", Squad: "questions", Delimited: "texts"}
+        of_format: dict[type, RowKind] = {ConllFile: "words", SquadFile: "questions", DelimitedFile: "texts"}
         if type(self.table.file) in of_format:
             return of_format[type(self.table.file)]
         return next((kind for kind, roles in OF_KIND.items() if self.complete(roles, labelled=True)), "texts")
@@ -303,7 +303,7 @@ WRITTEN = [
             Role("texts", (source,), Header.holds_different_texts),
             Role("target", (to,), Header.holds_free_texts if to == "answer" else Header.holds_different_texts),
         )
-        for source, to in TRANSLATIONS
+        for source, to in SOURCE_TARGET_NAMES
     ),
 ]
 
@@ -323,9 +323,9 @@ def last_word(name: str) -> str:
 
 
 def words_of_name(name: str) -> list[str]:
-    """The words of a column's name, as `plain_name` gives them: of `OriginalTweet` original and tweet."""
+    """The words of a column's name, as `normalize_name` gives them: of `OriginalTweet` original and tweet."""
     apart = re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", " ", name)
-    return [plain_name(word) for word in re.split(r"[\W_]+", apart) if word]
+    return [normalize_name(word) for word in re.split(r"[\W_]+", apart) if word]
 
 
 def choose_columns(
@@ -341,7 +341,7 @@ def choose_columns(
     """
     header, named = Header(table), _in_table(table, names or Data())
     kind = kind or header.kind
-    is_known = kind in ANNOTATED or (kind == "texts" and isinstance(table.file, Conll | Squad))
+    is_known = kind in ANNOTATED or (kind == "texts" and isinstance(table.file, ConllFile | SquadFile))
     if is_known and header.kind != kind and header.kind in ANNOTATED:
         (of, _, option), (needed, *_) = ANNOTATED[header.kind], ANNOTATED.get(kind, (kind,))
         fix = f"name one of {needed}, or train another model on this one: lmtool finetune FILE --labels {option}"
@@ -363,15 +363,15 @@ def choose_columns(
         return _columns(conversation)
     if instruction := header.complete(INSTRUCTION, labelled):
         return _columns(instruction)
-    label = header.usual(LABELS, exclude=header.pair(TRANSLATIONS))
+    label = header.usual(LABEL_NAMES, exclude=header.pair(SOURCE_TARGET_NAMES))
     if written := _written(header, labelled):
         if label is None or not _may_be_label(header, label):
             read = [name for name in (*written.texts, written.input, written.target) if name]
             return replace(written, ignored=_other_texts(header, read) if labelled else ())
-        if plain_name(label) in FILED and labelled and not header.pair(TEXT_PAIRS):
-            pair = f"--source-column {quote(written.texts[0])} --target-column {quote(str(written.target))}"
-            what = f"cannot infer whether {shown(label)} or {shown(str(written.target))} is to be learned"
-            raise DataError(what, where=display(table.path), fix=f"name {pair}, or --label-column {quote(label)}")
+        if normalize_name(label) in CATEGORY_NAMES and labelled and not header.pair(TEXT_PAIR_NAMES):
+            pair = f"--source-column {shlex.quote(written.texts[0])} --target-column {shlex.quote(str(written.target))}"
+            what = f"cannot infer whether {quote(label)} or {quote(str(written.target))} is to be learned"
+            raise DataError(what, where=display(table.path), fix=f"name {pair}, or --label-column {shlex.quote(label)}")
     return _texts_and_label(header, named, labelled)
 
 
@@ -402,11 +402,11 @@ def _in_table(table: Table, names: Data) -> Data:
     flags = [(name, "--text-column") for name in names.text_columns]
     single = {key: name for key in SINGLE if (name := getattr(names, key))}
     flags += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]
-    columns = [matching_column(name, table.names) for name, _ in flags]
+    columns = [find_matching_column(name, table.names) for name, _ in flags]
     if missing := [flag for flag, column in zip(flags, columns, strict=True) if column is None]:
-        raise missing_columns(missing, table.names, display(table.path))
+        raise missing_columns_error(missing, table.names, display(table.path))
     if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise UsageError(f"column {shown(twice)} is named twice", fix="name each column once")
+        raise UsageError(f"column {quote(twice)} is named twice", fix="name each column once")
     n_texts = len(names.text_columns)
     alone = dict(zip(single, columns[n_texts:], strict=True))
     return names.with_values({"text_columns": tuple(columns[:n_texts]), **alone})
@@ -417,12 +417,12 @@ def _refuse_choices(header: Header) -> None:
     for what, least, names, numbered in UNLEARNED:
         found = [
             name
-            for name, plain in zip(header.names, map(plain_name, header.names), strict=True)
+            for name, plain in zip(header.names, map(normalize_name, header.names), strict=True)
             if plain in names or (plain[:-1] in numbered and plain[-1:] in "0123456789abcde")
         ]
         if len(found) >= least:
             fix = "name what is to be learned: --text-column and --label-column, or --source-column and --target-column"
-            what = f"{shown_all(found)} {what}, which no task learns"
+            what = f"{quote_all(found)} {what}, which no task learns"
             raise DataError(what, where=display(header.table.path), fix=fix)
 
 
@@ -430,7 +430,7 @@ def _related(header: Header, named: Data, labelled: bool) -> Columns:
     """The columns of related texts, or of one text with a label."""
     by_name = _named_texts(named)
     texts = by_name or related_texts(header)
-    label = named.label_column or (header.usual(LABELS, exclude=texts) if labelled else None)
+    label = named.label_column or (header.usual(LABEL_NAMES, exclude=texts) if labelled else None)
     if not texts:
         texts, _ = _texts_by_name(header, label, labelled)
     if len(texts) < 1 + (label is None and labelled):
@@ -447,9 +447,9 @@ def _named_texts(named: Data) -> tuple[str, ...]:
 def related_texts(header: Header) -> tuple[str, ...]:
     """The columns of two texts of a row, and of those that they are told from, by their names; else the only two
     columns of texts that are mostly different. None where there are no such columns."""
-    negatives = tuple(name for name in header.names if bare_name(name).rstrip("0123456789") in NEGATIVES)
+    negatives = tuple(name for name in header.names if fold_name(name).rstrip("0123456789") in NEGATIVES)
     with_positive = [(anchor, positive) for positive in POSITIVE for anchor in ANCHORS]
-    if pair := header.pair([*with_positive, *TEXT_PAIRS]) or _numbered(header) or header.pair(TRANSLATIONS):
+    if pair := header.pair([*with_positive, *TEXT_PAIR_NAMES]) or _numbered(header) or header.pair(SOURCE_TARGET_NAMES):
         return (*pair, *negatives)
     if spoken := _spoken(header):
         return spoken
@@ -467,12 +467,12 @@ def is_related(table: Table, named: Data, scored: bool) -> bool:
     header = Header(table)
     texts = _named_texts(named) or related_texts(header)
     others = named.messages_column or named.input_column or header.usual((*MESSAGES[0].names, "instruction"))
-    if len(texts) < 2 or others or header.kind != "texts" or {"chosen", "rejected"} <= set(map(plain_name, texts)):
+    if len(texts) < 2 or others or header.kind != "texts" or {"chosen", "rejected"} <= set(map(normalize_name, texts)):
         return False
-    label = named.label_column or header.usual(LABELS, exclude=texts)
+    label = named.label_column or header.usual(LABEL_NAMES, exclude=texts)
     if label is None or not scored:
         return label is None
-    cells = [as_cell(cell) for cell in header.cells[matching_column(label, table.names) or label]]
+    cells = [as_cell(cell) for cell in header.cells[find_matching_column(label, table.names) or label]]
     return decide_kind([cell for cell in cells if cell]) == "number"
 
 
@@ -495,14 +495,14 @@ def _written(header: Header, labelled: bool) -> Columns | None:
     for roles in WRITTEN if labelled else ():
         if found := header.complete(roles, labelled=True):
             return _columns(found)
-    pair = (() if labelled else header.pair(TRANSLATIONS)) or _spoken(header)
+    pair = (() if labelled else header.pair(SOURCE_TARGET_NAMES)) or _spoken(header)
     return _columns({"texts": pair[:1]} | ({"target": pair[1:]} if labelled else {})) if pair else None
 
 
 def _spoken(header: Header) -> tuple[str, ...]:
     """The two columns whose names are languages; or that begin with two of these, or with those of a source and its
     target, and are the same else."""
-    spoken = [name for name in header.names if plain_name(name) in LANGUAGES]
+    spoken = [name for name in header.names if normalize_name(name) in LANGUAGE_NAMES]
     if len(spoken) == 2:
         return tuple(spoken)
     words = {name: words_of_name(name) for name in header.names if last_word(name) and header.is_prose(name)}
@@ -511,8 +511,8 @@ def _spoken(header: Header) -> tuple[str, ...]:
         if (
             rest
             and rest == others
-            and rest[-1] not in ABOUT
-            and ((first, second) in TRANSLATIONS or {first, second} <= LANGUAGES)
+            and rest[-1] not in METADATA_SUFFIXES
+            and ((first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES)
         ):
             return one, two
     return ()
@@ -520,11 +520,11 @@ def _spoken(header: Header) -> tuple[str, ...]:
 
 def _numbered(header: Header, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
     """Two columns of texts whose names differ in a number or a letter at the end, such as sentence1 and sentence2."""
-    plain = {plain_name(name): name for name in header.names if name not in exclude and header.has_names}
+    plain = {normalize_name(name): name for name in header.names if name not in exclude and header.has_names}
     for (first, one), (second, two) in combinations(plain.items(), 2):
         base, third = first[:-1], {"12": "3", "ab": "c"}.get(first[-1:] + second[-1:])
         are_two = base == second[:-1] and third is not None and base + third not in plain
-        if are_two and (base in TEXTS or (header.is_prose(one) and header.is_prose(two))):
+        if are_two and (base in TEXT_NAMES or (header.is_prose(one) and header.is_prose(two))):
             return one, two
     return ()
 
@@ -533,7 +533,7 @@ def _source_and_target(header: Header, named: Data, labelled: bool) -> Columns:
     source, target = named.source_column, named.target_column
     instruction = header.complete(INSTRUCTION, labelled) or {}
     pair = [*instruction.get("texts", ()), *instruction.get("target", ())]
-    pair = pair or list(header.pair(TRANSLATIONS) or _spoken(header))
+    pair = pair or list(header.pair(SOURCE_TARGET_NAMES) or _spoken(header))
     rest = [name for name in header.names if name not in (source, target)]
     other = rest[0] if len(rest) == 1 else None
     if source is None:
@@ -558,7 +558,7 @@ def _texts_and_label(header: Header, named: Data, labelled: bool) -> Columns:
         if labelled:
             _refuse_lists(header, label)
         texts, ignored = _texts_by_name(header, label, labelled)
-        if labelled and label is None and ignored and len(texts) == 1 and plain_name(texts[0]) not in TEXTS:
+        if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
             texts = ()  # neither is surely known
         reasons = dict.fromkeys(texts, USUAL) | reasons
     if not texts:
@@ -581,16 +581,16 @@ def _texts_by_name(header: Header, label: str | None, labelled: bool) -> tuple[t
     others = [name for name in header.names if name != label]
     if len(others) == 1 and (label is not None or not labelled):
         return tuple(others), ()
-    usual = [name for name in others if plain_name(name) in TEXTS and not header.is_constant(name)]
-    texts = header.pair(TEXT_PAIRS, (label,)) or _numbered(header, (label,))
+    usual = [name for name in others if normalize_name(name) in TEXT_NAMES and not header.is_constant(name)]
+    texts = header.pair(TEXT_PAIR_NAMES, (label,)) or _numbered(header, (label,))
     if not usual and label is not None:
-        texts = texts or header.pair(TRANSLATIONS, (label,))
+        texts = texts or header.pair(SOURCE_TARGET_NAMES, (label,))
     if not texts:
         # one column of a usual name is the text, whatever it holds; of several those of codes are none
-        ranked = sorted(usual, key=lambda name: TEXTS.index(plain_name(name)))
+        ranked = sorted(usual, key=lambda name: TEXT_NAMES.index(normalize_name(name)))
         kept = header.different([name for name in ranked if not is_code(header.cells[name])]) or ranked[:1]
-        if HEADINGS.issuperset(map(plain_name, kept)):
-            ends = (name for name in others if name not in usual and last_word(name) in TEXTS)
+        if TITLE_NAMES.issuperset(map(normalize_name, kept)):
+            ends = (name for name in others if name not in usual and last_word(name) in TEXT_NAMES)
             kept = header.different([*kept, *(name for name in ends if not is_code(header.cells[name]))])
         texts = tuple(name for name in others if name in kept)
     return texts, tuple(name for name in _other_texts(header, texts) if name != label) if texts else ()
@@ -604,11 +604,11 @@ def _other_texts(header: Header, read: Sequence[str]) -> tuple[str, ...]:
 
 def _refuse_lists(header: Header, label: str | None) -> None:
     """Raise DataError where a column has the name of a text, and its cells are none."""
-    usual = {*TEXTS, *chain(*TEXT_PAIRS, *TRANSLATIONS)} - {*LABELS}
+    usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
     for name in set(header.names) - {label}:
-        is_usual = plain_name(name) in usual or plain_name(name).removesuffix("s") in usual
+        is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
         if is_usual and any(isinstance(cell, list | dict) for cell in header.filled(name)):
-            what = f"{shown(name)} holds lists or objects, not texts"
+            what = f"{quote(name)} holds lists or objects, not texts"
             fix = "name the texts with --text-column, and the label with --label-column"
             raise DataError(what, where=display(header.table.path), fix=fix)
 
@@ -625,8 +625,8 @@ def _texts_by_cells(header: Header, label: str | None, reasons: dict[str, str]) 
 
 def _may_be_label(header: Header, name: str) -> bool:
     """Whether a column may be the label of texts: its cells are no objects, and recur or are numbers or lists."""
-    cells, plain = header.filled(name), plain_name(name)
-    if plain in CALLED_LABELS:
+    cells, plain = header.filled(name), normalize_name(name)
+    if plain in LABEL_SYNONYMS:
         return plain.removesuffix("s") != "target" or len(cells) <= MANY or not is_prose(cells)
     if len(cells) <= MANY or not all(isinstance(cell, str) for cell in cells):
         return not any(isinstance(cell, dict) for cell in cells)
@@ -636,11 +636,13 @@ def _may_be_label(header: Header, name: str) -> bool:
 def _label_by_name(header: Header, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
     """The column that is called a label. Raises DataError where several may be it."""
     may_be = [name for name in header.names if name not in texts and _may_be_label(header, name)]
-    if called := first_column(may_be, CALLED_LABELS):
+    if called := find_named_column(may_be, LABEL_SYNONYMS):
         reasons[called] = USUAL
         return called
-    judged, filed = ([name for name in may_be if plain_name(name) in names] for names in (JUDGED, FILED))
-    ends = [name for name in may_be if name not in judged and last_word(name) in (*CALLED_LABELS, *JUDGED)]
+    judged, filed = (
+        [name for name in may_be if normalize_name(name) in names] for names in (RATING_NAMES, CATEGORY_NAMES)
+    )
+    ends = [name for name in may_be if name not in judged and last_word(name) in (*LABEL_SYNONYMS, *RATING_NAMES)]
     found = judged or [*filed, *ends]
     if found and not judged:
         found = list(dict.fromkeys((*found, *_possible_labels(header, texts))))
@@ -668,7 +670,7 @@ def _possible_labels(header: Header, texts: Sequence[str]) -> dict[str, int]:
     found = {name: header.n_classes(name) for name in header.names if name not in texts}
     if not header.has_names:
         return {name: n for name, n in found.items() if n}
-    found = {name: n for name, n in found.items() if last_word(name) not in ABOUT}
+    found = {name: n for name, n in found.items() if last_word(name) not in METADATA_SUFFIXES}
     fractions = {name: [_FRACTION.fullmatch(str(cell)) for cell in header.filled(name)] for name in found}
     return {name: n for name, n in found.items() if n or (fractions[name] and all(fractions[name]))}
 
@@ -684,7 +686,7 @@ def _label_by_cells(header: Header, texts: Sequence[str], reasons: dict[str, str
         cells, reasons[rest[0]] = header.filled(rest[0]), ONLY
         if any(isinstance(cell, list | dict) for cell in cells) or (len(cells) > MANY and is_prose(cells)):
             return None
-        tells_apart = _numbers_rows(cells) or (last_word(rest[0]) in IDENTIFIERS and not header.n_classes(rest[0]))
+        tells_apart = _numbers_rows(cells) or (last_word(rest[0]) in ID_SUFFIXES and not header.n_classes(rest[0]))
         return None if tells_apart else rest[0]
     found = _possible_labels(header, texts)
     if header.has_names and len(found) > 1:
@@ -699,7 +701,7 @@ def _label_by_cells(header: Header, texts: Sequence[str], reasons: dict[str, str
 
 def named_label(table: Table) -> str | None:
     """The column with a usual name of labels."""
-    return first_column(table.names, LABELS)
+    return find_named_column(table.names, LABEL_NAMES)
 
 
 def find_label(table: Table, names: Data) -> str | None:
@@ -730,13 +732,13 @@ def may_be_labelled(table: Table) -> bool:
 def _cannot_tell(header: Header, unknown: Mapping[str, str]) -> DataError:
     """The error for columns that neither names nor cells tell. unknown: what each is, by the option that names it."""
     columns = "column is" if len(unknown) == 1 else "columns are"
-    what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {shown_all(header.names)}"
+    what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(header.names)}"
     fix = f"name {'it' if len(unknown) == 1 else 'them'} with {' and '.join(unknown)}"
     return DataError(what, where=display(header.table.path), fix=f"{fix}; the first row of a table names its columns")
 
 
 def _ambiguous(header: Header, names: Sequence[str]) -> DataError:
-    what = f"cannot infer which column is the label: {shown_all(names)} may be"
+    what = f"cannot infer which column is the label: {quote_all(names)} may be"
     return DataError(what, where=display(header.table.path), fix="name it with --label-column")
 
 

@@ -5,13 +5,13 @@ from typing import Any, cast
 import numpy as np
 
 from lmtool.data.files import display
-from lmtool.data.split import document_hash
+from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
-from lmtool.run.files import HeldRows
+from lmtool.run.files import TableSplit
 from lmtool.tasks.reading import LabelledTexts, count_labels
 
 
-def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> HeldRows:
+def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> TableSplit:
     """Hold out a part for testing, stratified and seeded; the same rows whenever table, fraction and seed are the same.
 
     About `fraction` of the rows of each stratum are held out: at least one row of each stratum with two or more texts,
@@ -37,7 +37,7 @@ def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> HeldRows:
         raise DataError(what, where=display(examples.table.path), fix=fix)
     train = [item.row for i, item in enumerate(examples.items) if i not in held]
     test = [examples.items[i].row for i in sorted(held)]
-    return HeldRows(table=examples.table.source, train=train, test=test)
+    return TableSplit(table=examples.table.source, train=train, test=test)
 
 
 def draw_folds(examples: LabelledTexts, n_folds: int, seed: int) -> list[frozenset[int]]:
@@ -56,7 +56,7 @@ def draw_folds(examples: LabelledTexts, n_folds: int, seed: int) -> list[frozens
     return [frozenset(fold) for fold in folds if fold]
 
 
-def divide(examples: LabelledTexts, held: HeldRows) -> tuple[LabelledTexts, LabelledTexts]:
+def divide(examples: LabelledTexts, held: TableSplit) -> tuple[LabelledTexts, LabelledTexts]:
     """The rows for training and those held out. Raises CheckpointError when they are not all rows of the table."""
     rows = {item.row: i for i, item in enumerate(examples.items)}
     if len(held.train) + len(held.test) == len(rows) and {*held.train, *held.test} == rows.keys():
@@ -80,7 +80,7 @@ def _shuffled_strata(examples: LabelledTexts, seed: int) -> list[list[list[int]]
     shuffled = []
     for members in strata.values():
         rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
-        shuffled.append([members[i] for i in np.argsort(document_hash(seed, rows), kind="stable")])
+        shuffled.append([members[i] for i in np.argsort(hash_document_numbers(seed, rows), kind="stable")])
     return shuffled
 
 

@@ -68,8 +68,8 @@ class TagTask(Task):
         return [self._row(item) for item in items]
 
     def _row(self, item: LabelledText) -> TaggedRow:
-        ids, spans = self.prompt_format.tokenizer.encode_with_places(" ".join(item.texts))
-        tokens, segments, cut = self.prompt_format.row([np.array(ids, dtype=np.int64)])
+        ids, spans = self.prompt_format.tokenizer.encode_with_offsets(" ".join(item.texts))
+        tokens, segments, cut = self.prompt_format.encode_row([np.array(ids, dtype=np.int64)])
         first = len(self.prompt_format.before)
         n_kept = len(tokens) - first - len(self.prompt_format.after) if ids else 0
         placed_W, first_W = _first_tokens(item.texts, spans[:n_kept])

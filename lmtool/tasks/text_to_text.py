@@ -26,7 +26,7 @@ from lmtool.tasks.task import AnsweringModel, Cells, Task, worst_and_best
 from lmtool.tokenization.chat import Message
 from lmtool.tokenization.merging import BpeDropout
 from lmtool.tokenization.prompt_format import PromptFormat
-from lmtool.tokenization.tools import NoTools
+from lmtool.tokenization.tools import ToolsUnsupportedError
 
 ANSWERS_AT_ONCE = 64
 """Rows whose outputs are generated together."""
@@ -43,7 +43,7 @@ class AnswerTask(Task):
         self, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
     ) -> None:
         if columns.tools is not None and prompt_format.chat is not None:
-            with suppress(NoTools):  # told of the rows that have tools
+            with suppress(ToolsUnsupportedError):  # told of the rows that have tools
                 prompt_format = replace(prompt_format, chat=prompt_format.chat.with_tools(()))
         super().__init__(prompt_format, name, labels)
         self._columns = columns
@@ -66,7 +66,7 @@ class AnswerTask(Task):
         if row.cut or row.target is None:
             return row
         texts = (self.prompt_format.tokenizer.decode(ids.tolist()) for ids in (row.tokens, row.target))
-        pair = self.prompt_format.pair(*(dropout(text, rng) for text in texts))
+        pair = self.prompt_format.encode_pair(*(dropout(text, rng) for text in texts))
         return replace(row, tokens=pair.source, target=pair.target)
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
@@ -80,12 +80,12 @@ class AnswerTask(Task):
                 texts = (("user", source), ("assistant", answer))
                 messages = [Message(role=role, content=text) for role, text in texts if text is not None]
                 calling = replace(self.prompt_format, chat=chat.with_tools(item.tools) if item.tools else chat)
-                turn = calling.conversation(item.messages or messages)
+                turn = calling.encode_conversation(item.messages or messages)
                 if item.messages and item.messages[-1].get("tool_calls") and turn.target is not None:
-                    answer = calling.text(turn.target.tolist())
+                    answer = calling.decode_generated(turn.target.tolist())
             else:
                 source_ids, target_ids = next(ids)
-                turn = self.prompt_format.pair(source_ids, None if answer is None else target_ids)
+                turn = self.prompt_format.encode_pair(source_ids, None if answer is None else target_ids)
             # templates write spaces around an answer
             text = answer.strip() if answer and chat else answer or ""
             row = EncodedRow(item.row, turn.source, turn.cut, target=turn.target, answer=text, learned=turn.learned)
@@ -122,12 +122,12 @@ class AnswerTask(Task):
 
     def _written(self, model: AnsweringModel, sources: Sequence[list[int]]) -> list[str]:
         """The generated text of each source of a batch, the longest of which is the last."""
-        beams, most = self._num_beams, self.prompt_format.room_to_answer(len(sources[-1]))
+        beams, most = self._num_beams, self.prompt_format.max_answer_tokens(len(sources[-1]))
         params = SamplingParams("greedy", max_new_tokens=most)
         if beams > 1:
             params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=most)
         max_rows = ANSWERS_AT_ONCE * beams
-        prompts = [self.prompt_format.answer_to(source) for source in sources]
+        prompts = [self.prompt_format.make_answer_prompt(source) for source in sources]
         hypotheses: list[list[str]] = []
         with model.compute.autocast():
             for completion in complete(

@@ -1,7 +1,7 @@
-"""Detokenization, one token at a time.
+"""Decodes tokens to text, one token at a time.
 
-Byte-level tokens are bytes, and only complete UTF-8 characters are emitted. Words and WordPieces have lost the spaces
-of their text, so spaces are restored by the rules of English typography.
+Byte-level tokens are bytes, of which only complete UTF-8 characters are returned. Words and WordPieces have lost the
+spaces of their text, which are restored by the rules of English typography.
 """
 
 import codecs
@@ -11,41 +11,41 @@ from typing import Protocol
 
 import numpy as np
 
-CONTINUATION = "##"
+CONTINUATION_PREFIX = "##"
 """Prefix of a WordPiece that continues the word before it (Devlin et al. 2019)."""
 
-_OPENING = frozenset("([{«“‘„¿¡$£€@#")  # noqa: RUF001  typographic marks are meant
-_CLOSING = frozenset(".,;:!?%)]}»”…、。，；：！？）」』")  # noqa: RUF001  typographic marks are meant
-_JOINING = frozenset("-‐‑–—/_")  # noqa: RUF001  typographic marks are meant
+_OPENING_MARKS = frozenset("([{«“‘„¿¡$£€@#")  # noqa: RUF001  typographic marks are meant
+_CLOSING_MARKS = frozenset(".,;:!?%)]}»”…、。，；：！？）」』")  # noqa: RUF001  typographic marks are meant
+_JOINING_MARKS = frozenset("-‐‑–—/_")  # noqa: RUF001  typographic marks are meant
 _APOSTROPHES = frozenset("'’")  # noqa: RUF001  typographic marks are meant
 _QUOTES = frozenset("\"'")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
-_UNSPACED = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60\U00020000-\U0010ffff]")
+_UNSPACED_SCRIPT = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60\U00020000-\U0010ffff]")
 """A character of a script written without spaces: Chinese and Japanese."""
-_ENDINGS = frozenset({"s", "t", "d", "m", "ll", "re", "ve", "em", "n", "er", "st"})
+_CONTRACTION_ENDINGS = frozenset({"s", "t", "d", "m", "ll", "re", "ve", "em", "n", "er", "st"})
 
 
 class StreamDecoder(Protocol):
-    """Incremental decoder: all that `push` and one last `flush` return, joined, is the text of the tokens."""
+    """Incremental decoder: the results of `push`, and of one last `flush`, concatenate to the text of the tokens."""
 
     def push(self, token: int) -> str:
-        """The text that this token completes; "" while a character or a space is still undecided."""
+        """Returns the text that this token completes; "" while a character or a space is undecided."""
 
     def flush(self) -> str:
-        """Text still held back."""
+        """Returns the text that is held back."""
 
 
-def byte_alphabet() -> dict[str, int]:
-    """The byte that each printable character of a byte-level tokenizer encodes (Radford et al. 2019)."""
+def build_byte_alphabet() -> dict[str, int]:
+    """Returns the byte that each printable character of a byte-level tokenizer encodes (Radford et al. 2019)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class ByteDecoder:
-    """Decoder of tokens that are bytes. Invalid UTF-8 becomes U+FFFD, as few as the Unicode standard recommends.
+    """Decodes tokens that are bytes. Invalid UTF-8 becomes U+FFFD, as the Unicode standard recommends.
 
-    drops_space: omit one space at the very beginning, which SentencePiece added.
+    drops_space: omits one space at the very beginning, which SentencePiece has added.
     """
 
     def __init__(self, pieces: Sequence[bytes], *, drops_space: bool = False) -> None:
@@ -66,23 +66,23 @@ class ByteDecoder:
         return text
 
 
-def sentencepiece_bytes(name: str) -> bytes:
-    """The bytes of a SentencePiece token: its name with a space for each U+2581, or the byte of <0xNN>."""
+def decode_sentencepiece_name(name: str) -> bytes:
+    """Returns the bytes of a SentencePiece token: its name with a space for each U+2581, or the byte of <0xNN>."""
     if byte := _BYTE.fullmatch(name):
         return bytes.fromhex(byte[1])
     return name.replace("\u2581", " ").encode()
 
 
-def word_spellings(name: str) -> tuple[bytes, ...]:
-    """The bytes that a word, a mark or a WordPiece may be in a text, the usual ones first."""
-    if name.startswith(CONTINUATION) and len(name) > len(CONTINUATION):
-        return (name[len(CONTINUATION) :].encode(),)
+def list_word_spellings(name: str) -> tuple[bytes, ...]:
+    """Returns the bytes that a word, a mark or a WordPiece may be in a text, the most common first."""
+    if name.startswith(CONTINUATION_PREFIX) and len(name) > len(CONTINUATION_PREFIX):
+        return (name[len(CONTINUATION_PREFIX) :].encode(),)
     with_space, without = f" {name}".encode(), name.encode()
     return () if not name else (with_space, without) if name[0].isalnum() else (without, with_space)
 
 
 class WordDecoder:
-    """Decoder of words, punctuation marks and ## continuations, with spaces as in English typography."""
+    """Decodes words, punctuation marks and ## continuations, with spaces as in English typography."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
@@ -95,42 +95,42 @@ class WordDecoder:
         piece = self._pieces[token] if token < len(self._pieces) else ""
         if not piece:
             return ""
-        if piece.startswith(CONTINUATION) and len(piece) > len(CONTINUATION):
-            rest = piece[len(CONTINUATION) :]
-            text = self._release() + rest
+        if piece.startswith(CONTINUATION_PREFIX) and len(piece) > len(CONTINUATION_PREFIX):
+            rest = piece[len(CONTINUATION_PREFIX) :]
+            text = self._flush_held_mark() + rest
             self._previous, self._glued = self._previous + rest, False
             return text
-        if self._held and piece.lower() in _ENDINGS:
+        if self._held and piece.lower() in _CONTRACTION_ENDINGS:
             text, self._held = self._held + piece, ""
             self._previous = piece
             return text
-        text = self._release()
+        text = self._flush_held_mark()
         if piece in _APOSTROPHES and not self._glued and self._previous[-1:].isalnum():
             self._held = piece
             return text
-        return text + self._place(piece)
+        return text + self._add_space(piece)
 
     def flush(self) -> str:
-        return self._release()
+        return self._flush_held_mark()
 
-    def _release(self) -> str:
+    def _flush_held_mark(self) -> str:
         mark, self._held = self._held, ""
-        return self._place(mark) if mark else ""
+        return self._add_space(mark) if mark else ""
 
-    def _place(self, piece: str) -> str:
+    def _add_space(self, piece: str) -> str:
         closes_quote = piece in _QUOTES and piece in self._open_quotes
-        follows = piece in _CLOSING or piece in _JOINING or closes_quote
-        unspaced = _UNSPACED.match(piece) and _UNSPACED.match(self._previous[-1:])
+        follows = piece in _CLOSING_MARKS or piece in _JOINING_MARKS or closes_quote
+        unspaced = _UNSPACED_SCRIPT.match(piece) and _UNSPACED_SCRIPT.match(self._previous[-1:])
         space = "" if self._glued or follows or unspaced else " "
         if piece in _QUOTES:
             self._open_quotes ^= {piece}
-        self._glued = piece in _OPENING or piece in _JOINING or (piece in _QUOTES and not closes_quote)
+        self._glued = piece in _OPENING_MARKS or piece in _JOINING_MARKS or (piece in _QUOTES and not closes_quote)
         self._previous = piece
         return space + piece
 
 
 class MarkerDecoder:
-    """Another decoder, which also shows some special tokens. names: what is shown of each."""
+    """Wraps a decoder to show some special tokens. names: the text of each."""
 
     def __init__(self, stream: StreamDecoder, names: Mapping[int, str]) -> None:
         self._stream, self._names = stream, names
@@ -142,11 +142,6 @@ class MarkerDecoder:
         return self._stream.flush()
 
 
-def decode_bytes(pieces: Sequence[bytes], tokens: Sequence[int]) -> str:
-    """The text of a ByteDecoder for all `tokens`, at once."""
-    return b"".join(pieces[t] for t in tokens if t < len(pieces)).decode("utf-8", errors="replace")
-
-
-def code_points(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-    """The code point of each character."""
+def to_code_points(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    """Returns the code point of each character."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

@@ -1,7 +1,7 @@
-"""Fast encoding of batches of texts.
+"""Encodes batches of texts fast.
 
-A BatchEncoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE uses tiktoken where that is proven
-equivalent: the library `tokenizers` is the reference and the fallback.
+A BatchEncoder returns the same ids as the tokenizer's own `encode`. Byte-level BPE uses tiktoken if that is proven
+equivalent; the library `tokenizers` is the reference and the fallback.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,24 +17,24 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.tokenization.decoder import code_points
-from lmtool.tokenization.inner import LibraryPanic, raising_panics
+from lmtool.tokenization.decoder import to_code_points
+from lmtool.tokenization.inner import LibraryPanic, convert_panics
 
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
 BatchEncoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
-"""Texts -> all their ids in one array, and the number of ids of each text. Thread-safe."""
+"""Converts texts to all their ids in one array, and the number of ids of each text. Thread-safe."""
 
-_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+_GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """GPT-2's pattern as tiktoken writes it: the same pieces as the original of ByteLevel, with less backtracking."""
 
-LONG_TEXT = 4096
-"""Characters from which it is worth to let other threads run while a text is encoded."""
+LONG_TEXT_CHARACTERS = 4096
+"""Length from which other threads run while a text is encoded."""
 
 _SEPARATOR = "\v"
-_LONG_RUN = 1 << 16
+_MAX_SPACE_RUN = 1 << 16
 
-_HOSTILE = (
+_ADVERSARIAL_TEXTS = (
     "a  b   c\t\td \n\n e\r\n\r\nf  \n",
     "don't DON'T 'tis rock'n'roll we'll'd've 's's ''s '",
     "x1y22z333 ٣٤ ²½Ⅷ ४५ 1,000.5e-3",
@@ -47,13 +47,13 @@ _HOSTILE = (
 
 
 @contextmanager
-def unknown_refused() -> Iterator[None]:
-    """Raise CheckpointError where a tokenizer cannot encode a text.
+def convert_encoding_errors() -> Iterator[None]:
+    """Converts errors of encoding a text to a CheckpointError.
 
-    It has no token for unknown characters, or a pattern that must try too many ways to divide the text.
+    The tokenizer may have no token for unknown characters, or a pattern that backtracks too much.
     """
     try:
-        with raising_panics():
+        with convert_panics():
             yield
     except LibraryPanic as error:
         fix = "divide the text into shorter ones, or take another tokenizer"
@@ -63,19 +63,19 @@ def unknown_refused() -> Iterator[None]:
         raise CheckpointError(f"the tokenizer cannot encode this text: {str(error)[:120]}", fix=fix) from error
 
 
-def encoding_of(inner: Inner, text: str) -> Encoding:
-    """A text as `inner` encodes it; other threads run meanwhile where it is long."""
-    with unknown_refused():
-        if len(text) > LONG_TEXT:
+def encode_text(inner: Inner, text: str) -> Encoding:
+    """Encodes a text with `inner`, and lets other threads run if it is long."""
+    with convert_encoding_errors():
+        if len(text) > LONG_TEXT_CHARACTERS:
             return inner.encode_batch([text], add_special_tokens=False)[0]
         return inner.encode(text, add_special_tokens=False)
 
 
-def batch_encoder(inner: Inner) -> BatchEncoder:
-    """The reference, by `tokenizers` itself."""
+def make_reference_encoder(inner: Inner) -> BatchEncoder:
+    """Returns the reference encoder, of the library `tokenizers`."""
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        with unknown_refused():
+        with convert_encoding_errors():
             encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
@@ -84,10 +84,10 @@ def batch_encoder(inner: Inner) -> BatchEncoder:
     return encode
 
 
-def char_encoder(characters: Sequence[str], unk_id: int, normalize: Callable[[str], str] | None) -> BatchEncoder:
-    """Encoder of a tokenizer whose token i is `characters[i]`; entries of no or several characters encode nothing.
+def make_char_encoder(characters: Sequence[str], unk_id: int, normalize: Callable[[str], str] | None) -> BatchEncoder:
+    """Returns the encoder of a tokenizer whose token i is `characters[i]`, if that is one character.
 
-    normalize: what the tokenizer does to a text first.
+    normalize: is applied to each text first.
     """
     id_of = np.full(0x110000, unk_id, dtype=np.uint32)
     for i, character in enumerate(characters):
@@ -97,13 +97,13 @@ def char_encoder(characters: Sequence[str], unk_id: int, normalize: Callable[[st
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
         if normalize is not None:
             texts = [normalize(text) for text in texts]
-        return id_of[code_points("".join(texts))], np.array([len(text) for text in texts], dtype=np.int64)
+        return id_of[to_code_points("".join(texts))], np.array([len(text) for text in texts], dtype=np.int64)
 
     return encode
 
 
-def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder) -> BatchEncoder | None:
-    """Encoder of the byte-level BPE `inner` by tiktoken, or None when its ids might differ.
+def make_tiktoken_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder) -> BatchEncoder | None:
+    """Returns an encoder of the byte-level BPE `inner` that uses tiktoken, or None if its ids might differ.
 
     tiktoken merges two tokens whenever their concatenation is a token, `tokenizers` only when the merge was learned.
     The two agree if every token, encoded alone, is itself: then the learned merge is the only one that yields a token,
@@ -116,12 +116,14 @@ def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder)
     names = (inner.id_to_token(i) for i in ranks.values())
     if any(len(inner.model.tokenize(name)) != 1 for name in names):
         return None
-    twin = tiktoken.Encoding("lmtool", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
-    if any(twin.encode_ordinary(text) != inner.encode(text, add_special_tokens=False).ids for text in _HOSTILE):
+    twin = tiktoken.Encoding("lmtool", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    if any(
+        twin.encode_ordinary(text) != inner.encode(text, add_special_tokens=False).ids for text in _ADVERSARIAL_TEXTS
+    ):
         return None
 
     def encode_one(text: str) -> Ids:
-        if _has_long_run(text):
+        if _has_long_space_run(text):
             return reference([text])[0]
         ids: Ids = twin.encode_to_numpy(text, disallowed_special=())
         return ids
@@ -135,19 +137,19 @@ def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder)
     return encode
 
 
-def is_plain(config: dict[str, Any]) -> bool:
-    """Whether a published tokenizer.json is byte-level BPE as GPT-2's, which `fast_encoder` may encode.
+def is_gpt2_bpe(config: dict[str, Any]) -> bool:
+    """Returns whether a published tokenizer.json is byte-level BPE like that of GPT-2.
 
-    It has GPT-2's pattern alone, no text among its added tokens, and ids in the order of merges, which tiktoken takes
-    for their priorities.
+    It has only the pattern of GPT-2, no text among its added tokens, and ids in the order of merges, which tiktoken
+    takes for their priorities.
     """
     model, split = config["model"], config["pre_tokenizer"] or {}
-    usual = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    gpt2_split = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
     ranks = [model["vocab"].get("".join(merge)) for merge in model["merges"]]
     return (
         config["normalizer"] is None
-        and {key: split.get(key) for key in usual} == usual
+        and {key: split.get(key) for key in gpt2_split} == gpt2_split
         and not any(model.get(option) for option in options)
         and all(token["special"] for token in config["added_tokens"])
         and None not in ranks
@@ -155,19 +157,19 @@ def is_plain(config: dict[str, Any]) -> bool:
     )
 
 
-def _has_long_run(text: str) -> bool:
-    """True when `text` may have a run of white space long enough to overflow the stack of tiktoken's regex engine.
+def _has_long_space_run(text: str) -> bool:
+    """Returns whether `text` may have a run of white space that overflows the stack of tiktoken's regex engine.
 
-    That takes about a million characters. A run of twice _LONG_RUN covers at least one of the slices tested.
+    That takes about a million characters. A run of twice _MAX_SPACE_RUN covers at least one of the tested slices.
     """
-    return any(text[i : i + _LONG_RUN].isspace() for i in range(0, len(text) - _LONG_RUN, _LONG_RUN))
+    return any(text[i : i + _MAX_SPACE_RUN].isspace() for i in range(0, len(text) - _MAX_SPACE_RUN, _MAX_SPACE_RUN))
 
 
 def _encode_joined(texts: Sequence[str], encode_one: Callable[[str], Ids], separator_id: int) -> tuple[Ids, Lengths]:
-    """Encode short texts in one call: joined by a white-space character that occurs in none of them.
+    """Encodes short texts in one call, joined by a white-space character that occurs in none of them.
 
     Between two non-white-space characters the separator is a piece of its own, and no piece extends across it.
-    Texts that begin or end with white space, or have the separator, are encoded alone.
+    Texts that begin or end with white space, or have the separator, are encoded separately.
     """
     joinable = [bool(t) and not (t[0].isspace() or t[-1].isspace() or _SEPARATOR in t) for t in texts]
     joined = encode_one(_SEPARATOR.join([t for t, j in zip(texts, joinable, strict=True) if j]))

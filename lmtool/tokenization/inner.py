@@ -1,4 +1,4 @@
-"""What a tokenizer.json says: read by the `tokenizers` library, without what ends the process or panics in it."""
+"""Parses tokenizer.json files with the `tokenizers` library, and refuses content on which it would abort or panic."""
 
 import base64
 import binascii
@@ -15,36 +15,35 @@ import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Inner
 
-SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
+SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
 
 ROLE_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The keys of tokenizer_config.json that name special tokens, which templates have as variables."""
+"""Keys of tokenizer_config.json that name special tokens; templates have them as variables."""
 
-LARGEST_VOCABULARY = 10_000_000
-"""More than any text yields. The trainers allocate memory for all requested entries, and abort when there is too
-little."""
+MAX_VOCAB_SIZE = 10_000_000
+"""More than any text yields. The trainers allocate memory for all entries, and abort if there is too little."""
 
-LARGEST_GROWTH = 1000
-"""How many times as long the normalization of a tokenizer may make a text, at most. Published ones have up to 648: two
-compatibility decompositions, each of which may make 18 characters of one, and lower case."""
+MAX_GROWTH = 1000
+"""Limit of the factor by which normalization lengthens a text. Published tokenizers have up to 648: two compatibility
+decompositions, each of up to 18 characters, and lower case."""
 
-_GROWTH = {
+_GROWTH_BY_NORMALIZER = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18},  # by Unicode 15; the last make 18 of U+FDFA
     **{"Lowercase": 2, "BertNormalizer": 24, "ByteLevel": 4},
 }
-"""Characters that one character may become; by BERT spaces around ideographs, accents apart, and lower case."""
+"""Characters that one character may become; BERT adds spaces around ideographs and separates accents."""
 
-_CONSUMING = re.compile(r"(?:(?:\\[dswDSW]|\[[^][\\]+\]|[^][\\(){}|?*+.^$])(?:\+|\{[1-9]\d*(?:,\d*)?\})?)+")
-"""Patterns that surely match no empty text: characters and classes, once or more often."""
+_NONEMPTY_PATTERN = re.compile(r"(?:(?:\\[dswDSW]|\[[^][\\]+\]|[^][\\(){}|?*+.^$])(?:\+|\{[1-9]\d*(?:,\d*)?\})?)+")
+"""Matches patterns that match no empty text: characters and classes, at least once each."""
 
-CHARACTER = r"[\s\S]"
-WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
+CHARACTER_PATTERN = r"[\s\S]"
+WORD_PATTERN = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
 TokenizerKind = Literal["bpe", "wordpiece", "char", "word", "sentencepiece"]
 
 
 class RowTemplate(NamedTuple):
-    """The special tokens of a published model around a text, and between two."""
+    """The special tokens of a published model before, between and after texts."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
@@ -52,14 +51,14 @@ class RowTemplate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Roles:
-    """The special tokens by their roles.
+class SpecialTokenRoles:
+    """Ids of the special tokens by role.
 
     bos, eos: start and end a document; in published models without a start token, the end token does both, and stands
         between documents.
     starts: begin the target of a source.
     ends: end generated text, `eos` among them.
-    specials: tokens that are no text, `sentinels` of removed spans among them.
+    specials: all tokens that are no text, with the `sentinels` of removed spans.
     template: see `RowTemplate`; None for tokenizers trained here.
     named_bos: the published bos_token, also where the template does not put it before a text.
     """
@@ -80,12 +79,12 @@ class Roles:
 
 
 class LibraryPanic(Exception):
-    """The `tokenizers` library met what it has no error for."""
+    """Raised when the `tokenizers` library panics."""
 
 
 @contextmanager
-def raising_panics() -> Iterator[None]:
-    """Raises LibraryPanic for a panic of the library, which is no Exception and would pass every handler."""
+def convert_panics() -> Iterator[None]:
+    """Converts a panic of the library to LibraryPanic, because a panic is no Exception and would pass every handler."""
     try:
         yield
     except BaseException as error:
@@ -94,12 +93,12 @@ def raising_panics() -> Iterator[None]:
         raise LibraryPanic(str(error)) from error
 
 
-def inner_of(content: str) -> Inner:
-    """The tokenizer of a tokenizer.json.
+def parse_tokenizer_json(content: str) -> Inner:
+    """Parses the content of a tokenizer.json.
 
-    Raises ValueError for what the library cannot read; for what it would abort or panic on: BPE whose merges do not go
-    on with the prefix of continuing pieces, rules of normalization that point outside of themselves, and templates with
-    tokens that they do not define; and for what makes texts too long, see `check_growth`.
+    Raises ValueError if the library cannot read it, would abort or panic (BPE whose merges do not continue with the
+    prefix of continuing pieces, rules of normalization that point outside of themselves, templates with undefined
+    tokens), or if normalization makes texts too long; see `check_growth`.
     """
     described = json.loads(content)
     if isinstance(described, dict):
@@ -107,7 +106,7 @@ def inner_of(content: str) -> Inner:
         _check_merges(described.get("model"))
         _check_templates(described.get("post_processor"))
     try:
-        with raising_panics():
+        with convert_panics():
             return Inner.from_str(content)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(str(error)) from error
@@ -123,41 +122,41 @@ def _check_merges(model: Any) -> None:
 
 
 def check_growth(described: dict[str, Any]) -> None:
-    """Raise ValueError when a tokenizer.json may make a text more than LARGEST_GROWTH times as long before it is cut.
+    """Raises ValueError when normalization may make a text more than MAX_GROWTH times as long.
 
-    Each step can feed the next, so what each makes of one character at most is multiplied, wherever it stands.
+    Each step can feed the next, so the maximal factors of all steps are multiplied.
     """
-    growth, steps = 1.0, [*parts_of(described.get("normalizer")), *parts_of(described.get("pre_tokenizer"))]
+    growth, steps = (1.0, [*find_objects(described.get("normalizer")), *find_objects(described.get("pre_tokenizer"))])
     for step in steps:
         try:
-            growth *= _growth_of(step)
+            growth *= _growth_factor(step)
         except (binascii.Error, TypeError, AttributeError) as error:
             raise ValueError(f"normalizer: {error}") from error
-        if growth > LARGEST_GROWTH:
+        if growth > MAX_GROWTH:
             kind = str(step.get("type"))[:40]
-            raise ValueError(f"its normalizer may make a text over {LARGEST_GROWTH:,} times as long, by step {kind!r}")
-    if sum(len(str(step.get("prepend", ""))) for step in steps) > LARGEST_GROWTH:
-        raise ValueError(f"its normalizer puts over {LARGEST_GROWTH:,} characters in front of a text")
+            raise ValueError(f"its normalizer may make a text over {MAX_GROWTH:,} times as long, by step {kind!r}")
+    if sum(len(str(step.get("prepend", ""))) for step in steps) > MAX_GROWTH:
+        raise ValueError(f"its normalizer puts over {MAX_GROWTH:,} characters in front of a text")
 
 
-def _growth_of(step: dict[str, Any]) -> float:
-    """Characters that a step may make of one. Raises ValueError, TypeError or AttributeError for other content."""
+def _growth_factor(step: dict[str, Any]) -> float:
+    """Returns the characters that a step may make of one. Raises ValueError, TypeError or AttributeError."""
     kind = step.get("type")
     if kind == "Precompiled":
         charsmap: Any = step.get("precompiled_charsmap")
-        return max(1, *map(len, charsmap_texts(base64.b64decode(charsmap, validate=True))))
+        return max(1, *map(len, read_charsmap_replacements(base64.b64decode(charsmap, validate=True))))
     if kind != "Replace":
-        return _GROWTH.get(str(kind), 1)
+        return _GROWTH_BY_NORMALIZER.get(str(kind), 1)
     pattern, content = step.get("pattern"), step.get("content")
     text = pattern.get("String") if isinstance(pattern, dict) else None
     if text:
         return max(1.0, math.ceil(len(content or "") / len(text)))
     regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-    return max(1, len(content or "") + (regex is None or not _CONSUMING.fullmatch(regex)))
+    return max(1, len(content or "") + (regex is None or not _NONEMPTY_PATTERN.fullmatch(regex)))
 
 
-def charsmap_texts(charsmap: bytes) -> list[str]:
-    """The replacements of compiled rules of normalization. Raises ValueError when a walk through them could leave them.
+def read_charsmap_replacements(charsmap: bytes) -> list[str]:
+    """Returns the replacements of compiled normalization rules. Raises ValueError if they point outside themselves.
 
     They are a trie (darts-clone), an array of units: 8 bits of label, whether a value follows, and the offset to the
     units that follow. Its values are offsets into a blob of strings, each ended by a zero byte.
@@ -180,21 +179,21 @@ def charsmap_texts(charsmap: bytes) -> list[str]:
 
 
 def _check_templates(processor: Any) -> None:
-    for template in parts_of(processor, "TemplateProcessing"):
+    for template in find_objects(processor, "TemplateProcessing"):
         defined = template.get("special_tokens")
         for row in (template.get("single"), template.get("pair")):
-            texts = [text.get("id") for part in parts_of(row) if isinstance(text := part.get("Sequence"), dict)]
+            texts = [text.get("id") for part in find_objects(row) if isinstance(text := part.get("Sequence"), dict)]
             if texts.count("A") > 1 or texts.count("B") > 1:
                 raise ValueError("the template has a text more than once")
-        for part in parts_of([template.get("single"), template.get("pair")]):
+        for part in find_objects([template.get("single"), template.get("pair")]):
             named = part.get("SpecialToken")
             name = named.get("id") if isinstance(named, dict) else None
             if name is not None and not (isinstance(defined, dict) and name in defined):
                 raise ValueError(f"the template has a token {str(name)[:40]!r} that it does not define")
 
 
-def parts_of(component: Any, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """All objects anywhere in a component of a tokenizer.json, such as the normalizer, or those of one type."""
+def find_objects(component: Any, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yields all objects inside a component of a tokenizer.json, such as the normalizer, or those of type `kind`."""
     pending = [component]
     while pending:
         match pending.pop():
@@ -206,41 +205,49 @@ def parts_of(component: Any, kind: str | None = None) -> Iterator[dict[str, Any]
                 pending.extend(parts)
 
 
-def names_of(inner: Inner) -> list[str]:
-    """The names of all ids; empty for ids that have none."""
+def list_token_names(inner: Inner) -> list[str]:
+    """Returns the name of each id; "" for ids without a name."""
     vocabulary = inner.get_vocab()
     names = [""] * (max(vocabulary.values(), default=-1) + 1)
-    if len(names) > LARGEST_VOCABULARY:
+    if len(names) > MAX_VOCAB_SIZE:
         raise ValueError(f"it has the id {len(names) - 1}")
     for name, i in vocabulary.items():
         names[i] = name
     return names
 
 
-def own_roles(names: list[str]) -> Roles:
-    """The roles of a tokenizer trained here. Raises ValueError when these are not the names of one."""
-    first = len(SPECIALS)
-    if tuple(names[:first]) != SPECIALS or "" in names:
+def trained_roles(names: list[str]) -> SpecialTokenRoles:
+    """Returns the roles of a tokenizer trained by lmtool. Raises ValueError when `names` are not those of one."""
+    first = len(SPECIAL_TOKENS)
+    if tuple(names[:first]) != SPECIAL_TOKENS or "" in names:
         raise ValueError("its first entries are not lmtool's special tokens")
     n_sentinels = next((n for n, name in enumerate(names[first:]) if name != f"<extra_id_{n}>"), len(names) - first)
     stop = first + n_sentinels
     pad, bos, eos, unk, mask, sep, cls = range(first)
     specials = frozenset(range(stop))
-    return Roles(pad, bos, eos, unk, mask, sep, cls, (bos,), frozenset((eos,)), tuple(range(first, stop)), specials)
+    return SpecialTokenRoles(
+        pad, bos, eos, unk, mask, sep, cls, (bos,), frozenset((eos,)), tuple(range(first, stop)), specials
+    )
 
 
-def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str, Any]) -> Roles:
-    """The roles of a published model's special tokens; a token stands in for those that it does not have.
+def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str, Any]) -> SpecialTokenRoles:
+    """Returns the roles of a published model's special tokens; another token has the roles that are missing.
 
-    config: its tokenizer.json. published: its tokenizer_config.json. Raises ValueError when it has no end of text.
+    config: content of tokenizer.json. published: of tokenizer_config.json. Raises ValueError without an end token.
     """
-    named = {key.removesuffix("_token"): i for key in ROLE_KEYS if (i := _token(inner, published.get(key))) is not None}
+    named = {
+        key.removesuffix("_token"): i
+        for key in ROLE_KEYS
+        if (i := _find_token_id(inner, published.get(key))) is not None
+    }
     eos = named.get("eos", named.get("sep"))
     if eos is None:
         raise ValueError("its tokenizer_config.json names no eos_token, which ends a text")
-    template = _template(inner)
+    template = _infer_row_template(inner)
     bos = named["bos"] if named.get("bos") in template.before else eos
-    starts, ends = ([_token(inner, name) for name in published.get(key, ())] for key in ("start_tokens", "end_tokens"))
+    starts, ends = (
+        [_find_token_id(inner, name) for name in published.get(key, ())] for key in ("start_tokens", "end_tokens")
+    )
     begin = tuple(i for i in starts if i is not None) or (bos,)
     end = frozenset({eos, *(i for i in ends if i is not None)})
     numbered: Iterator[Any] = (inner.token_to_id(f"<extra_id_{n}>") for n in count())
@@ -249,40 +256,40 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
     specials = frozenset({*marked, *named.values(), *sentinels})
     pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
     cls, named_bos = named.get("cls", bos), named.get("bos")
-    return Roles(pad, bos, eos, unk, mask, sep, cls, begin, end, sentinels, specials, template, named_bos)
+    return SpecialTokenRoles(pad, bos, eos, unk, mask, sep, cls, begin, end, sentinels, specials, template, named_bos)
 
 
-def text_of(named: object) -> str | None:
-    """The text of a token that is named by it, or by an object with it; None for anything else."""
+def token_content(named: object) -> str | None:
+    """Returns the text of a token from its text or an object with `content`; None for other values."""
     text = named.get("content") if isinstance(named, dict) else named
     return text if isinstance(text, str) else None
 
 
-def _token(inner: Inner, named: object) -> int | None:
-    """The id of a token of this name, see `text_of`."""
-    text = text_of(named)
+def _find_token_id(inner: Inner, named: object) -> int | None:
+    """Returns the id of a token of this name; see `token_content`."""
+    text = token_content(named)
     token: int | None = None if text is None else inner.token_to_id(text)
     return token
 
 
-def _template(inner: Inner) -> RowTemplate:
+def _infer_row_template(inner: Inner) -> RowTemplate:
     one, two = inner.encode("a"), inner.encode("a", "a")
-    alone, first, second = _text_positions(one, 0), _text_positions(two, 0), _text_positions(two, 1)
+    alone, first, second = _find_text_positions(one, 0), _find_text_positions(two, 0), _find_text_positions(two, 1)
     if not (alone and first and second):
         raise ValueError("its template loses the text")
     between = two.ids[first[-1] + 1 : second[0]]
     return RowTemplate(tuple(one.ids[: alone[0]]), tuple(between), tuple(one.ids[alone[-1] + 1 :]))
 
 
-def _text_positions(encoding: Encoding, part: int) -> list[int]:
-    """Where the tokens of the first or the second text are."""
+def _find_text_positions(encoding: Encoding, part: int) -> list[int]:
+    """Returns the positions of the tokens of the first or the second text."""
     tokens = zip(encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
     return [i for i, (n, is_special) in enumerate(tokens) if n == part and not is_special]
 
 
-def kind_of(config: dict[str, Any]) -> TokenizerKind:
-    """The kind of a tokenizer.json. Raises ValueError when it is none of them."""
-    parts = {part.get("type") for part in parts_of([config["pre_tokenizer"], config["decoder"]])}
+def infer_tokenizer_kind(config: dict[str, Any]) -> TokenizerKind:
+    """Returns the kind of a tokenizer.json. Raises ValueError for other kinds."""
+    parts = {part.get("type") for part in find_objects([config["pre_tokenizer"], config["decoder"]])}
     match config["model"]["type"]:
         case "BPE" if "ByteLevel" in parts:
             return "bpe"
@@ -291,5 +298,5 @@ def kind_of(config: dict[str, Any]) -> TokenizerKind:
         case "WordPiece":
             return "wordpiece"
         case "WordLevel" if config["pre_tokenizer"]["type"] == "Split":
-            return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == CHARACTER else "word"
+            return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == CHARACTER_PATTERN else "word"
     raise ValueError("its model is neither BPE, WordPiece nor Unigram")

@@ -1,6 +1,6 @@
-"""Adds special tokens to texts, always in the format that the model was trained on.
+"""Adds special tokens to texts in the format that the model was trained on.
 
-Made once from recipe and tokenizer. Used by samples during training, `generate`, `predict` and `embed`.
+Training, `generate`, `predict` and `embed` share it.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,29 @@ from lmtool.recipe.spec import objective
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Averaging
-from lmtool.tokenization.chat import ChatFormat, Message, own_template
+from lmtool.tokenization.chat import ChatFormat, Message, find_chat_template
 from lmtool.tokenization.tokenizer import Tokenizer
 
 TokenIds = NDArray[np.int64]
 
-DATE = datetime(2024, 7, 26)
-"""The date that chat templates write into the prompts of fine-tuned models, fixed so that equal rows have equal ids."""
+TEMPLATE_DATE = datetime(2024, 7, 26)
+"""Date in chat templates of fine-tuned models, fixed so that equal rows have equal ids."""
+
+
+class FramedRow(NamedTuple):
+    """Texts as one row. segments: 0 or 1 for each token, None if the model has no segments. cut: whether truncated."""
+
+    tokens: TokenIds
+    segments: TokenIds | None
+    cut: bool
 
 
 class EncodedTurn(NamedTuple):
     """A source and its target as complete ids.
 
-    target: None where it is unknown.
-    cut: they were truncated.
-    learned: which ids of the source are those of earlier answers; None for none.
+    target: None if it is unknown.
+    cut: whether they are truncated.
+    learned: whether each id of the source belongs to an earlier answer; None if none does.
     """
 
     source: TokenIds
@@ -45,8 +53,8 @@ class Prompt:
 
     tokens: ids read left to right, at least one; generated text continues them.
     source: ids with bidirectional attention; None for models without a source.
-    joined: the tokens continue the source, as one text; else they begin its target.
-    n_question: how many of the tokens, the first ones, are a question, and those after it an answer.
+    joined: whether the tokens continue the source as one text; otherwise they begin its target.
+    n_question: number of the first tokens that are a question; the others begin its answer.
     """
 
     tokens: tuple[int, ...]
@@ -56,16 +64,16 @@ class Prompt:
 
     @property
     def text(self) -> tuple[int, ...]:
-        """The ids that generated text continues."""
+        """Returns the ids that generated text continues."""
         return (*(self.source or ()), *self.tokens) if self.joined else self.tokens
 
     @property
-    def begun(self) -> tuple[int, ...]:
-        """The ids whose text, if any, generated text is part of."""
+    def generated_prefix(self) -> tuple[int, ...]:
+        """Returns the ids that begin the generated text."""
         return self.text[self.n_question :]
 
-    def end(self, n: int) -> "Prompt":
-        """The last n ids; for a target, the whole source and the last n."""
+    def keep_last(self, n: int) -> "Prompt":
+        """Returns the prompt with the last n ids, or with the whole source and the last n ids of the target."""
         if not self.joined:
             n_question = max(0, self.n_question - max(0, len(self.tokens) - n))
             return replace(self, tokens=self.tokens[-n:], n_question=n_question)
@@ -75,14 +83,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """Special tokens before, between and after texts, whether the text is a prompt or a source, and the end tokens.
+    """Adds special tokens to texts, and makes prompts, sources and targets of them.
 
     reads: see `lmtool.recipe.spec.model.Reads`.
     before, between, after: ids around the texts of a complete row.
     opening: ids before a prompt.
-    documents: generated text is between [BOS] and [EOS].
-    answers: generated text is the target of a source, between the tokens that start and end a target.
-    around: ids before and after a source.
+    documents: whether generated text is between [BOS] and [EOS].
+    answers: whether generated text is the target of a source.
+    source_delimiters: ids before and after a source.
     shares_row: source and target share one row.
     context: maximum tokens of a row; None for no limit.
     has_segments: tokens have segment ids.
@@ -96,27 +104,27 @@ class PromptFormat:
     opening: tuple[int, ...] = ()
     documents: bool = False
     answers: bool = False
-    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    source_delimiters: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     shares_row: bool = False
     context: int | None = None
     has_segments: bool = False
     chat: ChatFormat | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, tokenizer: Tokenizer) -> Self:
-        """Of a resolved recipe; its data settings determine whether the text was documents or one stream.
+    def from_recipe(cls, recipe: Recipe, tokenizer: Tokenizer) -> Self:
+        """Makes the format of a resolved recipe.
 
         Rows of labelled tables are [CLS] A [SEP] B [SEP] for encoders (Devlin et al. 2019), and [BOS] A [SEP] B [CLS]
         for left-to-right models, whose head is on the last token, GPT's [EXTRACT] (Radford et al. 2018). Bag-of-words
         models read A [SEP] B, with tf-idf [SEP] A [SEP] B [SEP], so that their n-grams know where a text begins and
-        ends. All texts of a published model, sources included, are framed by its own template.
+        ends. All texts of a published model, also sources, have the special tokens of its own template.
 
         A decoder that learns answers reads [BOS] source [SEP] target [EOS] in one row. That of a published model reads
         its chat template, with the source as the user's message; without one, the target follows the source.
         """
         t, model = tokenizer, recipe.model
         answering = model.reads == "past" and isinstance(recipe.objective, objective.Seq2Seq)
-        has_chat = answering and (own_template(t) is not None or recipe.data.messages_column is not None)
+        has_chat = answering and (find_chat_template(t) is not None or recipe.data.messages_column is not None)
         format = cls(
             tokenizer=t,
             reads=model.reads,
@@ -124,11 +132,11 @@ class PromptFormat:
             documents=recipe.data.split == "document",
             answers=answering
             or (model.reads == "source" and not (model.shares_row and isinstance(recipe.objective, objective.Prefix))),
-            around=((t.bos_id,), (t.sep_id,)) if answering else ((), ()),
+            source_delimiters=((t.bos_id,), (t.sep_id,)) if answering else ((), ()),
             shares_row=model.shares_row or answering,
             context=model.longest_row,
             has_segments=model.has_segments,
-            chat=ChatFormat.of(t, lambda: DATE) if has_chat else None,
+            chat=ChatFormat.from_tokenizer(t, lambda: TEMPLATE_DATE) if has_chat else None,
         )
         if t.roles.template is not None:
             before, between, after = t.roles.template
@@ -139,7 +147,7 @@ class PromptFormat:
                 after=after,
                 opening=before,
                 documents=model.reads == "past",
-                around=(before, () if answering else after),
+                source_delimiters=(before, () if answering else after),
             )
         match recipe.objective, model.reads:
             case ((objective.Masked() | objective.ReplacedTokens()), _):
@@ -158,56 +166,55 @@ class PromptFormat:
 
     @property
     def end_ids(self) -> set[int]:
-        """The tokens that end generation."""
+        """Returns the tokens that end generation."""
         if self.chat is not None:
-            return set(self.chat.ends)
+            return set(self.chat.end_ids)
         return set(self.tokenizer.roles.ends) if self.documents or self.answers else set()
 
     @property
-    def shown(self) -> dict[int, str]:
-        """Special tokens that generated text has, with their texts; see `ChatFormat.shown`."""
-        return {} if self.chat is None else self.chat.shown
+    def visible_special_tokens(self) -> dict[int, str]:
+        """Returns the special tokens that are shown in generated text; see `ChatFormat.visible_special_tokens`."""
+        return {} if self.chat is None else self.chat.visible_special_tokens
 
-    def text(self, ids: Sequence[int]) -> str:
-        """The generated text of these ids."""
-        stream = self.tokenizer.stream(self.shown)
+    def decode_generated(self, ids: Sequence[int]) -> str:
+        """Decodes the ids of generated text."""
+        stream = self.tokenizer.make_stream_decoder(self.visible_special_tokens)
         return "".join(map(stream.push, ids)) + stream.flush()
 
-    def prompt(self, text: str, prefix: str = "") -> Prompt:
-        """The model's input before generation, never empty: [BOS] for an empty prompt, or [EOS] for an empty source.
+    def make_prompt(self, text: str, prefix: str = "") -> Prompt:
+        """Makes the model's input from a text: [BOS] for an empty prompt, or [EOS] for an empty source.
 
         prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not UTF-8.
         """
         if self.chat is not None:
-            source = self.chat.prompt([Message(role="user", content=checked_text(text))])
-            return self.answer_to(source, self._encode(prefix))
+            source = self.chat.encode_prompt([Message(role="user", content=check_utf8(text))])
+            return self.make_answer_prompt(source, self._encode(prefix))
         if self.answers:
-            return self.answer_to(self._complete(self._encode(text)), self._encode(prefix))
-        return self.prompt_of_ids([*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id])
+            return self.make_answer_prompt(self._delimit_source(self._encode(text)), self._encode(prefix))
+        return self.make_prompt_from_ids([*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id])
 
-    def prompt_of_ids(self, ids: Sequence[int]) -> Prompt:
-        """The model's input before generation for complete ids, at least one, with all special tokens."""
+    def make_prompt_from_ids(self, ids: Sequence[int]) -> Prompt:
+        """Makes the model's input from at least one id, with all special tokens."""
         if self.answers or self.chat is not None:
-            return self.answer_to(ids)
+            return self.make_answer_prompt(ids)
         if self.reads != "source":
             return Prompt(tuple(ids))
         return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
 
-    def answer_to(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
-        """The model's input for a complete source, as from `pair`, whose target begins with these ids."""
+    def make_answer_prompt(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
+        """Makes the model's input from a source with its special tokens and the first ids of its target."""
         if self.reads == "past":
             return Prompt((*source, *begun), n_question=len(source))
         return Prompt((*self.tokenizer.roles.starts, *begun), tuple(source))
 
-    def _complete(self, source: Sequence[int]) -> tuple[int, ...]:
-        """A source with the special tokens around it; [EOS] for an empty one."""
-        return (*self.around[0], *source, *self.around[1]) or (self.tokenizer.eos_id,)
+    def _delimit_source(self, source: Sequence[int]) -> tuple[int, ...]:
+        """Adds the special tokens around a source; returns [EOS] for an empty one."""
+        return (*self.source_delimiters[0], *source, *self.source_delimiters[1]) or (self.tokenizer.eos_id,)
 
-    def masks(self, text: str, *, placeholder: str | None, length: int) -> tuple[int, ...]:
-        """A text with [MASK] for each placeholder, and `length` masks after it.
+    def make_masked_prompt(self, text: str, *, placeholder: str | None, length: int) -> tuple[int, ...]:
+        """Encodes a text with [MASK] for each placeholder, and `length` masks after it.
 
-        Byte-level tokens begin with the space before a word, so a space in front of a placeholder is part of it.
-
+        Byte-level tokens begin with the space before a word, so a space before a placeholder belongs to the mask.
         Raises UsageError when there is nothing to fill, and when the text has bytes that are not UTF-8.
         """
         t = self.tokenizer
@@ -228,14 +235,13 @@ class PromptFormat:
             ids = [t.bos_id, *ids, t.eos_id]
         return (*self.before, *ids, *self.after)
 
-    def row(self, texts: Sequence[TokenIds]) -> tuple[TokenIds, TokenIds | None, bool]:
-        """Texts as one complete row: ids, segment ids (0 or 1) where the model has segments, and whether texts were
-        truncated.
+    def encode_row(self, texts: Sequence[TokenIds]) -> FramedRow:
+        """Encodes texts as one row that is never empty, with special tokens.
 
-        Texts too long for the context are truncated at the end, the longest first. A row is never empty.
+        Truncates texts at the end, the longest first, if they are too long for the context.
         """
         marks = len(self.before) + len(self.between) * (len(texts) - 1) + len(self.after)
-        fitted = list(texts) if self.context is None else fit(texts, self.context - marks)
+        fitted = list(texts) if self.context is None else truncate_longest_first(texts, self.context - marks)
         parts: list[TokenIds] = [np.array(self.before, dtype=np.int64)]
         segments = [0] * len(self.before)
         for i, text in enumerate(fitted):
@@ -246,50 +252,50 @@ class PromptFormat:
         if not len(tokens):
             tokens = np.array(self.between, dtype=np.int64)
         is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
-        return tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut
+        return FramedRow(tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut)
 
-    def pair(self, source: TokenIds, answer: TokenIds | None) -> EncodedTurn:
-        """Source and target as ids, complete with special tokens, [EOS] for an empty source.
+    def encode_pair(self, source: TokenIds, answer: TokenIds | None) -> EncodedTurn:
+        """Adds special tokens to source and target, [EOS] to an empty source, and truncates them to the context.
 
         An encoder-decoder has the full context for each. In a prefix LM and a decoder both share one row, where the
-        longer one is truncated first: at its end, but a decoder's source at its beginning. `room_to_answer` is reserved
-        for a target not yet generated.
+        longer one is truncated first: at its end, but a decoder's source at its beginning. `max_answer_tokens` are
+        reserved for a target that is not generated yet.
         """
         end = np.array([self.tokenizer.eos_id])
-        marks = sum(map(len, self.around))
+        marks = sum(map(len, self.source_delimiters))
         whole = source if len(source) or marks else end
         target = None if answer is None else np.concatenate((answer, end))
-        fitted, kept = self._fitted(whole, target, marks)
+        fitted, kept = self._truncate(whole, target, marks)
         is_cut = len(fitted) < len(whole) or (kept is not None and target is not None and len(kept) < len(target))
-        return EncodedTurn(np.array(self._complete(fitted.tolist()), dtype=np.int64), kept, is_cut)
+        return EncodedTurn(np.array(self._delimit_source(fitted.tolist()), dtype=np.int64), kept, is_cut)
 
-    def conversation(self, messages: Sequence[Message]) -> EncodedTurn:
+    def encode_conversation(self, messages: Sequence[Message]) -> EncodedTurn:
         """A conversation as ids, for a prompt_format with `chat`; an assistant's message at its end is the target.
 
-        Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.conversation` does.
+        Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.encode_conversation` does.
         """
         if self.chat is None:
             raise ValueError("this prompt_format has no conversations")
         target = None
         if messages[-1]["role"] == "assistant":
-            ids, written = map(np.array, self.chat.conversation(messages))
+            ids, written = map(np.array, self.chat.encode_conversation(messages))
             stop = int(np.flatnonzero(written)[-1]) + 1
             start = int(np.flatnonzero(~written[:stop]).max(initial=-1)) + 1
             source, learned, target = ids[:start], written[:start], ids[start:stop]
             if target[-1] not in self.end_ids:
                 target = np.append(target, self.tokenizer.eos_id)
         else:
-            source = np.array(self.chat.prompt(messages))
+            source = np.array(self.chat.encode_prompt(messages))
             learned = np.zeros(len(source), dtype=bool)
         first = int(source[:1].tolist() == [self.tokenizer.bos_id])
-        rest, kept = self._fitted(source[first:], target, first)
+        rest, kept = self._truncate(source[first:], target, first)
         at = len(source) - len(rest)
         is_cut = at > first or (kept is not None and target is not None and len(kept) < len(target))
         learned = np.concatenate((learned[:first], learned[at:]))
         return EncodedTurn(np.concatenate((source[:first], rest)), kept, is_cut, learned if learned.any() else None)
 
-    def _fitted(self, source: TokenIds, target: TokenIds | None, marks: int) -> tuple[TokenIds, TokenIds | None]:
-        """Source and target truncated to the context, beside so many special tokens; see `pair`."""
+    def _truncate(self, source: TokenIds, target: TokenIds | None, marks: int) -> tuple[TokenIds, TokenIds | None]:
+        """Truncates source and target to the context less `marks` special tokens; see `encode_pair`."""
         if self.context is None:
             return source, target
         room = self.context - marks
@@ -299,23 +305,23 @@ class PromptFormat:
             # part of the row is reserved for a target not yet generated
             n_source = min(len(source), max(1, room - min(3 * len(source) + 30, self.context // 2)))
         else:
-            short, target = fit((source, target), room)
+            short, target = truncate_longest_first((source, target), room)
             n_source = len(short)
         return source[len(source) - n_source :] if self.reads == "past" else source[:n_source], target
 
-    def room_to_answer(self, n_source: int) -> int:
-        """Maximum target length for a source: three times its tokens plus 30, within the context."""
-        wanted = 3 * n_source + 30
+    def max_answer_tokens(self, n_source: int) -> int:
+        """Returns the maximum target length for a source: three times its tokens plus 30, within the context."""
+        n_tokens = 3 * n_source + 30
         if self.context is None:
-            return wanted
-        return max(1, min(wanted, self.context - (n_source if self.shares_row else 0)))
+            return n_tokens
+        return max(1, min(n_tokens, self.context - (n_source if self.shares_row else 0)))
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(checked_text(text))
+        return self.tokenizer.encode(check_utf8(text))
 
 
-def checked_text(text: str, name: str = "prompt") -> str:
-    """The text. Raises UsageError when UTF-8 cannot encode it. name: what it is."""
+def check_utf8(text: str, name: str = "prompt") -> str:
+    """Returns the text. Raises UsageError, with `name`, when UTF-8 cannot encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -324,11 +330,11 @@ def checked_text(text: str, name: str = "prompt") -> str:
     return text
 
 
-def fit(texts: Sequence[TokenIds], room: int) -> list[TokenIds]:
-    """The texts truncated at the end, the longest first, to `room` tokens in total."""
+def truncate_longest_first(texts: Sequence[TokenIds], max_tokens: int) -> list[TokenIds]:
+    """Truncates texts at the end, the longest first, to `max_tokens` in total."""
     sizes = [len(text) for text in texts]
-    while sum(sizes) > room:
+    while sum(sizes) > max_tokens:
         longest = max(range(len(sizes)), key=lambda i: sizes[i])
         second = max((size for i, size in enumerate(sizes) if i != longest), default=0)
-        sizes[longest] -= max(1, min(sum(sizes) - room, sizes[longest] - second))
+        sizes[longest] -= max(1, min(sum(sizes) - max_tokens, sizes[longest] - second))
     return [text[:size] for text, size in zip(texts, sizes, strict=True)]

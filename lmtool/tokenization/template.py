@@ -1,9 +1,9 @@
-"""Runs Jinja templates of other people's files: in a sandbox that counts the cost of every operation before it is done.
+"""Runs untrusted Jinja templates in a sandbox that charges every operation to a budget before it runs.
 
 Templates have the blocks, filters and functions that Transformers gives to chat templates, so equal messages give equal
-text. The sandbox is closed: kinds of nodes, types of values, methods, filters and tests that are not listed here are
-refused, and what is listed takes its cost in the worst case from a budget first (`_Environment`, `_bounded_filter`,
-`_bounded_test`). So no single operation runs long, and between two of them the clock is looked at. See decision 051.
+text. The sandbox refuses kinds of nodes, types of values, methods, filters and tests that are not listed here, and
+charges the others with their worst-case cost first (`_BudgetedEnvironment`, `_wrap_filter`,
+`_wrap_test`). So no single operation runs long, and between two of them the clock is looked at. See decision 051.
 """
 
 import json
@@ -14,6 +14,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, V
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from operator import length_hint
 from typing import Any
@@ -27,54 +28,54 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-LARGEST_SOURCE = 1 << 16
-"""Characters of a template; the longest of 110 published ones has 20 thousand. Compiling is not timed."""
+MAX_SOURCE_CHARACTERS = 1 << 16
+"""Limit of a template, whose compilation is not timed; the longest of 110 published ones has 20 thousand."""
 
-WORK = 20_000_000
-"""Units of cost of one rendering. A unit is a character or an item that is read or written: it takes at most about half
-a microsecond, and about 25 bytes that may stay in memory."""
+MAX_WORK_UNITS = 20_000_000
+"""Budget of one rendering. A unit is a character or an item that is read or written, which takes at most about half a
+microsecond and 25 bytes."""
 
-SECONDS = 10.0
+MAX_SECONDS = 10.0
 """Processor time that one rendering may take."""
 
-MAX_RANGE = 10_000
-"""Longest range that a template may loop over."""
+MAX_RANGE_LENGTH = 10_000
+"""Limit of a range in a template."""
 
-MAX_BITS = 128
-"""Largest whole number that a template may compute with."""
+MAX_INTEGER_BITS = 128
+"""Limit of the integers that a template computes with."""
 
 MAX_DEPTH = 200
-"""Deepest nesting of a value that is compared, hashed or written: Python does so recursively, in C."""
+"""Limit of the nesting of a value, which Python compares, hashes and writes recursively in C."""
 
 MAX_DECIMALS = 100
-"""Most decimals to round to: Python computes ten to this power."""
+"""Limit of the decimals to round to, because Python computes ten to this power."""
 
-_CALL, _LOOKUP, _TURN, _DICT, _NEW = 16, 4, 4, 10, 4
-"""Units of a call, of a lookup of a name, of a turn of a loop, of a dict, and of a new object."""
+_CALL_UNITS, _LOOKUP_UNITS, _ITERATION_UNITS, _DICT_UNITS, _OBJECT_UNITS = 16, 4, 4, 10, 4
+"""Cost of a call, of a lookup of a name, of an iteration of a loop, of a dict, and of a new object."""
 
-_GLANCING = frozenset(("abs", "count", "d", "default", "first", "items", "last", "length", "reverse", "round"))
-_PICKING = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
-_ORDERING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-_WRITING = frozenset(
+_CHEAP_FILTERS = frozenset(("abs", "count", "d", "default", "first", "items", "last", "length", "reverse", "round"))
+_ITEM_FILTERS = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
+_ORDERING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
+_LINEAR_FILTERS = frozenset(
     (
         *("capitalize", "float", "indent", "int", "join", "list", "lower", "replace", "safe", "string", "title"),
         *("tojson", "trim", "upper"),
     )
 )
-"""Filters by what they read: little of the value, each item by itself, all of it in order, or all of it once."""
+"""Filters that read little of the value, each item by itself, all of it to order it, or all of it once."""
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     **{"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt},
     **{"gteq": operator.ge, "in": lambda one, all_: one in all_, "notin": lambda one, all_: one not in all_},
 }
-"""The operators by Jinja's names."""
+"""Operators by their names in Jinja."""
 
-_COMPARING_TESTS = {
+_OPERATOR_TESTS = {
     **{"==": "eq", "eq": "eq", "equalto": "eq", "!=": "ne", "ne": "ne", "in": "in"},
     **{"<": "lt", "lt": "lt", "lessthan": "lt", "<=": "lteq", "le": "lteq"},
     **{">": "gt", "gt": "gt", "greaterthan": "gt", ">=": "gteq", "ge": "gteq"},
 }
-"""Tests that are operators."""
+"""Operators by the names of Jinja tests."""
 
 _TYPE_TESTS = frozenset(
     (
@@ -85,7 +86,7 @@ _TYPE_TESTS = frozenset(
 _NUMBER_TESTS = frozenset(("divisibleby", "even", "odd"))
 _TEXT_TESTS = frozenset(("lower", "upper"))
 
-_METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
+_ALLOWED_METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (
         str,
         frozenset(
@@ -100,70 +101,70 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (dict, frozenset(("copy", "get", "items", "keys", "values"))),
     ((list, tuple), frozenset(("copy", "count", "grouper", "index", "list"))),
 )
-"""Attributes of values that are data; `grouper` and `list` are of what `groupby` gives."""
+"""Attributes of data that templates may use; results of `groupby` have `grouper` and `list`."""
 
-_OFTEN = 1 << 12
-"""Units between two looks at the clock."""
+_CHECK_INTERVAL_UNITS = 1 << 12
+"""Units that are charged between two checks of the time."""
 
 _EMPTY: dict[Any, Any] = {}
-_NESTING = frozenset((dict, list, tuple, range, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())))
-_ATOMS = frozenset((bool, float, type(None), datetime))
+_CONTAINERS = frozenset((dict, list, tuple, range, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())))
+_SCALARS = frozenset((bool, float, type(None), datetime))
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
-class Refusal(TemplateError):
-    """The template itself refuses its input, by `raise_exception`."""
+class TemplateRefusal(TemplateError):
+    """Raised when the template refuses its input by `raise_exception`."""
 
 
 class SandboxedTemplate:
-    """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError."""
+    """A compiled template. Raises the errors of Jinja, SecurityError for refused operations, and MemoryError."""
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
-        """now: the time that the template may ask for."""
-        if len(source) > LARGEST_SOURCE:
-            raise SecurityError(f"it has {len(source):,} characters, more than {LARGEST_SOURCE:,}")
-        environment = _Environment(now)
+        """now: returns the time for `strftime_now`."""
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise SecurityError(f"it has {len(source):,} characters, more than {MAX_SOURCE_CHARACTERS:,}")
+        environment = _BudgetedEnvironment(now)
         self.marks_generation = bool(_GENERATION.search(source))
-        with _budget():
-            tree = _Bounds().visit(environment.parse(source))
+        with _new_budget():
+            tree = _CostInstrumenter().visit(environment.parse(source))
             self._template = environment.from_string(tree)
 
     def render(self, **variables: Any) -> str:
-        """The text for these variables.
+        """Renders the template with these variables.
 
-        marks: a pair of texts to put around what the template's {% generation %} blocks write; none by default.
+        marks: a pair of texts that surround the text of {% generation %} blocks; none by default.
         """
-        with _budget():
+        with _new_budget():
             return self._template.render(**variables)
 
 
 class _Budget:
-    """What one rendering may still do."""
+    """The remaining units and time of one rendering."""
 
     def __init__(self) -> None:
-        self._left, self._unchecked = WORK, WORK - _OFTEN
-        self._until = time.thread_time() + SECONDS
+        self._left, self._unchecked = MAX_WORK_UNITS, MAX_WORK_UNITS - _CHECK_INTERVAL_UNITS
+        self._until = time.thread_time() + MAX_SECONDS
 
-    def take(self, amount: int) -> None:
+    def charge(self, amount: int) -> None:
         self._left -= amount
         if self._left < max(0, self._unchecked):
-            self._unchecked = self._left - _OFTEN
+            self._unchecked = self._left - _CHECK_INTERVAL_UNITS
             self.check()
 
     def check(self, amount: int = 0) -> None:
-        """Raise SecurityError when it has no such amount left, or when time is up."""
+        """Raises SecurityError when fewer than `amount` units are left, or when time is up."""
         if self._left < amount:
-            raise SecurityError(f"it handles more than {WORK:,} characters and items")
+            raise SecurityError(f"it handles more than {MAX_WORK_UNITS:,} characters and items")
         if time.thread_time() > self._until:
-            raise SecurityError(f"it takes more than {SECONDS:g} seconds")
+            raise SecurityError(f"it takes more than {MAX_SECONDS:g} seconds")
 
 
 _CURRENT: ContextVar[_Budget] = ContextVar("budget")
 
 
 @contextmanager
-def _budget() -> Iterator[None]:
+def _new_budget() -> Iterator[None]:
     token = _CURRENT.set(_Budget())
     try:
         yield
@@ -171,33 +172,33 @@ def _budget() -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _take(amount: int) -> None:
-    _CURRENT.get().take(amount)
+def _charge(amount: int) -> None:
+    _CURRENT.get().charge(amount)
 
 
-def _measure(value: object, *, is_data: bool = True) -> tuple[int, int]:
-    """Characters and items of a value with all inside it, however often it is there, and how deep it is nested.
+def _measure_size_and_depth(value: object, *, is_data: bool = True) -> tuple[int, int]:
+    """Counts the characters and items inside a value, each as often as it occurs; also returns the depth of nesting.
 
-    is_data: refuse objects that are no data, such as namespaces, which would become text; otherwise they count as one.
-    Raises SecurityError, before it has taken long, when the budget does not have as many units.
+    is_data: refuses objects that are no data, such as namespaces, which would become text; else they count as one item.
+    Raises SecurityError as soon as the count exceeds the budget.
     """
     budget = _CURRENT.get()
-    n, deepest, checked = 0, 0, _OFTEN
+    n, deepest, checked = 0, 0, _CHECK_INTERVAL_UNITS
     inside: list[Iterator[Any]] = [iter((value,))]
     while inside:
         for one in inside[-1]:
             n += 1
             if n > checked:
                 budget.check(n)
-                checked = n + _OFTEN
+                checked = n + _CHECK_INTERVAL_UNITS
             kind = type(one)
             if kind is str:
                 n += len(one)
             elif kind is int:
                 n += one.bit_length() // 8
-            elif kind in _ATOMS:
+            elif kind in _SCALARS:
                 pass
-            elif kind in _NESTING or isinstance(one, tuple):
+            elif kind in _CONTAINERS or isinstance(one, tuple):
                 inside.append(iter(one) if kind is not dict else chain(one, one.values()))
                 break
             elif isinstance(one, str):
@@ -212,86 +213,86 @@ def _measure(value: object, *, is_data: bool = True) -> tuple[int, int]:
     return n, deepest
 
 
-def _size(value: object, *, is_data: bool = True) -> int:
-    return _measure(value, is_data=is_data)[0]
+def _units(value: object, *, is_data: bool = True) -> int:
+    return _measure_size_and_depth(value, is_data=is_data)[0]
 
 
-def _text_size(value: object) -> int:
-    """Units of a value that becomes text; what is no text is written with quotes and escapes."""
-    return len(value) + 1 if isinstance(value, str) else 4 * _size(value)
+def _text_units(value: object) -> int:
+    """Counts the units of a value that becomes text, with quotes and escapes unless it is text."""
+    return len(value) + 1 if isinstance(value, str) else 4 * _units(value)
 
 
-def _settled(value: Any) -> Any:
-    """An iterator or a view as a list, so that it can be measured; anything else as it is."""
+def _materialize(value: Any) -> Any:
+    """Converts an iterator or a view to a list, so that it can be measured; returns other values unchanged."""
     if not isinstance(value, Iterator | KeysView | ValuesView | ItemsView):
         return value
     items = []
     for one in value:
-        _take(_NEW)
+        _charge(_OBJECT_UNITS)
         items.append(one)
     return items
 
 
-def _kept(result: Any, paid: int) -> Any:
-    """A new value, after its memory has been taken from the budget. paid: units that it has cost already.
+def _charge_result(result: Any, paid: int) -> Any:
+    """Charges the memory of a new value and returns it. paid: units that are charged for it already.
 
-    An iterator has its items computed now: nothing is computed later, where it would not be counted.
+    Computes the items of an iterator now, because later computations would not be charged.
     """
     match result:
         case str():
-            _take(max(0, len(result) - paid))
+            _charge(max(0, len(result) - paid))
         case list():
-            _take(_NEW * len(result))
+            _charge(_OBJECT_UNITS * len(result))
         case dict():
-            _take(_DICT + _NEW * len(result))
+            _charge(_DICT_UNITS + _OBJECT_UNITS * len(result))
         case Iterator():
-            return iter(_settled(result))
+            return iter(_materialize(result))
     return result
 
 
 def _search_cost(n: int, m: int) -> int:
-    """Of anything that a method of text does: at worst it compares each of n characters with each of m of arguments."""
+    """Returns the cost of a method of text, which may compare each of n characters with each of m in its arguments."""
     return n + m + n * m // 32
 
 
 def _replacement_cost(n: int, given: Sequence[Any]) -> int:
-    """Of `replace`, whose second argument may stand at every place where the first is found."""
+    """Returns the cost of `replace`, which may insert its second argument wherever the first can be found."""
     old, new = (len(str(one)) for one in given[:2]) if len(given) > 1 else (1, 0)
     return (n // max(1, old) + 1) * new
 
 
-def _keys_cost(keys: Sequence[Any]) -> int:
-    """Of hashing. Keys that are not text can be chosen so that each meets all others in the table."""
+def _hashing_cost(keys: Sequence[Any]) -> int:
+    """Returns the cost of hashing. Keys that are no text may be chosen so that all of them collide."""
     others = [key for key in keys if not isinstance(key, str)]
-    return len(keys) + _size(others, is_data=False) + len(others) ** 2 // 8
+    return len(keys) + _units(others, is_data=False) + len(others) ** 2 // 8
 
 
 def _compare(name: str, left: Any, right: Any) -> Any:
-    """The result of an operator."""
+    """Charges and runs an operator."""
     if name in ("in", "notin"):
-        right = _settled(right)
+        right = _materialize(right)
         match right:
             case str():
-                cost = _search_cost(len(right), _size(left)) // 8
+                cost = _search_cost(len(right), _units(left)) // 8
             case dict():
-                cost = _size(left, is_data=False)
+                cost = _units(left, is_data=False)
             case _:
-                cost = _size(left, is_data=False) + _size(right, is_data=False)
+                cost = _units(left, is_data=False) + _units(right, is_data=False)
     elif isinstance(left, str) and isinstance(right, str):
         cost = min(len(left), len(right)) // 8
     else:
-        cost = _size(left, is_data=False) + _size(right, is_data=False)
-    _take(1 + cost)
+        cost = _units(left, is_data=False) + _units(right, is_data=False)
+    _charge(1 + cost)
     return _COMPARISONS[name](left, right)
 
 
-def _check_number(value: Any) -> None:
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+def _check_integer(value: Any) -> None:
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise SecurityError("it computes with huge numbers")
 
 
-class _Bounds(NodeTransformer):
-    """Makes all that a template does call the environment, which takes its cost; refuses other kinds of nodes."""
+class _CostInstrumenter(NodeTransformer):
+    """Makes all operations of a template call the environment, which charges them; refuses other kinds of nodes."""
 
     _FREE = (
         *(nodes.Template, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.With, nodes.FilterBlock, nodes.Continue),
@@ -299,13 +300,13 @@ class _Bounds(NodeTransformer):
         *(nodes.Not, nodes.Neg, nodes.Pos, nodes.Keyword, nodes.Pair, nodes.Operand, nodes.Slice),
         *(nodes.ContextReference, nodes.ExtensionAttribute),
     )
-    """What does little, or only what its parts do."""
+    """Nodes that cost little, or only what their parts cost."""
 
     _COUNTED = (
         *(nodes.Filter, nodes.Test, nodes.Getattr, nodes.Add, nodes.Sub, nodes.Mul),
         *(nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),
     )
-    """What Jinja itself compiles to calls of the environment."""
+    """Nodes that Jinja itself compiles to calls of the environment."""
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         own = (*self._FREE, *self._COUNTED)
@@ -316,77 +317,76 @@ class _Bounds(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
         self.generic_visit(node)
         written = sum(len(data.data) for data in node.nodes if isinstance(data, nodes.TemplateData))
-        return [_step(written), node] if written else [node]
+        return [_charge_statement(written), node] if written else [node]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _call("looped", node.iter)
-        node.body.insert(0, _step(_TURN))
+        node.iter = _env_call("charge_loop", node.iter)
+        node.body.insert(0, _charge_statement(_ITERATION_UNITS))
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> list[nodes.Node]:
+    def visit_Block(self, node: nodes.Block | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
-        node.body.insert(0, _step(_CALL))
-        return [_step(_CALL), node]
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> list[nodes.Node]:
-        self.generic_visit(node)
-        node.body.insert(0, _step(_CALL))
-        return [_step(_CALL), node]
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _step(_CALL))
+        node.body.insert(0, _charge_statement(_CALL_UNITS))
         return node
+
+    def visit_Macro(self, node: nodes.Macro | nodes.CallBlock) -> list[nodes.Node]:
+        return [_charge_statement(_CALL_UNITS), self.visit_Block(node)]
+
+    visit_CallBlock = visit_Macro
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:
         self.generic_visit(node)
-        node.dyn_args, node.dyn_kwargs = (one and _call("spread", one) for one in (node.dyn_args, node.dyn_kwargs))
+        node.dyn_args, node.dyn_kwargs = (
+            one and _env_call("charge_spread", one) for one in (node.dyn_args, node.dyn_kwargs)
+        )
         return node
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:
-        _check_number(node.value)
+        _check_integer(node.value)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("concatenated", *node.nodes)
+        return _env_call("concatenate", *node.nodes)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        return _call("compared", node.expr, *(part for one in node.ops for part in (nodes.Const(one.op), one.expr)))
+        return _env_call(
+            "compare_chain", node.expr, *(part for one in node.ops for part in (nodes.Const(one.op), one.expr))
+        )
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
         limits = (node.arg.start, node.arg.stop, node.arg.step)
-        return _call("sliced", node.node, *(one or nodes.Const(None) for one in limits))
+        return _env_call("slice_value", node.node, *(one or nodes.Const(None) for one in limits))
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         self.generic_visit(node)
-        return _call("made", node)
+        return _env_call("charge_sequence", node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
-        return _call("made", node) if node.ctx == "load" else node
+        return _env_call("charge_sequence", node) if node.ctx == "load" else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
-        return _call("mapped", *(part for pair in node.items for part in (pair.key, pair.value)))
+        return _env_call("make_dict", *(part for pair in node.items for part in (pair.key, pair.value)))
 
 
-def _call(name: str, *arguments: Any) -> nodes.Call:
-    """A call of a method of `_Environment`."""
+def _env_call(name: str, *arguments: Any) -> nodes.Call:
+    """Returns a node that calls a method of `_BudgetedEnvironment`."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
 
 
-def _step(cost: int) -> nodes.Node:
-    return nodes.ExprStmt(_call("step", nodes.Const(cost)))
+def _charge_statement(cost: int) -> nodes.Node:
+    return nodes.ExprStmt(_env_call("charge", nodes.Const(cost)))
 
 
-class _Generation(Extension):
-    """{% generation %}...{% endgeneration %}: what the assistant writes, between the marks if there are any."""
+class _GenerationBlock(Extension):
+    """The block {% generation %}...{% endgeneration %}, whose text is wrapped in marks if the context has them."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 
@@ -394,19 +394,19 @@ class _Generation(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marks = nodes.ContextReference()
-        return nodes.CallBlock(self.call_method("marked", [marks]), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("wrap_in_marks", [marks]), [], [], body).set_lineno(line)
 
-    def marked(self, context: Context, caller: Macro) -> str:
+    def wrap_in_marks(self, context: Context, caller: Macro) -> str:
         before, after = context.get("marks") or ("", "")
         written = caller()
-        _take(len(written))
+        _charge(len(written))
         return f"{before}{written}{after}"
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Everything that templates do: each method takes the cost before it does it.
+class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
+    """Runs the operations of templates; each method charges the cost first.
 
-    Nothing is computed while a template is compiled: it would be written as often as the template likes.
+    Computes nothing while a template is compiled, because Jinja would write constants without charging them.
     """
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
@@ -415,41 +415,42 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_Generation, LoopControlExtension],
-            finalize=_written,
+            extensions=[_GenerationBlock, LoopControlExtension],
+            finalize=_charge_output,
             optimized=False,
         )
         self.filters["tojson"] = _to_json
-        named = _GLANCING | _PICKING | _ORDERING | _WRITING
-        self.filters = {name: _bounded_filter(name, self.filters[name]) for name in named}
+        named = _CHEAP_FILTERS | _ITEM_FILTERS | _ORDERING_FILTERS | _LINEAR_FILTERS
+        self.filters = {name: _wrap_filter(name, self.filters[name]) for name in named}
         tests: dict[str, Any] = self.tests
+        operators: dict[str, Any] = {name: partial(_compare, of) for name, of in _OPERATOR_TESTS.items()}
         self.tests = {
             **{name: tests[name] for name in _TYPE_TESTS},
-            **{name: _bounded_test(tests[name], _check_operands) for name in _NUMBER_TESTS},
-            **{name: _bounded_test(tests[name], lambda text: _take(_text_size(text))) for name in _TEXT_TESTS},
-            **{name: _comparing_test(of) for name, of in _COMPARING_TESTS.items()},
+            **{name: _wrap_test(tests[name], _check_operands) for name in _NUMBER_TESTS},
+            **{name: _wrap_test(tests[name], lambda text: _charge(_text_units(text))) for name in _TEXT_TESTS},
+            **operators,
         }
 
         def strftime_now(form: str) -> str:
-            _take(256 * len(form))  # Python asks for no more
+            _charge(256 * len(form))  # Python asks for no more
             return now().strftime(form)
 
         self.globals = {
-            "range": _range,
-            "dict": _dict,
+            "range": _make_range,
+            "dict": _make_dict,
             "namespace": _Namespace,
-            "raise_exception": _refuse,
+            "raise_exception": _raise_refusal,
             "strftime_now": strftime_now,
         }
 
-    def step(self, cost: int) -> None:
-        _take(cost)
+    def charge(self, cost: int) -> None:
+        _charge(cost)
 
-    def concatenated(self, *values: object) -> str:
-        _take(sum(map(_text_size, values)))
+    def concatenate(self, *values: object) -> str:
+        _charge(sum(map(_text_units, values)))
         return "".join(map(str, values))
 
-    def compared(self, left: Any, *rest: Any) -> Any:
+    def compare_chain(self, left: Any, *rest: Any) -> Any:
         """rest: an operator and a value, once or several times, as in `a < b < c`."""
         result: Any = True
         for name, right in zip(rest[::2], rest[1::2], strict=True):
@@ -459,128 +460,128 @@ class _Environment(ImmutableSandboxedEnvironment):
             left = right
         return result
 
-    def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        _take(_NEW + length_hint(value))
+    def slice_value(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        _charge(_OBJECT_UNITS + length_hint(value))
         return value[start:stop:step]
 
-    def made(self, value: list[Any] | tuple[Any, ...]) -> object:
-        _take(_NEW + len(value))
+    def charge_sequence(self, value: list[Any] | tuple[Any, ...]) -> object:
+        _charge(_OBJECT_UNITS + len(value))
         return value
 
-    def mapped(self, *keys_and_values: Any) -> dict[Any, Any]:
+    def make_dict(self, *keys_and_values: Any) -> dict[Any, Any]:
         keys = keys_and_values[::2]
-        _take(_DICT + _NEW * len(keys) + _keys_cost(keys))
+        _charge(_DICT_UNITS + _OBJECT_UNITS * len(keys) + _hashing_cost(keys))
         return dict(zip(keys, keys_and_values[1::2], strict=True))
 
-    def spread(self, value: Any) -> Any:
-        _take(_CALL * length_hint(value))  # each function on the way copies it
+    def charge_spread(self, value: Any) -> Any:
+        _charge(_CALL_UNITS * length_hint(value))  # each function on the way copies it
         return value
 
-    def looped(self, value: Any) -> Any:
-        _take(_TURN + length_hint(value))
+    def charge_loop(self, value: Any) -> Any:
+        _charge(_ITERATION_UNITS + length_hint(value))
         return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        _take(_LOOKUP if isinstance(argument, str | int) else _LOOKUP + _size(argument, is_data=False))
+        _charge(_LOOKUP_UNITS if isinstance(argument, str | int) else _LOOKUP_UNITS + _units(argument, is_data=False))
         return super().getitem(obj, argument)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        _take(_LOOKUP)
+        _charge(_LOOKUP_UNITS)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, LoopContext | Namespace):
             return super().is_safe_attribute(obj, attr, value)
-        return any(isinstance(obj, kind) and attr in names for kind, names in _METHODS)
+        return any(isinstance(obj, kind) and attr in names for kind, names in _ALLOWED_METHODS)
 
     def wrap_str_format(self, value: Any) -> None:
-        """No formatting: it takes any width."""
+        """Disables formatting, which takes any width."""
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(obj, "__self__", None)
         if owner is self:
             return obj(*args)
-        own = [value for name, value in kwargs.items() if not name.startswith("_")]  # but Jinja's
+        own = [value for name, value in kwargs.items() if not name.startswith("_")]  # without those of Jinja
         match owner:
             case str():
-                args = tuple(map(_settled, args))
+                args = tuple(map(_materialize, args))
                 given = [*args, *own]
-                cost = _search_cost(len(owner), _size(given))
+                cost = _search_cost(len(owner), _units(given))
                 if obj.__name__ == "replace":
                     cost += _replacement_cost(len(owner), given)
                 if obj.__name__ == "join":
                     cost += len(owner) * sum(length_hint(one) for one in given)
             case list() | tuple():
-                cost = _size(owner, is_data=False) + _size((args, own), is_data=False)
+                cost = _units(owner, is_data=False) + _units((args, own), is_data=False)
             case dict() | LoopContext():
-                cost = _size((args, own), is_data=False)
+                cost = _units((args, own), is_data=False)
             case _ if isinstance(obj, Macro | BlockReference | LoopContext | Undefined) or isinstance(owner, Extension):
                 cost = len(args) + len(own)
             case _ if any(obj is one for one in self.globals.values()):
                 cost = 0
             case _:
                 raise SecurityError(f"it calls a {type(obj).__name__}")
-        _take(_CALL + cost)
-        return _kept(super().call(context, obj, *args, **kwargs), cost)
+        _charge(_CALL_UNITS + cost)
+        return _charge_result(super().call(context, obj, *args, **kwargs), cost)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         match left, right:
             case (int() | float(), int() | float()):
-                _check_number(left)
-                _check_number(right)
-                if operator == "**" and not (abs(left) < MAX_BITS and abs(right) < MAX_BITS):
+                _check_integer(left)
+                _check_integer(right)
+                if operator == "**" and not (abs(left) < MAX_INTEGER_BITS and abs(right) < MAX_INTEGER_BITS):
                     raise SecurityError("it computes with huge numbers")
-                cost = _NEW
+                cost = _OBJECT_UNITS
             case (Undefined(), _) | (_, Undefined()):
                 cost = 0  # it is an error
             case (str(), str()) | (list(), list()) | (tuple(), tuple()) if operator == "+":
-                cost = _NEW + len(left) + len(right)
+                cost = _OBJECT_UNITS + len(left) + len(right)
             case ((str() | list() | tuple()), int()) | (int(), (str() | list() | tuple())) if operator == "*":
                 times, repeated = (left, right) if isinstance(left, int) else (right, left)
-                cost = _NEW + len(repeated) * max(1, times)
+                cost = _OBJECT_UNITS + len(repeated) * max(1, times)
             case _:
                 raise TypeError(f"it computes {type(left).__name__} {operator} {type(right).__name__}")
-        _take(cost)
+        _charge(cost)
         result = super().call_binop(context, operator, left, right)
-        return _kept(result, cost) if isinstance(result, str) else result
+        return _charge_result(result, cost) if isinstance(result, str) else result
 
 
 @pass_context  # so that Jinja cannot write constants without it
-def _written(_: Context, value: object) -> object:
-    _take(_text_size(value))
+def _charge_output(_: Context, value: object) -> object:
+    _charge(_text_units(value))
     return value
 
 
-def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that takes its cost before it runs, and that of its result."""
+def _wrap_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a filter so that it charges its cost before it runs, and then the cost of its result."""
     passes = getattr(function, "jinja_pass_arg", None)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         at = 0 if passes is None else 1  # where the value is, behind what Jinja passes
         value, given = args[at], [*args[at + 1 :], *kwargs.values()]
         cost = 0
-        if name in _ORDERING or name in _WRITING:
-            value = _settled(value)
-            cost = _reading_cost(name, value, given)
+        if name in _ORDERING_FILTERS or name in _LINEAR_FILTERS:
+            value = _materialize(value)
+            cost = _filter_cost(name, value, given)
         if name in ("abs", "round"):
-            _check_number(value)
+            _check_integer(value)
             if any(isinstance(one, int) and abs(one) > MAX_DECIMALS for one in given):
                 raise SecurityError("it rounds to a huge number of decimals")
-        _take(_CALL + cost)
+        _charge(_CALL_UNITS + cost)
         result = function(*args[:at], value, *args[at + 1 :], **kwargs)
         if name == "int":
-            _check_number(result)
-        return _kept(result, cost)
+            _check_integer(result)
+        return _charge_result(result, cost)
 
     if passes is not None:
         run.jinja_pass_arg = passes  # type: ignore[attr-defined]  # as Jinja's own decorators do
     return run
 
 
-def _reading_cost(name: str, value: Any, given: Sequence[Any]) -> int:
-    """Of a filter that reads all of a value, at worst."""
-    size, depth = _measure(value)
-    m = _size(given)
+def _filter_cost(name: str, value: Any, given: Sequence[Any]) -> int:
+    """Returns the worst-case cost of a filter that reads all of a value."""
+    size, depth = _measure_size_and_depth(value)
+    m = _units(given)
     n = size if isinstance(value, str) else 4 * size
     length = length_hint(value)
     widths = [len(one) if isinstance(one, str) else one for one in given if isinstance(one, str | int)]
@@ -588,7 +589,7 @@ def _reading_cost(name: str, value: Any, given: Sequence[Any]) -> int:
         case "join":
             return n + length * m
         case "list":
-            return _NEW * length
+            return _OBJECT_UNITS * length
         case "replace":
             return _search_cost(n, m) + _replacement_cost(n, given)
         case "title":
@@ -602,16 +603,12 @@ def _reading_cost(name: str, value: Any, given: Sequence[Any]) -> int:
         case "unique":
             others = length if given else sum(not isinstance(one, str) for one in value or ())
             return 2 * n + m + others**2 // 8
-        case _ if name in _ORDERING:
+        case _ if name in _ORDERING_FILTERS:
             return n * (1 + length.bit_length()) + m
     return 2 * n + m
 
 
-def _comparing_test(name: str) -> Callable[[Any, Any], Any]:
-    return lambda left, right: _compare(name, left, right)
-
-
-def _bounded_test(function: Callable[..., bool], check: Callable[..., None]) -> Callable[..., bool]:
+def _wrap_test(function: Callable[..., bool], check: Callable[..., None]) -> Callable[..., bool]:
     def run(*args: Any) -> bool:
         check(*args)
         return function(*args)
@@ -620,48 +617,48 @@ def _bounded_test(function: Callable[..., bool], check: Callable[..., None]) -> 
 
 
 def _check_operands(*numbers: Any) -> None:
-    """Raise SecurityError unless these are numbers: texts would be formatted, to any width."""
+    """Raises SecurityError unless these are numbers, because texts would be formatted to any width."""
     for one in numbers:
-        _check_number(one)
+        _check_integer(one)
         if not isinstance(one, int | float | Undefined):
             raise SecurityError(f"it divides a {type(one).__name__}")
 
 
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    pairs = [pair for one in args for pair in _settled(one.items() if isinstance(one, dict) else one)]
-    _take(_DICT + _NEW * (len(pairs) + len(kwargs)) + _keys_cost([key for key, _ in pairs]))
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    pairs = [pair for one in args for pair in _materialize(one.items() if isinstance(one, dict) else one)]
+    _charge(_DICT_UNITS + _OBJECT_UNITS * (len(pairs) + len(kwargs)) + _hashing_cost([key for key, _ in pairs]))
     return dict(pairs, **kwargs)
 
 
 class _Namespace(Namespace):
-    """A namespace whose names do not hide what Jinja keeps in it."""
+    """A namespace whose names cannot hide the attributes of Jinja."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        values = _dict(*args[1:], **kwargs)
+        values = _make_dict(*args[1:], **kwargs)
         for name in values:
-            _check_name(name)
+            _check_namespace_key(name)
         Namespace.__init__(args[0], values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
+        _check_namespace_key(name)
         super().__setitem__(name, value)
 
 
-def _check_name(name: object) -> None:
+def _check_namespace_key(name: object) -> None:
     if not isinstance(name, str) or name.startswith("_"):
         raise SecurityError("it hides a name of a namespace")
 
 
-def _range(*args: int) -> range:
+def _make_range(*args: int) -> range:
     numbers = range(*args)
-    if len(numbers) > MAX_RANGE:
+    if len(numbers) > MAX_RANGE_LENGTH:
         raise SecurityError(f"it loops over a range of {len(numbers):,}")
     return numbers
 
 
-def _refuse(message: object) -> None:
-    _take(_text_size(message))
-    raise Refusal(str(message))
+def _raise_refusal(message: object) -> None:
+    _charge(_text_units(message))
+    raise TemplateRefusal(str(message))
 
 
 def _to_json(
@@ -671,5 +668,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As JSON, without Jinja's escaping for web pages."""
+    """Formats JSON without the escaping for web pages that Jinja adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

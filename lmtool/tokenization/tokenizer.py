@@ -1,7 +1,7 @@
 """Tokenizers: byte-level BPE, WordPiece, characters and words, trained and saved by the `tokenizers` library.
 
-Those of published models are read too, SentencePiece ones included. Text that spells a special token is tokenized as
-ordinary text by every kind.
+Also reads those of published models, with SentencePiece. All kinds tokenize text that spells a special token as
+ordinary text.
 """
 
 import json
@@ -25,48 +25,49 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TokenizerSpec
 from lmtool.tokenization import decoder, encoder
 from lmtool.tokenization.inner import (
-    WORD,
-    inner_of,
-    kind_of,
-    names_of,
-    own_roles,
+    WORD_PATTERN,
+    convert_panics,
+    infer_tokenizer_kind,
+    list_token_names,
+    parse_tokenizer_json,
     published_roles,
-    raising_panics,
+    trained_roles,
 )
-from lmtool.tokenization.training import train
+from lmtool.tokenization.training import train_inner_tokenizer
 
-LARGEST_FILE = 256 << 20
-"""Bytes of a tokenizer.json."""
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Limit of the size of a tokenizer.json."""
 
-_WORD = re.compile(WORD.replace(r"\x{2019}", "\u2019"))
-"""A word or a punctuation mark, in Python's spelling."""
+_WORD_REGEX = re.compile(WORD_PATTERN.replace(r"\x{2019}", "\u2019"))
+"""A word or a punctuation mark, in the regex syntax of Python."""
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-"""The files of a tokenizer. The second names the roles of a published one's special tokens, as Transformers does."""
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+"""The files of a tokenizer. The second has the roles of a published one's special tokens, as in Transformers."""
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Encodes text to token ids, and decodes them.
 
-    In tokenizers trained here, ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels, then
-    the learned tokens. Those of published models have any.
+    In tokenizers trained by lmtool, ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels
+    and the learned tokens. Those of published models have any order.
     """
 
     def __init__(self, inner: Inner, published: Mapping[str, Any] | None = None) -> None:
-        """Wrap a tokenizer of the `tokenizers` library.
+        """Wraps a tokenizer of the `tokenizers` library.
 
-        published: the content of a published model's tokenizer_config.json; None for one with lmtool's special tokens.
-        Raises ValueError when it is neither.
+        published: content of a published model's tokenizer_config.json; None for lmtool's special tokens.
+        Raises ValueError for other tokenizers.
         """
         # Text that spells a special token is ordinary text. The library does not save this setting.
         inner.encode_special_tokens = True
         self._inner = inner
         self._config: dict[str, Any] = json.loads(inner.to_str())
-        self._names = names_of(inner)
+        self._names = list_token_names(inner)
         self.published = None if published is None else dict(published)
-        """The content of a published model's tokenizer_config.json; None for a tokenizer trained here."""
-        self.roles = own_roles(self._names) if published is None else published_roles(inner, self._config, published)
-        self.kind = kind_of(self._config)
+        self.roles = (
+            trained_roles(self._names) if published is None else published_roles(inner, self._config, published)
+        )
+        self.kind = infer_tokenizer_kind(self._config)
         self.vocab_size = len(self._names)
         roles = self.roles
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = roles.pad, roles.bos, roles.eos, roles.unk
@@ -75,26 +76,26 @@ class Tokenizer:
 
     @classmethod
     def train(cls, spec: TokenizerSpec, texts: Iterable[str]) -> Self:
-        """Train a tokenizer of `spec`'s kind on `texts`. Equal texts give an equal tokenizer.
+        """Trains a tokenizer of the kind of `spec` on texts. Equal texts give an equal tokenizer.
 
-        The vocabulary may be smaller than requested when the texts have too little. Very long runs of letters, of other
-        visible characters or of white space are cut, see `cut_runs`: the time grows with the square of their length.
+        The vocabulary is smaller than requested if the texts have too little. Very long runs of letters, other visible
+        characters or of white space are split, see `split_long_runs`: the time grows with the square of their length.
         Raises UsageError when `spec.vocab_size` is too small for the special tokens and the alphabet, or too large.
         """
-        return cls(train(spec, texts))
+        return cls(train_inner_tokenizer(spec, texts))
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a tokenizer.json, or the one inside the folder `path`; of a published model with its companion.
+        """Loads a tokenizer.json, or the one in the folder `path`; for a published model also tokenizer_config.json.
 
         Raises CheckpointError when it is missing, damaged, or neither lmtool's nor a published model's.
         """
         path = Path(path)
-        file = path / TOKENIZER if path.is_dir() else path
-        companion = file.with_name(TOKENIZER_CONFIG)
+        file = path / TOKENIZER_FILE if path.is_dir() else path
+        companion = file.with_name(TOKENIZER_CONFIG_FILE)
         try:
-            inner = inner_of(durable.read(file, LARGEST_FILE).decode())
-            with raising_panics():
+            inner = parse_tokenizer_json(durable.read(file, MAX_TOKENIZER_BYTES).decode())
+            with convert_panics():
                 return cls(inner, json.loads(durable.read(companion)) if companion.exists() else None)
         except FileNotFoundError:
             fix = "name a tokenizer.json, or a folder or run with one"
@@ -107,48 +108,48 @@ class Tokenizer:
             raise CheckpointError(what, where=str(file), fix=fix) from error
 
     @classmethod
-    def of_json(cls, content: bytes) -> Self:
-        """The tokenizer of `to_json`. Raises ValueError when it is none."""
+    def from_json(cls, content: bytes) -> Self:
+        """Parses the result of `to_json`. Raises ValueError."""
         try:
-            with raising_panics():
-                return cls(inner_of(content.decode()))
+            with convert_panics():
+                return cls(parse_tokenizer_json(content.decode()))
         except Exception as error:  # the library raises bare Exception for other JSON
             raise ValueError(f"it is not a tokenizer: {str(error)[:120]!r}") from error
 
     def save(self, path: Path | str) -> None:
-        """Write tokenizer.json to the file or into the existing folder `path`, atomically, and its companion if any."""
+        """Writes tokenizer.json to the file or existing folder `path` atomically, with tokenizer_config.json if any."""
         path = Path(path)
-        file = path / TOKENIZER if path.is_dir() else path
-        for name, content in self.files().items():
-            write_file(file if name == TOKENIZER else file.with_name(name), content)
+        file = path / TOKENIZER_FILE if path.is_dir() else path
+        for name, content in self.serialize_files().items():
+            write_file(file if name == TOKENIZER_FILE else file.with_name(name), content)
 
-    def files(self) -> dict[str, bytes]:
-        """The content of its files by name; `tokenizers` and `transformers` read them too."""
-        files = {TOKENIZER: self.to_json().encode()}
+    def serialize_files(self) -> dict[str, bytes]:
+        """Returns the content of the files by name, which `tokenizers` and `transformers` read too."""
+        files = {TOKENIZER_FILE: self.to_json().encode()}
         if self.published is not None:
-            files[TOKENIZER_CONFIG] = json.dumps(self.published, ensure_ascii=False, indent=1).encode()
+            files[TOKENIZER_CONFIG_FILE] = json.dumps(self.published, ensure_ascii=False, indent=1).encode()
         return files
 
-    def name(self, token: int) -> str:
-        """The text that stands for token `token` in tokenizer.json. Raises IndexError outside the vocabulary."""
+    def token_name(self, token: int) -> str:
+        """Returns the name of a token in tokenizer.json. Raises IndexError outside the vocabulary."""
         return self._names[token]
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
+        """Returns the content of tokenizer.json."""
         return json.dumps(self._config, ensure_ascii=False, indent=1)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the tokenizer's canonical JSON, in hexadecimal."""
+        """Returns the SHA-256 of the canonical JSON, in hexadecimal."""
         whole = self._config if self.published is None else [self._config, self.published]
         return sha256_of_json(whole, sort_keys=True)
 
-    def embedding_rows(self, wanted: int | None) -> int:
-        """Rows of a model's embedding: as many as requested, else one for each entry.
+    def check_embedding_rows(self, requested: int | None) -> int:
+        """Returns the requested number of rows of an embedding, by default one for each entry.
 
-        Raises CheckpointError when there are more entries than that.
+        Raises CheckpointError when the vocabulary has more entries.
         """
-        rows = wanted or self.vocab_size
+        rows = requested or self.vocab_size
         if rows < self.vocab_size:
             what = f"the tokenizer has {self.vocab_size} entries, but the model has rows for {rows}"
             fix = f"omit it, or set it to {self.vocab_size} or more"
@@ -156,74 +157,77 @@ class Tokenizer:
         return rows
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
-        text = without_surrogates(text)
-        if len(text) > encoder.LONG_TEXT:
+        """Encodes a text without [BOS] or [EOS]. Lone surrogates become U+FFFD."""
+        text = replace_surrogates(text)
+        if len(text) > encoder.LONG_TEXT_CHARACTERS:
             return cast(list[int], self._encoder([text])[0].tolist())
-        ids: list[int] = encoder.encoding_of(self._inner, text).ids
+        ids: list[int] = encoder.encode_text(self._inner, text).ids
         return ids
 
     def encode_inside(self, text: str) -> list[int]:
-        """Ids of `text` where it stands in another one: without the space that SentencePiece adds in front."""
+        """Encodes a part of another text, without the space that SentencePiece adds in front."""
         before = "\n" if self.kind == "sentencepiece" and self._adds_space else ""
         return self.encode(before + text)[len(self.encode(before)) :]
 
-    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
-        encoding = encoder.encoding_of(self._inner, without_surrogates(text))
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encodes a text, and returns ids and their character offsets (start, stop)."""
+        encoding = encoder.encode_text(self._inner, replace_surrogates(text))
         return encoding.ids, encoding.offsets
 
-    def unknown_parts(self, text: str) -> list[str]:
-        """The parts of `text` that are unknown tokens, such as characters, each once. Byte-level BPE knows all."""
+    def find_unknown_parts(self, text: str) -> list[str]:
+        """Returns the parts of `text` that are unknown tokens, each once. Byte-level BPE knows all."""
         if self.kind == "bpe":
             return []
-        ids, places = self.encode_with_places(text)
+        ids, places = self.encode_with_offsets(text)
         unknown = (text[start:stop] for token, (start, stop) in zip(ids, places, strict=True) if token == self.unk_id)
         return list(dict.fromkeys(unknown))
 
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
+        """Encodes all texts to one array, with the number of ids of each; several times faster than `encode`."""
         return self._encoder(texts)
 
     @property
     def merges(self) -> list[tuple[str, str]]:
-        """The merges of BPE, by priority."""
+        """Returns the merges of BPE by priority."""
         return [(left, right) for left, right in self._config["model"]["merges"]]
 
-    def words(self, text: str) -> list[str]:
-        """The parts of `text` that no merge crosses, as byte-level BPE spells them."""
-        with encoder.unknown_refused():
-            return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(without_surrogates(text))]
+    def pre_tokenize(self, text: str) -> list[str]:
+        """Splits a text into the parts that no merge crosses, as byte-level BPE spells them."""
+        with encoder.convert_encoding_errors():
+            return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(replace_surrogates(text))]
 
-    def joins(self) -> NDArray[np.bool_] | None:
-        """Whether a token goes on with a word, and whether it leaves one open that the next may go on with: (2, V).
+    def find_word_continuations(self) -> NDArray[np.bool_] | None:
+        """Returns (2, V): whether each token can continue a word, and whether the next token can continue its word.
 
-        WordPieces go on where they are marked so (##). Those of other kinds do where they begin, and leave open where
-        they end, with a letter, a digit or a part of a character; white space and marks are words of their own. None
+        WordPieces continue a word if they have a mark (##). Other tokens do if they begin, and can be continued if they
+        end, with a letter, a digit or a part of a character; white space and marks are words of their own. Returns None
         for published WordPieces without a mark.
         """
         if self.kind == "wordpiece":
             mark = self._config["model"]["continuing_subword_prefix"]
-            goes_on_V = np.array([name.startswith(mark) for name in self._names])
-            return np.stack((goes_on_V, np.ones_like(goes_on_V))) if mark else None
+            continues_V = np.array([name.startswith(mark) for name in self._names])
+            return np.stack((continues_V, np.ones_like(continues_V))) if mark else None
         if self.kind == "word":
             return np.zeros((2, self.vocab_size), dtype=bool)
         texts = [name.decode("utf-8", "surrogateescape") for name in self._bytes]
-        return np.array([[_in_word(text[:1]) for text in texts], [_in_word(text[-1:]) for text in texts]])
+        return np.array(
+            [[_is_word_character(text[:1]) for text in texts], [_is_word_character(text[-1:]) for text in texts]]
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens are skipped.
+        """Decodes ids to text, and skips special tokens.
 
-        BPE, SentencePiece and characters are lossless, but for the space that SentencePiece may add in front. Words and
-        WordPieces have lost the spacing, and get spaces as in English typography.
+        BPE, SentencePiece and characters are lossless, except for the space that SentencePiece may add in front. Words
+        and WordPieces get spaces as in English typography.
         """
         if self.kind in ("bpe", "char"):
-            return decoder.decode_bytes(self._bytes, ids)
-        stream = self.stream()
+            pieces = (self._bytes[token] for token in ids if token < len(self._bytes))
+            return b"".join(pieces).decode("utf-8", errors="replace")
+        stream = self.make_stream_decoder()
         return "".join(map(stream.push, ids)) + stream.flush()
 
-    def n_bytes_at_start(self, token: int) -> int:
-        """The number of bytes of a text that token `token` stands for when the text begins with it."""
+    def count_bytes_at_start(self, token: int) -> int:
+        """Counts the bytes of a token at the beginning of a text."""
         if self.kind in ("word", "wordpiece"):
             return len(self.decode([token]).encode())
         piece = self._bytes[token]
@@ -231,10 +235,10 @@ class Tokenizer:
             piece = piece.removeprefix(b" ")
         return len(piece)
 
-    def stream(self, shown: Mapping[int, str] | None = None) -> decoder.StreamDecoder:
-        """An incremental decoder for one sequence. shown: special tokens that are text as well, with their texts."""
-        if shown:
-            return decoder.MarkerDecoder(self.stream(), shown)
+    def make_stream_decoder(self, visible_tokens: Mapping[int, str] | None = None) -> decoder.StreamDecoder:
+        """Returns an incremental decoder for one sequence. visible_tokens: text of special tokens that are shown."""
+        if visible_tokens:
+            return decoder.MarkerDecoder(self.make_stream_decoder(), visible_tokens)
         match self.kind:
             case "bpe" | "char":
                 return decoder.ByteDecoder(self._bytes)
@@ -243,29 +247,29 @@ class Tokenizer:
             case _:
                 return decoder.WordDecoder(self._texts)
 
-    def piece(self, token: int) -> str:
-        """Token `token` for display: its text with control characters and invalid UTF-8 escaped.
+    def display_token(self, token: int) -> str:
+        """Formats a token for display: its text with control characters and invalid UTF-8 escaped.
 
-        Special tokens are shown by name. Raises IndexError outside the vocabulary.
+        Returns the name of a special token. Raises IndexError outside the vocabulary.
         """
         if token in self.special_ids or self.kind not in ("bpe", "sentencepiece"):
             return plain(self._names[token])
         return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
 
-    def is_in_word(self, token: int) -> bool:
-        """Whether token `token` is letters, their marks, digits and underscores alone. Raises IndexError as `name`."""
+    def is_word_token(self, token: int) -> bool:
+        """Returns whether a token is letters, their marks, digits and underscores only. Raises IndexError."""
         if token in self.special_ids:
             return False
-        piece = self.piece(token)
+        piece = self.display_token(token)
         return piece != "" and all(char == "_" or unicodedata.category(char)[0] in "LMN" for char in piece)
 
-    def spellings(self) -> list[tuple[bytes, ...]]:
-        """The bytes that each token may be in a text, the usual ones first; none of special tokens.
+    def list_spellings(self) -> list[tuple[bytes, ...]]:
+        """Returns the bytes that each token may be in a text, the most common first; none for special tokens.
 
-        Words and WordPieces that do not continue one are spelled with and without a space before them.
+        Words and WordPieces that begin a word are spelled with and without a space before them.
         """
         if self.kind in ("word", "wordpiece"):
-            return [decoder.word_spellings(name) for name in self._texts]
+            return [decoder.list_word_spellings(name) for name in self._texts]
         return [(piece,) if piece else () for piece in self._bytes]
 
     @cached_property
@@ -275,10 +279,13 @@ class Tokenizer:
     @cached_property
     def _bytes(self) -> list[bytes]:
         if self.kind != "bpe":
-            return [name.encode() if self.kind == "char" else decoder.sentencepiece_bytes(name) for name in self._texts]
+            return [
+                name.encode() if self.kind == "char" else decoder.decode_sentencepiece_name(name)
+                for name in self._texts
+            ]
         added = {token["id"] for token in self._config["added_tokens"]}
-        alphabet = decoder.byte_alphabet()
-        # As the library decodes them: a name with characters that stand for no byte is text.
+        alphabet = decoder.build_byte_alphabet()
+        # As in the library, a name with characters that encode no byte is text.
         return [
             name.encode() if i in added or not alphabet.keys() >= set(name) else bytes(alphabet[c] for c in name)
             for i, name in enumerate(self._texts)
@@ -286,37 +293,37 @@ class Tokenizer:
 
     @cached_property
     def _adds_space(self) -> bool:
-        """Whether a space is added in front of every text."""
+        """Returns whether a space is added in front of every text."""
         return self._bytes[self.encode("a")[0]].startswith(b" ")
 
     @cached_property
     def _encoder(self) -> encoder.BatchEncoder:
-        reference = encoder.batch_encoder(self._inner)
-        if self.kind == "bpe" and (self.published is None or encoder.is_plain(self._config)):
-            return encoder.fast_encoder(self._inner, self._bytes, reference) or reference
+        reference = encoder.make_reference_encoder(self._inner)
+        if self.kind == "bpe" and (self.published is None or encoder.is_gpt2_bpe(self._config)):
+            return encoder.make_tiktoken_encoder(self._inner, self._bytes, reference) or reference
         if self.kind == "char":
             normalizer = self._inner.normalizer
-            return encoder.char_encoder(self._texts, self.unk_id, normalizer and normalizer.normalize_str)
+            return encoder.make_char_encoder(self._texts, self.unk_id, normalizer and normalizer.normalize_str)
         return reference
 
 
-def _in_word(character: str) -> bool:
-    """Whether it is a letter, a digit, or a byte that is no character by itself."""
+def _is_word_character(character: str) -> bool:
+    """Returns whether it is a letter, a digit, or a byte of an incomplete character."""
     return character.isalnum() or "\udc80" <= character <= "\udcff"
 
 
-def find_words(text: str) -> list[tuple[int, int]]:
-    """Start and stop of the words and punctuation marks of `text`, as a word tokenizer divides it."""
-    return [match.span() for match in _WORD.finditer(text)]
+def find_word_spans(text: str) -> list[tuple[int, int]]:
+    """Returns start and stop of the words and punctuation marks of a text, as a word tokenizer splits it."""
+    return [match.span() for match in _WORD_REGEX.finditer(text)]
 
 
-def without_surrogates(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD."""
+def replace_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def vocabulary_of(recipe: Recipe) -> int | None:
-    """Rows of a recipe's embedding; None where only the text knows. Raises as `Tokenizer.load`."""
+def resolve_vocab_size(recipe: Recipe) -> int | None:
+    """Returns the rows of a recipe's embedding; None if they depend on the text. Raises as `Tokenizer.load` does."""
     match recipe.tokenizer:
         case _ if recipe.model.vocab_size:
             return recipe.model.vocab_size

@@ -16,7 +16,7 @@ from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
 from lmtool.model.lora import kept
-from lmtool.recipe.changes import yardstick
+from lmtool.recipe.changes import selection_criteria
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
@@ -24,9 +24,9 @@ from lmtool.records import finite
 from lmtool.run import tensors
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
-from lmtool.run.files import SavedState, Validated, saved_state
-from lmtool.run.log import Record
-from lmtool.run.saving import Snapshot, save_part
+from lmtool.run.files import SavedState, ValidationState, read_saved_state
+from lmtool.run.log import LogRecord
+from lmtool.run.saving import Snapshot, save_shard
 from lmtool.training.events import Logged, Sampled, Saved, Warn
 from lmtool.training.fit import Step
 
@@ -40,14 +40,14 @@ class TrainingState(SavedState, frozen=False):
     recipe: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, noted: Validated | None, recipe: Recipe) -> Self:
+    def read(cls, checkpoint: Checkpoint, noted: ValidationState | None, recipe: Recipe) -> Self:
         """The state of a checkpoint, updated by the noted validation after it, if there is one.
 
         recipe: that training goes on by. Where it has another yardstick, there is no best one yet, and the last
-        validation is pending again. Raises CheckpointError as `saved_state` does.
+        validation is pending again. Raises CheckpointError as `read_saved_state` does.
         """
-        state = cls(**saved_state(checkpoint).model_dump(exclude_unset=True))
-        before, now = yardstick(state.recipe), yardstick(recipe.model_dump(mode="json"))
+        state = cls(**read_saved_state(checkpoint).model_dump(exclude_unset=True))
+        before, now = selection_criteria(state.recipe), selection_criteria(recipe.model_dump(mode="json"))
         if before != now:
             state = state.model_copy(update=NONE_YET)
         is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
@@ -55,12 +55,12 @@ class TrainingState(SavedState, frozen=False):
             return state.model_copy(update=noted.model_dump(include=set(NONE_YET)) | {"pending": None})
         return state
 
-    def note(self, step: int) -> Validated:
+    def note(self, step: int) -> ValidationState:
         """The note for `read` after the validation of a step."""
         best = self.model_dump(include=set(NONE_YET))
-        return Validated(step=step, **best, yardstick=yardstick(self.recipe))
+        return ValidationState(step=step, **best, yardstick=selection_criteria(self.recipe))
 
-    def advance(self, step: Step) -> Record:
+    def advance(self, step: Step) -> LogRecord:
         """Count a completed step; returns its record, in the format of metrics.jsonl."""
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
@@ -172,11 +172,11 @@ class CheckpointManager:
             return
         model, optimizer = (held(part, self.peers.rank) for part in (kept(lm), moments))
         if self.spec.background:
-            model, optimizer = tensors.copied(model), tensors.copied(optimizer)
+            model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
         snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)
-        save: Callable[[], Checkpoint | None] = partial(save_part, snapshot, self.peers)
+        save: Callable[[], Checkpoint | None] = partial(save_shard, snapshot, self.peers)
         if self.run is not None:
-            save = partial(self.run.save, snapshot, self.spec.keep_last, self.superseded, self.peers)
+            save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.superseded, self.peers)
         self._saving = self.thread.submit(save).result if self.spec.background else save
         if not self.spec.background:
             yield from self.finish_pending()
@@ -203,25 +203,26 @@ class CheckpointManager:
         """Note the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending()
         yield from self._attempt(
-            lambda run: run.note_validation(state.note(step), self.spec.keep_last, self.superseded)
+            lambda run: run.save_validation(state.note(step), self.spec.keep_last, self.superseded)
         )
 
     def tidy(self) -> Iterator[Warn]:
         """Remove what a session has left that was killed before it removed older checkpoints."""
         return self._attempt(
-            lambda run: run.tidy(self.spec.keep_last, self.superseded), "older checkpoints could not be removed"
+            lambda run: run.remove_leftover_checkpoints(self.spec.keep_last, self.superseded),
+            "older checkpoints could not be removed",
         )
 
     def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
-        """End the session. validation: see `Run.end`.
+        """End the session. validation: see `Run.end_session`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """
         if (error := self._unsaved) is not None:
             raise ResourceError(f"{error.what}; {self.saved}", where=error.where, fix=error.fix) from error
         if self.run is not None:
-            self.run.end("stopped" if reason in ("interrupted", "below") else "finished", validation)
+            self.run.end_session("stopped" if reason in ("interrupted", "below") else "finished", validation)
 
     def drop_optimizers(self) -> Iterator[Warn]:
         """Remove the optimizer state of a finished run."""
-        return self._attempt(Run.drop_optimizers, "the optimizer state could not be removed")
+        return self._attempt(Run.remove_optimizer_states, "the optimizer state could not be removed")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
-from lmtool.data.prepare import Prepared, prepare
+from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.inference.perplexity import EvaluationWindows
 from lmtool.model.language_model import CountingModel, LanguageModel, evaluating
 from lmtool.model.ngram import NGramModel
@@ -87,7 +87,7 @@ class TextResults:
         return [f"counting {ORDER}-grams predicts this text better; {fix}"]
 
 
-def to_count(prepared: Prepared, seed: int) -> Prepared:
+def to_count(prepared: TokenizedData, seed: int) -> TokenizedData:
     """The text in tokens for an n-gram model: its own where they are pieces, or the characters of a list.
 
     Else pieces of its own, since five characters of running text are a short context.
@@ -95,7 +95,7 @@ def to_count(prepared: Prepared, seed: int) -> Prepared:
     kind, data = prepared.tokenizer.kind, prepared.data
     if kind == "bpe" or (kind == "char" and data.documents == "line"):
         return prepared
-    return prepare(data, BpeTokenizer(), seed=seed)
+    return tokenize_data(data, BpeTokenizer(), seed=seed)
 
 
 def counted(windows: Windows, n_entries: int) -> NGramModel:

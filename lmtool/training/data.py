@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.analysis.gradients import gradient_norms
-from lmtool.checks.text import find_in_text
+from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
 from lmtool.data.blocks import BlockStores
-from lmtool.data.prepare import Prepared, prepare, scored
+from lmtool.data.prepare import TokenizedData, count_predicted, tokenize_data
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import DividedText, Report
+from lmtool.data.survey import DividedText, Progress
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.inference.perplexity import EvaluationWindows, compute_perplexity, entropy_limit
@@ -29,8 +29,8 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
-from lmtool.run.files import StreamMark
-from lmtool.run.order import MixtureOrder, hash_key
+from lmtool.run.files import StreamPosition
+from lmtool.run.order import MixtureOrder, derive_seed
 from lmtool.tasks.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ class TextData:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: TokenizedData,
         prompt_format: PromptFormat,
         objective: Objective,
         *,
@@ -87,7 +87,7 @@ class TextData:
         goes on where that of the step before ended. most_validated: tokens that a validation computes at most.
         is_foreign: the tokenizer was not trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
-        self._marks: Sequence[StreamMark] = ()
+        self._marks: Sequence[StreamPosition] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
         self._context, self._batch_size, self._seed = context, batch_size, seed
         self._lanes = batch_size if carries_state else None
@@ -98,7 +98,7 @@ class TextData:
         self._pairs: Windows | None = None
 
     @contextmanager
-    def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
+    def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> Iterator[None]:
         """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
         each text, if there are any.
 
@@ -114,10 +114,13 @@ class TextData:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
-        if bundled.limit([file for parts in texts for part in parts for file in part.text.corpus.files]) is not None:
+        if (
+            bundled.entropy_bound([file for parts in texts for part in parts for file in part.text.corpus.files])
+            is not None
+        ):
             return ()  # a program wrote the text, and its results stand beside what can be reached at best
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
-        findings = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
+        findings = (find_text_problems(train, valid, tokenizer, None, brief=True) for train, valid in texts)
         told = dict.fromkeys(str(notice) for notices in findings for notice in notices)
         n_train, n_valid, data = len(self._train), len(self._valid), self._spec
         share = n_valid / max(1, n_train + n_valid)
@@ -141,7 +144,8 @@ class TextData:
         if data.mixture:
             quotas = MixtureOrder(tuple(data.mixture.values()), 0).quotas
             text = ", ".join(
-                f"{100 * n / MixtureOrder.BLOCK:g} % {name}" for name, n in zip(data.mixture, quotas, strict=True)
+                f"{100 * n / MixtureOrder.BLOCK_SAMPLES:g} % {name}"
+                for name, n in zip(data.mixture, quotas, strict=True)
             )
         if self._prepared.streamed:
             n_files = sum(len(whole.head.files) for whole, _ in self._prepared.streamed)
@@ -164,7 +168,7 @@ class TextData:
     def bytes_per_token(self) -> float | None:
         if not self._is_causal:
             return None
-        n_bytes, n_tokens = scored(self._valid, self.prompt_format.tokenizer)
+        n_bytes, n_tokens = count_predicted(self._valid, self.prompt_format.tokenizer)
         return n_bytes / n_tokens if n_tokens else None
 
     @property
@@ -174,7 +178,7 @@ class TextData:
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training part, or in the head of one that is streamed."""
-        return self._train.counts()
+        return self._train.count_tokens()
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Initialize a new model with statistics of the data, if its family uses any."""
@@ -184,7 +188,7 @@ class TextData:
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
         for ngrams in ngrams_of(lm):
-            ngrams.count(torch.from_numpy(self._train.sample(MOST_COUNTED)))
+            ngrams.count(torch.from_numpy(self._train.sample_evenly(MOST_COUNTED)))
 
     def windows(self, objective: Objective) -> Windows:
         """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
@@ -235,9 +239,9 @@ class TextData:
                 raise DataError(what, where=source, fix=fix)
         apart = self._spec.isolate_documents
         if self._blocks:
-            streams = [self._streamed(n, cut, hash_key(seed, "text", n)) for n in range(len(parts))]
+            streams = [self._streamed(n, cut, derive_seed(seed, "text", n)) for n in range(len(parts))]
             return StreamedMixture(streams, list(mixture.values()), seed)
-        texts = [Windows(part, cut, hash_key(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
+        texts = [Windows(part, cut, derive_seed(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
     def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
@@ -266,7 +270,7 @@ class TextData:
         if not self._prepared.streamed:
             return 1.0
         held = [len(part) for part in self._prepared.parts]
-        whole = sum(n / text.share for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
+        whole = sum(n / text.head_fraction for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
         return sum(held) / whole
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
@@ -322,7 +326,7 @@ class TextData:
             return alone
         causal = CausalObjective.of(Causal(), Vocabulary.of(tokenizer, None), self._spec.isolate_documents)
         windows = Windows(train, causal.cut(min(ROW, len(train) - 1)), self._seed)
-        model = comparison.counted(windows, tokenizer.embedding_rows(None))
+        model = comparison.counted(windows, tokenizer.check_embedding_rows(None))
         exact = choose_compute("cpu", "float32")
         counts = compute_perplexity(model, causal, prepared.valid, tokenizer, exact, context=ROW, stride=ROW)
         beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
@@ -344,7 +348,7 @@ TrainingData = TextData | TableData
 
 def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
     """Whether any window of a document of a text has a target; reads the text as far as the first one."""
-    documents = map(store.document, range(store.n_documents))
+    documents = map(store.document_range, range(store.n_documents))
     starts = ((start, min(end, start + window)) for begin, end in documents for start in range(begin, end, window))
     return any(objective.collate_spans([(store.read(*span), 1)]).n_targets for span in starts)
 
@@ -354,7 +358,7 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
 
     is_stream: the text may begin within a line, the rest of which is left out.
     """
-    start, stop = store.document(0)
+    start, stop = store.document_range(0)
     text = tokenizer.decode(store.read(start, min(stop, start + 20 * LONGEST_PROMPT)).tolist())
     if is_stream:
         text = text.partition("\n")[2] or text.partition(" ")[2] or text
@@ -368,29 +372,31 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
 
 
 def read_text(
-    recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report, divided: DividedText | None = None
+    recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Progress, divided: DividedText | None = None
 ) -> tuple[Recipe, TextData]:
     """Prepare the text that a recipe names. Returns the recipe with the size of the vocabulary and how the text is
     divided, and the text.
 
-    tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `prepare`.
+    tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `tokenize_data`.
     Raises DataError for a text that is too short for the model's context.
     """
     spec = tokenizer or recipe.tokenizer
-    prepared = world.main_first(lambda: prepare(recipe.text, spec, seed=recipe.seed, report=report, divided=divided))
+    prepared = world.main_first(
+        lambda: tokenize_data(recipe.text, spec, seed=recipe.seed, report=report, divided=divided)
+    )
     context = recipe.model.context
     for part, store, needed in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
         if len(store) < needed:
             what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {needed}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
-    rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
-    counts = torch.from_numpy(prepared.train.counts()) if recipe.model.reads == "words" else None
+    counts = torch.from_numpy(prepared.train.count_tokens()) if recipe.model.reads == "words" else None
     return recipe, TextData(
         prepared,
-        PromptFormat.of(recipe, prepared.tokenizer),
+        PromptFormat.from_recipe(recipe, prepared.tokenizer),
         build_objective(recipe, prepared.tokenizer, counts),
         context=context,
         batch_size=recipe.training.batch_size,

@@ -12,7 +12,7 @@ from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.model.size import outline
 from lmtool.objective import Objective
 from lmtool.objective.distillation import DistilledObjective
-from lmtool.recipe.load import Resolved
+from lmtool.recipe.load import ResolvedRecipe
 from lmtool.recipe.spec.objective import AnyObjective, Classification
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -23,7 +23,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 WHERE = "distillation.teacher"
 
 
-def with_teacher(resolved: Resolved, base: Reference | None) -> tuple[Resolved, Reference | None]:
+def with_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[ResolvedRecipe, Reference | None]:
     """The recipe with the tokenizer of its teacher, and the teacher's best checkpoint; None without one.
 
     base: the run that the student is initialized from. Raises UsageError when its tokenizer is another one, or when
@@ -114,7 +114,7 @@ def _check_kind(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> Non
 
 def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
     """What of rows both must have in common: special tokens of table rows, and where a source is."""
-    prompt_format = PromptFormat.of(recipe, tokenizer)
+    prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     common = (prompt_format.answers, prompt_format.shares_row, prompt_format.chat is None)
     if isinstance(recipe.objective, Classification):
         return *common, prompt_format.before, prompt_format.between, prompt_format.after

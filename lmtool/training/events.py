@@ -6,7 +6,7 @@ from typing import Literal
 
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.run.log import Record
+from lmtool.run.log import LogRecord
 from lmtool.tasks.results import Results
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import TextResults
@@ -114,7 +114,7 @@ class Stepped(TrainingEvent):
 class Logged(TrainingEvent):
     """A record of metrics.jsonl. Not in processes that only compute."""
 
-    record: Record
+    record: LogRecord
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from lmtool.checks.check import subject_of
-from lmtool.data.survey import Report
+from lmtool.checks.check import infer_subject
+from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.reference import Reference, resolve_model_names, resolve_reference
-from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
-from lmtool.recipe.load import Setting, settings_of
-from lmtool.recipe.resolve import CHARACTERS, LINEAR, resolve
-from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
+from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableShape
+from lmtool.recipe.load import Setting, parse_settings
+from lmtool.recipe.resolve import CHARACTER_SETTINGS, LINEAR_RECIPE, resolve
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.text import OF_TABLES, Data
+from lmtool.recipe.spec.text import TABLE_KEYS, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tasks.baseline import KNOWN_WORDS, known_words
@@ -31,7 +31,7 @@ from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_a
 
 
 def plan_finetuning(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = ignore_progress
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = ignore_progress
 ) -> Plan:
     """Open the tables that the command line names, and resolve the recipe.
 
@@ -51,7 +51,7 @@ def plan_finetuning(
 
 
 def plan_training(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> Plan:
     """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
 
@@ -65,17 +65,17 @@ def plan_training(
         is_table = is_for_tables(scratch)
     else:
         about_data = [setting for setting in settings if setting.key.startswith("data.")]
-        data = resolve(LINEAR, about_data).recipe.data
+        data = resolve(LINEAR_RECIPE, about_data).recipe.data
         sources = [*data.sources, *data.tasks]
         if not sources:
             raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
-        subject = subject_of(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
+        subject = infer_subject(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
         if subject == "run":
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
         return plan_finetuning(source, recipe, settings, report or ignore_progress)
-    if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
+    if unread := next((setting for setting in settings if setting.key in TABLE_KEYS), None):
         what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
     return plan_pretraining(source if sources else None, recipe, settings, report)
@@ -90,7 +90,7 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
     refuse_adapters_alone(recipe)
     tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
-    if name == LINEAR:  # of few rows none are held out
+    if name == LINEAR_RECIPE:  # of few rows none are held out
         resolved = resolve(name, settings, TableShape(tables[0].n_rows))
     return Plan(resolved, tables=tables)
 
@@ -99,7 +99,7 @@ def _plan_tuning(base: Reference, settings: Sequence[Setting]) -> Plan:
     """A run's model."""
     # settings of the data come first: the rest depends on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
-    data = resolve(LINEAR, about_data).recipe.data
+    data = resolve(LINEAR_RECIPE, about_data).recipe.data
     kind, choice = named_kind(settings), ""
     if kind is None and (choice := _embeds(base, data, settings)):
         kind = "related"
@@ -113,7 +113,7 @@ def _plan_tuning(base: Reference, settings: Sequence[Setting]) -> Plan:
     if isinstance(spec, Classification) and spec.contrastive and "objective.contrastive" not in named:
         choice = f"{per_class:.3g} rows of a class: vectors are trained by contrast, then a head is fitted to them; "
         choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
-    elif per_class > FEW_OF_CLASS and isinstance(spec, Classification) and _trains_all(resolved.recipe):
+    elif per_class > MAX_ROWS_OF_CLASS and isinstance(spec, Classification) and _trains_all(resolved.recipe):
         choice = f"{per_class:,.0f} rows of a class: all weights are trained; --freeze body trains the head alone"
     return Plan(resolved, base, tables=tables, choice=choice)
 
@@ -128,7 +128,7 @@ def _embeds(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
 
     An encoder cannot write the second text of a row. A model that gives vectors also learns how near they should be.
     """
-    if "embedding" not in objectives_of(base.recipe.model) or len(data.train) != 1 or data.tasks:
+    if "embedding" not in supported_objectives(base.recipe.model) or len(data.train) != 1 or data.tasks:
         return ""
     of_others = {"objective." + key for key in Embedding.model_fields}
     if any(setting.key.startswith("objective.") and setting.key not in of_others for setting in settings):
@@ -185,13 +185,15 @@ MOST_COMPARED = 4_000
 """Rows that features are compared on."""
 
 FEATURE_SETTINGS = (
-    tuple(settings_of(["tokenizer.kind=word"])),
-    tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576", "model.word_buckets=262144"])),
+    tuple(parse_settings(["tokenizer.kind=word"])),
+    tuple(
+        parse_settings([*CHARACTER_SETTINGS, "model.ngrams=6", "model.buckets=1048576", "model.word_buckets=262144"])
+    ),
 )
 """The settings of FEATURES."""
 
 
-def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
+def _plan_linear(settings: Sequence[Setting], report: Progress) -> Plan:
     """The linear model of a labelled table, for which neither a run nor a recipe is named."""
     last = _last_body()
     named = "name one: --from RUN or --from hf:ORG/NAME"
@@ -199,7 +201,7 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
         named = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=named)
-    data = resolve(LINEAR, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
+    data = resolve(LINEAR_RECIPE, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, named_kind(settings)))
     if tables[0].columns.kind != "texts":
         return _plan_other_rows(tables[0].columns.kind, last, settings)
@@ -221,7 +223,7 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
         best, why = found
         features, shape, by = FEATURE_SETTINGS[best], of_words, f"of {FEATURES[best]} ({why})"
         settings = [*features, *settings]
-    published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
+    published = published_encoder(texts) if tables[0].n_rows < FEW_ROWS else "hf:ORG/NAME"
     choice = f"a linear model {by} is trained; {_other_models(last, published, 'a published model')}"
     return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features)
 
@@ -243,7 +245,7 @@ class FromScratch(NamedTuple):
 
 
 FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
-    "texts": FromScratch(LINEAR, (), "labelled texts"),
+    "texts": FromScratch(LINEAR_RECIPE, (), "labelled texts"),
     "words": FromScratch("tagger", (), "tagged words"),
     "questions": FromScratch("bert-tiny", ("objective.kind=question-answering",), "questions"),
     "related": FromScratch("bert-tiny", ("objective.kind=embedding",), "related texts"),
@@ -253,7 +255,7 @@ FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
 def _plan_other_rows(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
     """The usual model of a table of other rows than labelled texts, for which neither a run nor a recipe is named."""
     chosen = FROM_SCRATCH[kind]
-    plan = _plan_scratch(chosen.recipe, [*settings_of(chosen.settings), *settings])
+    plan = _plan_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
     recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
     choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
     choice += _other_models(last, "hf:ORG/NAME", "a published encoder of its language")
@@ -267,23 +269,23 @@ def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTa
     `plan_finetuning`.
     """
     of_texts = [setting for setting in settings if setting.key != "objective.kind"]
-    tables = tuple(open_tables(resolve(LINEAR, of_texts).recipe.data, named_kind(settings)))
+    tables = tuple(open_tables(resolve(LINEAR_RECIPE, of_texts).recipe.data, named_kind(settings)))
     chosen = FROM_SCRATCH[tables[0].columns.kind]
-    if chosen.recipe == LINEAR:
-        return resolve(LINEAR, of_texts, TableShape(tables[0].n_rows)).recipe, tables
-    return resolve(chosen.recipe, [*settings_of(chosen.settings), *settings]).recipe, tables
+    if chosen.recipe == LINEAR_RECIPE:
+        return resolve(LINEAR_RECIPE, of_texts, TableShape(tables[0].n_rows)).recipe, tables
+    return resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables
 
 
 def _choose_features(
-    settings: Sequence[Setting], shape: TableShape, tables: tuple[TaskTables, ...], length: float, report: Report
+    settings: Sequence[Setting], shape: TableShape, tables: tuple[TaskTables, ...], length: float, report: Progress
 ) -> tuple[int, str] | None:
     """The index of the best features of a linear model, and why they are; None where n-grams would take too long.
 
     length: characters of a text, the mean.
     """
     recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
-    if shape.n_rows < FEW or not recipes[0].data.holds_out:
-        return 1, "few rows choose by chance" if shape.n_rows < FEW else "no rows are held out"
+    if shape.n_rows < FEW_ROWS or not recipes[0].data.holds_out:
+        return 1, "few rows choose by chance" if shape.n_rows < FEW_ROWS else "no rows are held out"
     if shape.n_rows * length * 10 > MOST_PRODUCTS:
         return None
     words = RecipeWithData(*read_tables(recipes[0], tables, None))

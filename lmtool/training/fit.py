@@ -28,7 +28,7 @@ from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
-from lmtool.run.order import hash_key, rank_samples
+from lmtool.run.order import derive_seed, sample_numbers_of_rank
 from lmtool.tasks.baseline import METRICS
 from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import PLAIN_PENALTY, Fitted, fit_head
@@ -146,7 +146,7 @@ def fit(
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends; UsageError when all text is counted.
     """
-    rows = micro_batch or recipe.training.rows_at_once(compute.world.size)
+    rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
     with _stepper(trainable, examples, recipe, compute, rows, carried) as stepper:
         for step in range(done, recipe.training.steps):
             yield stepper.take(step, stop)
@@ -424,10 +424,10 @@ class GradientSteps(Stepper):
 
     def _seed(self, step: int, index: int) -> None:
         """Begin the random numbers of a micro-batch, such as those of dropout."""
-        torch.manual_seed(hash_key(self.recipe.seed, "step", step, self.world.rank, index))
+        torch.manual_seed(derive_seed(self.recipe.seed, "step", step, self.world.rank, index))
 
     def _not_finite(self, what: str, value: float, step: int) -> NumericalError:
-        documents = self.examples.documents(rank_samples(step, self.recipe.training.batch_size))
+        documents = self.examples.documents(sample_numbers_of_rank(step, self.recipe.training.batch_size))
         listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
         return NumericalError(
             f"the {what} of step {step + 1} is {value}; no weight was changed",
@@ -474,7 +474,7 @@ class _Loader:
 
     def _read(self, step: int, rows: int, least: int = 1) -> list[Batch]:
         training, world = self.training, self.compute.world
-        examples = self.examples.read(rank_samples(step, training.batch_size, world.rank, world.size))
+        examples = self.examples.read(sample_numbers_of_rank(step, training.batch_size, world.rank, world.size))
         parts = micro_batches(examples, rows, training.micro_tokens, least)
         batches = [self.objective.collate(part, step / training.steps) for part in parts]
         return [batch.pin() for batch in batches] if self.compute.device.type == "cuda" else batches
@@ -488,8 +488,8 @@ def tokens_of_a_step(examples: ExampleSource, objective: Objective, recipe: Reci
     training = recipe.training
     n_steps = max(1, examples.per_epoch // training.batch_size)
     steps = np.unique(np.linspace(0, n_steps - 1, AVERAGED).round().astype(int)).tolist()
-    rows = training.rows_at_once(1)
-    read = (examples.read(rank_samples(step, training.batch_size)) for step in steps)
+    rows = training.rows_per_process(1)
+    read = (examples.read(sample_numbers_of_rank(step, training.batch_size)) for step in steps)
     parts = (part for batch in read for part in micro_batches(batch, rows, training.micro_tokens))
     return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)
 

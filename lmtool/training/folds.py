@@ -8,7 +8,7 @@ import numpy as np
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.pretrained import open_vectors
 from lmtool.inference.reference import find_base
@@ -19,7 +19,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.run.directory import Run
-from lmtool.run.uncertainty import FOLDS
+from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import AnsweringModel
@@ -56,7 +56,7 @@ def n_scoring_models(recipe: Recipe, data: TableData) -> int:
     """How many models are trained to score rows that the saved one is trained on; 0 where such rows are held out."""
     if not data.needs_folds:
         return 0
-    return FOLDS if is_cross_validated(recipe, data) else 1
+    return N_FOLDS if is_cross_validated(recipe, data) else 1
 
 
 def train_folds(
@@ -68,7 +68,7 @@ def train_folds(
     Yields nothing where the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
     recipe, compute = job.recipe, job.compute
-    n_parts, n_scored = (FOLDS, FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
+    n_parts, n_scored = (N_FOLDS, N_FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
     folds = data.folds(n_parts)[:n_scored]
     if not folds:
         return
@@ -106,7 +106,7 @@ def _fit_heads(
 
 
 def choose_features(
-    candidates: Sequence[RecipeWithData], report: Report = ignore_progress
+    candidates: Sequence[RecipeWithData], report: Progress = ignore_progress
 ) -> tuple[int, list[ChosenPenalty]]:
     """The index of the features of texts by which a linear model has the least loss in cross-validation, and how good
     each are. candidates: the same rows with each of the features."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lmtool.compute.device import Compute
 from lmtool.compute.shards import ShardedBuild
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.inference.load import LoadedModel, MatchedVectors, build_for_training, load_weights
 from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel
@@ -91,7 +91,7 @@ class Invocation:
     """
 
     command: Sequence[str]
-    report: Report
+    report: Progress
     stop: Callable[[], bool]
     output: Path | None = None
     retry: bool = False

@@ -16,7 +16,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.recipe.spec.training import Adam, AdamW, Lbfgs, Muon, Optimizer, Sgd, Tuning
-from lmtool.run.tensors import outlines, rows_of
+from lmtool.run.tensors import get_meta_tensors, read_tensor_rows
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
 
 FLOAT16_SCALE = 2.0**4
@@ -124,7 +124,7 @@ class Optimizers:
         """
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
         scale = {key.removeprefix(_SCALER): tensors[key] for key in tensors if key.startswith(_SCALER)}
-        moments = {key: tensor for key, tensor in outlines(tensors).items() if not key.startswith(_SCALER)}
+        moments = {key: tensor for key, tensor in get_meta_tensors(tensors).items() if not key.startswith(_SCALER)}
         known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
         # in float16 the first steps may have been skipped
         needed = {key for key, p in known.items() if self._first_steps[p] < steps} if moments or not scale else set()
@@ -138,7 +138,9 @@ class Optimizers:
         loaded: dict[str, Tensor] = {}
         for key, outline in moments.items():
             parameter, whole = known[key], self._wholes.get(known[key])
-            tensor = rows_of(tensors, key, own_slice(whole)) if whole is not None and outline.ndim else tensors[key]
+            tensor = (
+                read_tensor_rows(tensors, key, own_slice(whole)) if whole is not None and outline.ndim else tensors[key]
+            )
             # infinite ones may belong to a run that goes on
             if bool(tensor.isnan().any()):
                 what = f"the optimizer state is useless: {key} holds NaN"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lmtool.errors import DataError
 from lmtool.model.word_vectors import FloatArray, IntArray, PairCounts
 from lmtool.objective import Example
-from lmtool.run.order import hash_key, permute
+from lmtool.run.order import derive_seed, permute
 from lmtool.training.windows import ExampleSource, Windows
 
 COUNTED = 1 << 16
@@ -55,8 +55,8 @@ class CountedPairs(ExampleSource):
         for sample in sample_S.tolist():
             epoch, item = divmod(sample, self.per_epoch)
             position = (item * self._length + np.arange(self._length)) % len(self._sums_P)
-            chosen = permute(position, len(self._sums_P), hash_key(self._seed, "pairs", epoch))
-            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
+            chosen = permute(position, len(self._sums_P), derive_seed(self._seed, "pairs", epoch))
+            rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", sample)))
             words, contexts = self._words_P[chosen], self._contexts_P[chosen]
             examples.append(Example(words, rng, other=contexts, label=self._sums_P[chosen]))
         return examples

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lmtool.compute.device import Compute, device_memory
 from lmtool.compute.processes import World, local_size
-from lmtool.data.survey import DividedText, Report
+from lmtool.data.survey import DividedText, Progress
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.pretrained import describe_features, open_features, open_vectors
@@ -14,8 +14,8 @@ from lmtool.inference.reference import Reference, resolve_for_text, resolve_mode
 from lmtool.model.size import check_fits, training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
-from lmtool.recipe.load import Resolved, Setting
-from lmtool.recipe.pretraining import NAME
+from lmtool.recipe.load import ResolvedRecipe, Setting
+from lmtool.recipe.pretraining import DEFAULT_RECIPE
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
@@ -40,7 +40,7 @@ class Plan:
     features: the settings that cross-validation chose, which a repeat need not choose again.
     """
 
-    resolved: Resolved
+    resolved: ResolvedRecipe
     base: Reference | None = None
     text: DividedText | None = None
     tables: tuple[TaskTables, ...] = ()
@@ -56,7 +56,7 @@ class Plan:
         return replace(self, resolved=replace(self.resolved, recipe=self.recipe.with_values({"seed": seed})))
 
     def read(
-        self, report: Report, world: World | None = None
+        self, report: Progress, world: World | None = None
     ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
         """The recipe with what the data decide, the data, and the models that it names: its teacher, and that whose
         states it reads."""
@@ -74,7 +74,7 @@ class Plan:
             recipe, data = read_text(recipe, tokenizer, world or World(), report, self.text)
         return recipe, data, teacher, features
 
-    def job(self, compute: Compute, report: Report) -> TrainingJob:
+    def job(self, compute: Compute, report: Progress) -> TrainingJob:
         """Read the data, all processes together. compute: as `checked_compute` gives it.
 
         Raises the errors of data, and UsageError for models that do not fit them.
@@ -115,7 +115,7 @@ class Plan:
 
 
 def plan_pretraining(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> Plan:
     """A training on a text, which is read through where the recipe depends on it.
 
@@ -130,7 +130,7 @@ def plan_pretraining(
     return Plan(resolved, text=text)
 
 
-def _check_text(resolved: Resolved, base: Reference | None) -> None:
+def _check_text(resolved: ResolvedRecipe, base: Reference | None) -> None:
     """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:
@@ -141,7 +141,7 @@ def _check_text(resolved: Resolved, base: Reference | None) -> None:
         where = ", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split")))
         raise UsageError(what, where=where, fix="set data.split=document, or data.documents=whole")
     if is_for_tables(recipe):
-        named = "" if resolved.name == NAME else f" --recipe {resolved.name}"
+        named = "" if resolved.name == DEFAULT_RECIPE else f" --recipe {resolved.name}"
         fix = f"lmtool finetune TABLE{named if base is None else f' --from {base.run.name}'}"
         raise UsageError(f"objective {recipe.objective.kind} is trained on a table, not on a text", fix=fix)
 

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from lmtool.checks.runs import damaged_records
+from lmtool.checks.runs import find_damaged_records
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.data.survey import Report
+from lmtool.data.survey import Progress
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_feature_model
 from lmtool.inference.reference import find_base, find_teacher, read_tokenizer, read_trained_recipe, resolve_reference
 from lmtool.interop.names import HUB, pointer_of
 from lmtool.printable import counted
-from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
+from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Setting
 from lmtool.recipe.resolve import resolve
@@ -22,7 +22,7 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.find import find_resumable
+from lmtool.run.find import find_resumable_run
 from lmtool.tasks.build import kind_of_rows, usual_metric
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
@@ -32,7 +32,7 @@ from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.plan import agree, checked_compute, is_for_tables
 from lmtool.training.train import train
 
-PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
+PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in CHANGE_RULES.items() if rule.resets)}
 """Keys with which a run that is finished goes on."""
 
 
@@ -44,7 +44,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
     Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
     if reference is None:
-        run, passed = find_resumable(longer=any(setting.key in PROLONGING for setting in settings))
+        run, passed = find_resumable_run(longer=any(setting.key in PROLONGING for setting in settings))
         if passed:
             yield Info(f"resuming {run.name}, since {', '.join(passed)}")
         reference = str(run.path)
@@ -72,15 +72,15 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             if recipe.training.steps != before.training.steps:
                 # else steps would follow from epochs again
                 recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
-            changed, now = changes(before, recipe), changes(written, recipe)
+            changed, now = diff_recipes(before, recipe), diff_recipes(written, recipe)
             _refuse(changed, before, recipe, checkpoint, run)
             if "training.steps" in changed and checkpoint.step < before.training.steps:
                 stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
-            state = TrainingState.read(checkpoint, run.validated, recipe)
+            state = TrainingState.read(checkpoint, run.last_validation, recipe)
             read_tokenizer(run)
-            unusable = dict(damaged_records(run))
-            is_rescored = RESULTS in unusable or any("scores" in rule_of(key).resets for key in now)
+            unusable = dict(find_damaged_records(run))
+            is_rescored = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
             is_over = _is_over(run, recipe, checkpoint, state, is_rescored)
             world.wait()  # all have read the run before the first one changes anything on disk
             if not is_over:
@@ -94,12 +94,12 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             if world.is_main:
                 run.write_recipe(dump(recipe))
                 yield from map(Info, now.values())
-                run.tidy(recipe.checkpoint.keep_last)
+                run.remove_leftover_checkpoints(recipe.checkpoint.keep_last)
                 if run.info.sessions[-1].outcome != "finished":
                     # killed between its last checkpoint and its end, or ended by its new recipe
-                    run.end("finished")
+                    run.end_session("finished")
                 if not recipe.checkpoint.keep_optimizer:
-                    run.drop_optimizers()
+                    run.remove_optimizer_states()
                 is_stale = state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
                 yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
@@ -112,7 +112,7 @@ def _without_training(where: str) -> CheckpointError:
 
 
 def _job_of(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Report
+    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Progress
 ) -> TrainingJob:
     """What training goes on with at a checkpoint. Raises CheckpointError when the data of the run have changed."""
     tokenizer = read_tokenizer(run)
@@ -160,9 +160,9 @@ def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingSt
 
 def _refuse(changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
     """Raise UsageError with the changes that a resumed run does not allow. before: the recipe of the checkpoint."""
-    if refused := unchangeable(changed):
+    if refused := find_unchangeable_keys(changed):
         what = f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}"
-        fix = f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}"
+        fix = f"undo this, or {'; or '.join(dict.fromkeys(find_change_rule(key).note for key in refused))}"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)
     if recipe.model.counts and before.training.steps == checkpoint.step < recipe.training.steps:
         what = f"the whole text was counted in {counted(checkpoint.step, 'step')}, and a token may be counted only once"

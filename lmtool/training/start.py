@@ -9,7 +9,7 @@ from lmtool.model.size import outline
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.records import encode
-from lmtool.run.creation import check_folder, create_run
+from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo
 from lmtool.tasks.data import TableData
@@ -24,17 +24,17 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
 
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
-    check_folder(invocation.output, invocation.retry)
+    check_output_folder(invocation.output, invocation.retry)
     recipe = plan.recipe
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as joined:
         compute = checked_compute(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
-            check_folder(invocation.output, invocation.retry)  # others may have been quicker
+            check_output_folder(invocation.output, invocation.retry)  # others may have been quicker
         job = plan.job(compute, invocation.report)
         run = _created(plan.resolved.name, job, invocation) if compute.world.is_main else None
         with run or nullcontext():
             if run is not None and job.features is not None:
-                run.keep_features(job.features.reference.run, job.features.reference.checkpoint)
+                run.copy_features_run(job.features.reference.run, job.features.reference.checkpoint)
             if run is not None and job.data.split is not None:
                 write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
             yield from train(job, run, invocation)
@@ -44,7 +44,7 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
     """A new run directory. name: of the recipe."""
     recipe, data = job.recipe, job.data
     tokenizer = data.prompt_format.tokenizer
-    info = RunInfo.new(
+    info = RunInfo.create(
         recipe=name,
         summary=summary(recipe),
         fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
@@ -56,7 +56,7 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
             "valid_rows": data.n_valid if isinstance(data, TableData) else None,
         },
     )
-    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
     return create_run(invocation.output, info, files, invocation.retry)
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.data.blocks import STREAMS, BlockStores
-from lmtool.data.prepare import Prepared
-from lmtool.data.streaming import BlockStart
+from lmtool.data.blocks import STREAMS_FOLDER, BlockStores
+from lmtool.data.prepare import TokenizedData
+from lmtool.data.streaming import BlockPosition
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError
 from lmtool.objective import Cut, Example
-from lmtool.run.files import StreamMark
-from lmtool.run.order import hash_key
+from lmtool.run.files import StreamPosition
+from lmtool.run.order import derive_seed
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 KEPT = 4
@@ -25,7 +25,9 @@ KEPT = 4
 
 
 @contextmanager
-def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark]) -> Iterator[list[BlockStores]]:
+def streaming(
+    prepared: TokenizedData, compute: Compute, marks: Sequence[StreamPosition]
+) -> Iterator[list[BlockStores]]:
     """The blocks of each streamed text while a run trains on them, from its beginning or from its mark.
 
     Raises CheckpointError when the block of a mark has another text than it had, or marks are missing.
@@ -35,24 +37,24 @@ def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark])
         what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
-        folder = stack.enter_context(scratch_in(cache_folder() / STREAMS)) if compute.world.is_main else Path()
+        folder = stack.enter_context(scratch_in(cache_folder() / STREAMS_FOLDER)) if compute.world.is_main else Path()
         path = Path(compute.world.from_main(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (marks[n].block, _start(marks[n])) if marks else (0, BlockStart())
-            makes = compute.world.is_main
-            blocks = BlockStores(streamed, head, prepared.tokenizer, path / str(n), begin, makes=makes)
+            begin = (marks[n].block, _start(marks[n])) if marks else (0, BlockPosition())
+            is_writer = compute.world.is_main
+            blocks = BlockStores(*streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_writer)
             opened.append(stack.enter_context(closing(blocks)))
         for mark, blocks, (text, _) in zip(marks, opened, prepared.streamed, strict=bool(marks)):
-            if blocks.store(mark.block).content != mark.content:
+            if blocks.wait_for_store(mark.block).content_checksum != mark.content:
                 what = f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was read"
                 fix = "restore the old files, or start a new run"
                 raise CheckpointError(what, where=text.where(_start(mark)), fix=fix, code="data_changed")
         yield opened
 
 
-def _start(mark: StreamMark) -> BlockStart:
-    return BlockStart(mark.turn, mark.unit, mark.chunk)
+def _start(mark: StreamPosition) -> BlockPosition:
+    return BlockPosition(mark.turn, mark.unit, mark.chunk)
 
 
 class StreamedWindows(ExampleSource):
@@ -66,7 +68,13 @@ class StreamedWindows(ExampleSource):
     unit = "documents"
 
     def __init__(
-        self, blocks: BlockStores, cut: Cut, seed: int, batch_size: int, mark: StreamMark | None, isolated: bool = False
+        self,
+        blocks: BlockStores,
+        cut: Cut,
+        seed: int,
+        batch_size: int,
+        mark: StreamPosition | None,
+        isolated: bool = False,
     ) -> None:
         """mark: of the block to begin with. The others are as for `Windows`."""
         self.length = cut.length
@@ -77,7 +85,7 @@ class StreamedWindows(ExampleSource):
         self._documents = [0 if mark is None else mark.documents]
         self._opened: dict[int, Windows] = {}
         self._opening = Lock()
-        self._per_epoch = max(1, round(self._windows(0).per_epoch / blocks.share))
+        self._per_epoch = max(1, round(self._windows(0).per_epoch / blocks.head_fraction))
 
     @property
     def per_epoch(self) -> int:
@@ -106,18 +114,18 @@ class StreamedWindows(ExampleSource):
                 self._open()
             self._drop(sample)
 
-    def mark(self, sample: int) -> StreamMark:
+    def mark(self, sample: int) -> StreamPosition:
         """The block of the sample before this one, the last one trained on; for the process that makes the blocks."""
         with self._opening:
             while sample > self._begins[-1]:
                 self._open()
             at = max(0, bisect_left(self._begins, sample) - 1)
             number = self._first + at
-            content, start = self._blocks.store(number).content, self._blocks.start(number)
+            content, start = self._blocks.wait_for_store(number).content_checksum, self._blocks.block_position(number)
         before = {"examples": self._begins[at], "documents": self._documents[at]}
-        return StreamMark(block=number, content=content, **start._asdict(), **before)
+        return StreamPosition(block=number, content=content, **start._asdict(), **before)
 
-    def marks(self, sample: int) -> list[StreamMark]:
+    def marks(self, sample: int) -> list[StreamPosition]:
         """Its mark alone; a mixture has several."""
         return [self.mark(sample)]
 
@@ -132,7 +140,7 @@ class StreamedWindows(ExampleSource):
     def _open(self) -> None:
         """Open the next block. One that is too short for an example, as the last of a turn may be, has none."""
         number = self._first + len(self._begins) - 1
-        store, n_examples = self._blocks.store(number), 0
+        store, n_examples = self._blocks.wait_for_store(number), 0
         if len(store) > self.length:
             self._opened[number] = self._windows(number)
             n_examples = self._opened[number].per_epoch
@@ -140,15 +148,15 @@ class StreamedWindows(ExampleSource):
         self._documents.append(self._documents[-1] + store.n_documents)
 
     def _windows(self, number: int) -> Windows:
-        seed = hash_key(self._seed, "block", number)
-        return Windows(self._blocks.store(number), self._cut, seed, None, (), self._isolated)
+        seed = derive_seed(self._seed, "block", number)
+        return Windows(self._blocks.wait_for_store(number), self._cut, seed, None, (), self._isolated)
 
     def _drop(self, sample: int) -> None:
         """Drop the blocks that no process reads any more when this one reads a sample."""
         for number in list(self._opened):
             if self._begins[number - self._first + 1] <= sample - self._kept:
                 del self._opened[number]
-                self._blocks.drop(number)
+                self._blocks.remove_block(number)
 
 
 class StreamedMixture(Mixture):
@@ -165,16 +173,16 @@ class StreamedMixture(Mixture):
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         # also those of which this process has no sample for many steps, while the blocks that it would read are dropped
-        for text, sample_of_text in zip(self._streams, self._order.before(int(sample_S.min())), strict=True):
+        for text, sample_of_text in zip(self._streams, self._order.count_before(int(sample_S.min())), strict=True):
             text.follow(sample_of_text)
         return super().read(sample_S)
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         return sorted(set(super().documents(sample_S)))
 
-    def marks(self, sample: int) -> list[StreamMark]:
+    def marks(self, sample: int) -> list[StreamPosition]:
         """That of each text before this sample of the mixture."""
         return [
             text.mark(sample_of_text)
-            for text, sample_of_text in zip(self._streams, self._order.before(sample), strict=True)
+            for text, sample_of_text in zip(self._streams, self._order.count_before(sample), strict=True)
         ]

@@ -31,7 +31,7 @@ from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec.objective import Classification, objectives_of
+from lmtool.recipe.spec.objective import Classification, supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
@@ -39,8 +39,8 @@ from lmtool.records import encode, finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import BASELINE, Run
 from lmtool.run.files import describe_environment
-from lmtool.run.order import rank_samples
-from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
+from lmtool.run.order import sample_numbers_of_rank
+from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.search.index import embed_texts
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
@@ -119,7 +119,7 @@ def train(job: TrainingJob, run: Run | None, invocation: Invocation, changed: tu
         if run is not None:
             step = 0 if checkpoint is None else checkpoint.step
             is_noted = checkpoint is not None and state.pending is None
-            damaged = run.start(
+            damaged = run.start_session(
                 step=step,
                 command=invocation.command,
                 environment=describe_environment(str(job.compute.device)),
@@ -158,7 +158,7 @@ def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
     if kept is not None:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
-        is_encoder = base is not None and "embedding" in objectives_of(base.recipe.model)
+        is_encoder = base is not None and "embedding" in supported_objectives(base.recipe.model)
         compute = choose_compute(recipe.training.device, "float32")
         data.measure_baselines(partial(_vectors_of, base, compute) if base is not None and is_encoder else None)
         if data.baselines:
@@ -243,7 +243,7 @@ class _TrainingSession:
         if changed:
             if checkpoint is not None:
                 self.warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
-            state.micro_batch = recipe.training.rows_at_once(world.size)
+            state.micro_batch = recipe.training.rows_per_process(world.size)
         state.setup, state.recipe = setup, self.recipe.model_dump(mode="json")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -257,7 +257,7 @@ class _TrainingSession:
                     "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
                 )
             return
-        tensors: Mapping[str, Tensor] = checkpoint.optimizer()
+        tensors: Mapping[str, Tensor] = checkpoint.load_optimizer()
         where = str(checkpoint.path)
         if recipe.training.carry_state:
             like = truncated_bptt.fresh(self.lm, recipe.training.batch_size, self.compute.device)
@@ -269,7 +269,7 @@ class _TrainingSession:
         """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
         # what fails later is computed without being compiled; private names, read in torch 2.13
         torch._dynamo.config.suppress_errors = True
-        samples = rank_samples(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
+        samples = sample_numbers_of_rank(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
         batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
         with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
             plain_BTD = self.lm(batch).hidden_BTD
@@ -525,7 +525,7 @@ class _TrainingSession:
             if (
                 value is not None
                 and value < best
-                and not are_alike(baseline.metric, (value, data.n_valid), (best, data.n_valid))
+                and not are_equivalent(baseline.metric, (value, data.n_valid), (best, data.n_valid))
             ):
                 told = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
         if self.compute.world.sum((float(bool(told)),))[0]:
@@ -564,7 +564,7 @@ class _TrainingSession:
         """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
         run, peers = self.manager.run, self.manager.peers
         named = Run.open(Path(self.compute.world.from_main("" if run is None else str(run.path.resolve()))))
-        checkpoint, _ = named.best(optimizer=False, peers=peers)
+        checkpoint, _ = named.best_checkpoint(optimizer=False, peers=peers)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
             try:
@@ -595,7 +595,7 @@ class _TrainingSession:
             return []
         part, how = QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
         if is_cross_validated(self.job.recipe, data):
-            part, how = CROSS_VALIDATION, f"each of {FOLDS} parts is scored by a model of the others"
+            part, how = CROSS_VALIDATION, f"each of {N_FOLDS} parts is scored by a model of the others"
         yield Info(f"scoring: no rows are held out, so {how}")
         results: list[Results] = []
         self.lm.cpu()

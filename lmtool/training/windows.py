@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
-from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute
+from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
 
 TRIES = 8
 """Documents that are drawn to find one that is long enough."""
@@ -65,7 +65,7 @@ class _Stream(StreamWindows):
     length: int
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
-        start = self.start(epoch, item)
+        start = self.window_start(epoch, item)
         return _Window([(start, start + self.length)])
 
 
@@ -93,12 +93,12 @@ class _Documents:
         return int(length_D[length_D > cut.length].sum()) <= LONGER * len(store)
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
-        n, key = self._store.n_documents, hash_key(self._seed, "documents", epoch)
+        n, key = self._store.n_documents, derive_seed(self._seed, "documents", epoch)
         spans: list[tuple[int, int]] = []
         first, left = item * self._per_row, self._length
         while left:
             for number in permute((first + np.arange(self._per_row + 1)) % n, n, key).tolist():
-                begin, end = self._store.document(number)
+                begin, end = self._store.document_range(number)
                 spans.append((begin, min(end, begin + left)))
                 left -= spans[-1][1] - begin
                 if not left:
@@ -134,7 +134,7 @@ class _Pairs:
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """The window around this item's anchor, or in the next usable document."""
-        anchor = (hash_key(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
+        anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
         number = self._usable(anchor)
         start, stop = self._window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
@@ -148,7 +148,7 @@ class _Pairs:
 
     def _other(self, number: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
         """Another document than `number`, and an anchor in it: the first drawn with `length` tokens, or the longest."""
-        begin, end = self._store.document(number)
+        begin, end = self._store.document_range(number)
         drawn = []
         for _ in range(TRIES):
             anchor = int(rng.integers(len(self._store) - (end - begin)))
@@ -160,7 +160,7 @@ class _Pairs:
 
     def _usable(self, anchor: int, but: int | None = None) -> int:
         """The document at this anchor, or the next one, cyclically, that is usable and not `but`."""
-        number = int(self._store.document_at(anchor))
+        number = int(self._store.find_documents(anchor))
         while number == but or self._size(number) < 2:
             number = (number + 1) % self._store.n_documents
         return number
@@ -177,7 +177,7 @@ class _Pairs:
 
     def _text(self, number: int) -> tuple[int, int]:
         """The span of the document's own tokens, without [BOS] and [EOS]."""
-        begin, end = self._store.document(number)
+        begin, end = self._store.document_range(number)
         if begin < end and self._store.read(begin, begin + 1)[0] in self._marks:
             begin += 1
         if begin < end and self._store.read(end - 1, end)[0] in self._marks:
@@ -227,7 +227,7 @@ class Windows:
 
     def restarts(self, step: int) -> bool:
         """True when the rows of this step (from 0) do not continue those of the step before."""
-        return not isinstance(self._order, LaneOrder) or self._order.restarts(step)
+        return not isinstance(self._order, LaneOrder) or self._order.is_lane_start(step)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""
@@ -253,7 +253,7 @@ class Windows:
         """
         first = max(0, start - n_before)
         tokens_T = torch.from_numpy(self._store.read(first, stop))
-        document_T = torch.from_numpy(np.asarray(self._store.document_at(np.arange(first, stop)), dtype=np.int64))
+        document_T = torch.from_numpy(np.asarray(self._store.find_documents(np.arange(first, stop)), dtype=np.int64))
         targets_T = tokens_T[1:].masked_fill(document_T[1:] != document_T[:-1], IGNORE)
         targets_T[: max(0, start - first - 1)] = IGNORE
         return Batch(tokens_T[None, :-1], targets_T[None], documents_BT=document_T[None, :-1])
@@ -263,13 +263,13 @@ class Windows:
         touched: set[int] = set()
         for window, _ in self._drawn(sample_S):
             for start, stop in (*window.spans, *([window.other] if window.other else [])):
-                touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
+                touched.update(range(self._store.find_documents(start), self._store.find_documents(stop - 1) + 1))
         return sorted(touched)
 
     def _drawn(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
         """The span of each sample, and its random generator, which may have drawn it."""
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
-            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", int(sample))))
+            rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", int(sample))))
             yield self._cutter.window_of(int(epoch), int(item), rng), rng
 
 

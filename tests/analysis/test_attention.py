@@ -80,7 +80,7 @@ def axes(found: TextAttention) -> dict[str, tuple[tuple[str, ...], tuple[str, ..
 
 
 def pieces(loaded: LoadedModel, text: str) -> tuple[str, ...]:
-    return tuple(map(loaded.tokenizer.piece, loaded.tokenizer.encode(text)))
+    return tuple(map(loaded.tokenizer.display_token, loaded.tokenizer.encode(text)))
 
 
 @pytest.mark.parametrize(

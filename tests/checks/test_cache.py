@@ -10,10 +10,10 @@ import pytest
 
 from lmtool import durable
 from lmtool.checks import cache as module
-from lmtool.checks.cache import KINDS, CacheEntry, describe_entry, find_entries, remove_entry
+from lmtool.checks.cache import CACHE_KINDS, CacheEntry, describe_entry, find_cache_entries, remove_cache_entry
 from lmtool.data.cached import TOKENS
-from lmtool.data.hub import DATASETS
-from lmtool.data.prepare import encode_files
+from lmtool.data.hub import DATASETS_FOLDER
+from lmtool.data.prepare import tokenize_files
 from lmtool.durable import TEMPORARY, locked
 from lmtool.errors import UsageError
 from lmtool.interop.names import imports_folder
@@ -49,7 +49,9 @@ def make(path: Path, *, is_folder: bool, content: bytes = b"12345") -> Path:
 
 def make_all(folder: Path) -> dict[str, Path]:
     """An entry of each kind."""
-    return {kind: make(folder / KINDS[kind].folder / name, is_folder=kind in FOLDERS) for kind, name in NAMES.items()}
+    return {
+        kind: make(folder / CACHE_KINDS[kind].folder / name, is_folder=kind in FOLDERS) for kind, name in NAMES.items()
+    }
 
 
 def paths(entries: Iterable[CacheEntry]) -> set[Path]:
@@ -60,32 +62,34 @@ def test_what_tokens_are_of_is_told(folder: Path, tmp_path: Path) -> None:
     """Their names are checksums."""
     (tmp_path / "a.txt").write_text("one two\n\nthree", encoding="utf-8")
     data = Data(split="document", documents="blank-line")
-    encode_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
+    tokenize_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
     make(folder / TOKENS / KEY, is_folder=True)
-    (damaged, whole) = sorted(map(describe_entry, find_entries(["tokens"])), key=lambda line: "documents" in line)
+    (damaged, whole) = sorted(map(describe_entry, find_cache_entries(["tokens"])), key=lambda line: "documents" in line)
     assert "16 tokens, 2 documents" in whole
     assert damaged == f"{KEY[:12]}: unfinished, or damaged"
 
 
 def test_each_kind_is_found_and_removed(folder: Path) -> None:
     made = make_all(folder)
-    assert {entry.kind: (entry.path, entry.size) for entry in find_entries()} == {k: (p, 5) for k, p in made.items()}
-    assert paths(find_entries(["kernels", "tokens"])) == {made["kernels"], made["tokens"]}
-    for entry in find_entries(["models", "datasets"]):
-        assert remove_entry(entry) == ""
-    assert paths(find_entries()) == set(made.values()) - {made["models"], made["datasets"]}
+    assert {entry.kind: (entry.path, entry.size) for entry in find_cache_entries()} == {
+        k: (p, 5) for k, p in made.items()
+    }
+    assert paths(find_cache_entries(["kernels", "tokens"])) == {made["kernels"], made["tokens"]}
+    for entry in find_cache_entries(["models", "datasets"]):
+        assert remove_cache_entry(entry) == ""
+    assert paths(find_cache_entries()) == set(made.values()) - {made["models"], made["datasets"]}
     assert {kind: path.exists() for kind, path in made.items() if not path.exists()}.keys() == {"models", "datasets"}
     with pytest.raises(UsageError):
-        find_entries(["model"])
+        find_cache_entries(["model"])
 
 
 def test_all_that_training_keeps_is_found_and_made_again(work: Work, folder: Path) -> None:
     work.pretrain("training.steps=1")
-    entries = find_entries()
+    entries = find_cache_entries()
     assert {entry.kind for entry in entries} >= {"tokens", "tokenizers", "surveys"}
     files = {path for path in folder.rglob("*") if path.is_file() and path.stat().st_size}
     assert all(any(path.is_relative_to(entry.path) for entry in entries) for path in files)
-    assert [remove_entry(entry) for entry in entries] == [""] * len(entries)
+    assert [remove_cache_entry(entry) for entry in entries] == [""] * len(entries)
     assert not any(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     work.pretrain("training.steps=1", name="again")
 
@@ -100,11 +104,11 @@ def test_what_a_killed_process_left_is_found(folder: Path) -> None:
     for name in ("streams", "imports", "kernels"):
         (folder / name / f"{TEMPORARY}xyz" / durable.MARK).touch()
     with durable.scratch(folder / "tokens") as used:  # which removes what is left there
-        entries = find_entries()
+        entries = find_cache_entries()
         assert paths(entries) == left | {used}
-        kept = [entry.path for entry in entries if remove_entry(entry)]
+        kept = [entry.path for entry in entries if remove_cache_entry(entry)]
         assert kept == [used]
-    assert find_entries() == []
+    assert find_cache_entries() == []
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -112,11 +116,11 @@ def test_what_a_process_makes_stays(folder: Path, kind: str) -> None:
     path = make_all(folder)[kind]
     if kind == "models":
         make(imports_folder() / "locks" / KEY, is_folder=False, content=b"")
-    (entry,) = find_entries([kind])
+    (entry,) = find_cache_entries([kind])
     with locked(entry.lock):
-        assert "process" in remove_entry(entry)
+        assert "process" in remove_cache_entry(entry)
     assert path.exists()
-    assert remove_entry(entry) == ""
+    assert remove_cache_entry(entry) == ""
     assert not path.exists()
 
 
@@ -132,7 +136,7 @@ def test_locks_are_those_that_are_taken(work: Work, folder: Path, monkeypatch: p
     work.pretrain("training.steps=1")
     monkeypatch.undo()
     monkeypatch.setenv("LMTOOL_CACHE", str(folder))
-    assert {entry.lock for entry in find_entries(["tokens", "tokenizers", "surveys"])} <= taken
+    assert {entry.lock for entry in find_cache_entries(["tokens", "tokenizers", "surveys"])} <= taken
 
 
 def test_nothing_outside_of_the_cache_is_touched(folder: Path, tmp_path: Path) -> None:
@@ -144,14 +148,14 @@ def test_nothing_outside_of_the_cache_is_touched(folder: Path, tmp_path: Path) -
         make(folder / "imports" / "locks" / KEY, is_folder=False),
         make(folder / "imports" / "digests" / KEY, is_folder=False),
     ]
-    (folder / DATASETS).symlink_to(tmp_path / "mine")  # a whole kind elsewhere
+    (folder / DATASETS_FOLDER).symlink_to(tmp_path / "mine")  # a whole kind elsewhere
     (folder / "tokens" / KEY).symlink_to(tmp_path / "mine" / KEY)
     inside = make(folder / "tokens" / KEY.replace("0", "f"), is_folder=True)
     (inside / "link").symlink_to(tmp_path / "mine")
-    entries = find_entries()
+    entries = find_cache_entries()
     assert paths(entries) == {folder / "tokens" / KEY, inside}
     assert sum(entry.size for entry in entries) < 1000
-    assert [remove_entry(entry) for entry in entries] == ["", ""]
+    assert [remove_cache_entry(entry) for entry in entries] == ["", ""]
     assert all(path.exists() for path in kept)
     assert (tmp_path / "mine" / KEY / "content").exists()
 
@@ -163,21 +167,21 @@ def test_what_was_used_lately_stays(folder: Path) -> None:
         os.utime(path, (old, old))
     os.utime(made["tokens"], (old, old))
     os.utime(made["kernels"], (time.time(), old))
-    assert paths(find_entries((), timedelta(days=30))) == {made["tokens"], made["datasets"]}
-    assert find_entries((), timedelta(days=50)) == []
+    assert paths(find_cache_entries((), timedelta(days=30))) == {made["tokens"], made["datasets"]}
+    assert find_cache_entries((), timedelta(days=50)) == []
     os.utime(made["tokens"] / "content", (time.time(), old))  # it was read
-    assert find_entries()[-1].path == made["datasets"]
-    assert paths(find_entries((), timedelta(days=30))) == {made["datasets"]}
+    assert find_cache_entries()[-1].path == made["datasets"]
+    assert paths(find_cache_entries((), timedelta(days=30))) == {made["datasets"]}
 
 
 def test_a_model_that_adapters_need_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_all(folder)
-    monkeypatch.setattr(module, "runs_that_need", lambda paths: {path: ["tuned"] for path in paths})
-    assert {entry.kind for entry in find_entries() if remove_entry(entry)} == {"models"}
+    monkeypatch.setattr(module, "find_needed_runs", lambda paths: {path: ["tuned"] for path in paths})
+    assert {entry.kind for entry in find_cache_entries() if remove_cache_entry(entry)} == {"models"}
     assert made["models"].exists()
 
 
 def test_an_empty_cache(folder: Path) -> None:
-    assert find_entries() == []
+    assert find_cache_entries() == []
     folder.mkdir()
-    assert find_entries(["models"]) == []
+    assert find_cache_entries(["models"]) == []

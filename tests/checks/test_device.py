@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.checks import device as module
-from lmtool.checks.device import compare_ways
+from lmtool.checks.device import check_fast_paths
 from lmtool.compute.agreement import agree
 from lmtool.compute.kernels import ops
 from lmtool.model import LanguageModel
@@ -19,12 +19,14 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler but in the test of it."""
-    ways = module._ways
-    monkeypatch.setattr(module, "_ways", lambda device: {k: v for k, v in ways(device).items() if "compiled" not in k})
+    ways = module._list_fast_paths
+    monkeypatch.setattr(
+        module, "_list_fast_paths", lambda device: {k: v for k, v in ways(device).items() if "compiled" not in k}
+    )
 
 
 def test_all_ways_of_this_device_agree() -> None:
-    compared = list(compare_ways(CPU))
+    compared = list(check_fast_paths(CPU))
     assert {way.verdict for way in compared} == {"same"}
     assert {"matrices in int4", "fused AdamW"} <= {way.name for way in compared}
     by_kernels = [*module.OPERATORS, "training step", "one text"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lmtool.checks.check import is_there
-from lmtool.checks.leaks import SHARE, find_leaks
+from lmtool.checks.check import is_data_available
+from lmtool.checks.leaks import MIN_SHARED_FRACTION, find_leaks
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from tests.training.tiny import Work
@@ -28,7 +28,7 @@ def plainly(train: list[str], rows: dict[int, str]) -> set[int]:
     found = set()
     for row, text in rows.items():
         shared = {i + k for i, gram in grams(text) if gram in known for k in range(len(gram))}
-        if shared and len(shared) >= SHARE * len(re.findall(r"\w+", text)):
+        if shared and len(shared) >= MIN_SHARED_FRACTION * len(re.findall(r"\w+", text)):
             found.add(row)
     return found
 
@@ -87,7 +87,7 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
     pretrained.finetune("training.steps=1", "data.valid_fraction=0.1", source=pretrained.run(), table=table)
     run = Run.open(pretrained.run("tuned"))
     assert run.saved_split is not None
-    held = run.saved_split.of("")
+    held = run.saved_split.split_of_task("")
     assert held is not None
     (notice,) = find_leaks(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
     assert notice.count == 40 - len(held.test) == 36
@@ -97,10 +97,10 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
 def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     pretrained.text.write_text("\n\n".join([*DOCUMENTS, *(" ".join(["long"] * 30_000) for _ in range(9))]) + "\n")
     run = Run.open(pretrained.run())
-    (notice,) = find_leaks(run, by_name({1: FRESH}), most=1)
+    (notice,) = find_leaks(run, by_name({1: FRESH}), max_chunks=1)
     assert notice.count == 0
     assert re.search(r"0 of 1 row .* only its first [\d,]+ words were looked through", notice.text)
-    assert list(find_leaks(run, by_name({1: FRESH}), most=1000)) == []
+    assert list(find_leaks(run, by_name({1: FRESH}), max_chunks=1000)) == []
 
 
 def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Pat
 
 @pytest.mark.parametrize("data", [{"train": ("hf:a/b",)}, {"mixture": {"hf:a/b": 1.0}}, {"tasks": ("t:hf:a/b:2",)}])
 def test_a_dataset_that_a_run_names_is_not_fetched(data: dict[str, Any], tmp_path: Path) -> None:
-    assert not is_there(Data(**data))
+    assert not is_data_available(Data(**data))
     (tmp_path / "a.txt").touch()
     here = str(tmp_path / "a.txt")
-    assert is_there(Data(train=(here,)))
-    assert is_there(Data(mixture={here: 1.0}))
-    assert is_there(Data(tasks=(f"t:{here}:2",)))
-    assert not is_there(Data(tasks=(f"t:{here}.csv",)))
+    assert is_data_available(Data(train=(here,)))
+    assert is_data_available(Data(mixture={here: 1.0}))
+    assert is_data_available(Data(tasks=(f"t:{here}:2",)))
+    assert not is_data_available(Data(tasks=(f"t:{here}.csv",)))

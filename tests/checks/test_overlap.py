@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.checks import text as module
-from lmtool.checks.text import overlap
+from lmtool.checks.text import compute_overlap
 from lmtool.data.corpus import Chunk
 
 DOCUMENTS = st.lists(st.lists(st.sampled_from("abc"), max_size=9).map(" ".join), max_size=6)
@@ -47,26 +47,26 @@ def in_chunks(documents: list[str], cut: int) -> list[Chunk]:
 @settings(deadline=None)
 def test_the_same_as_by_sets_of_ngrams(train: list[str], valid: list[str], cut: int, n: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "N", n)
-        found = overlap(in_chunks(train, cut), in_chunks(valid, cut))
-        joined = overlap([Chunk(train)] if train else [], [Chunk(valid)] if valid else [])
-    assert (found.words, found.shared) == plainly(train, valid, n)
+        patch.setattr(module, "NGRAM_WORDS", n)
+        found = compute_overlap(in_chunks(train, cut), in_chunks(valid, cut))
+        joined = compute_overlap([Chunk(train)] if train else [], [Chunk(valid)] if valid else [])
+    assert (found.n_words, found.n_shared) == plainly(train, valid, n)
     assert found == joined
 
 
 def test_the_example_is_in_both_texts() -> None:
     common = " ".join(f"Word{i}" for i in range(13))
-    found = overlap([Chunk([f"before {common} after"])], [Chunk(["another one", f"so {common}!"])])
+    found = compute_overlap([Chunk([f"before {common} after"])], [Chunk(["another one", f"so {common}!"])])
     assert found.example == common.lower()
-    assert (found.words, found.shared, found.trained) == (16, 13, 15)
+    assert (found.n_words, found.n_shared, found.n_trained) == (16, 13, 15)
     assert found.percent == pytest.approx(100 * 13 / 16)
 
 
 def test_the_beginning_of_a_long_word_has_no_ngram() -> None:
-    found = overlap([Chunk(["a b"])], [Chunk(["a" * 100], ends=False)])
-    assert (found.words, found.shared) == (1, 0)
+    found = compute_overlap([Chunk(["a b"])], [Chunk(["a" * 100], ends=False)])
+    assert (found.n_words, found.n_shared) == (1, 0)
 
 
 def test_names_are_documents_of_one_word() -> None:
-    found = overlap([Chunk(["anna", "bert"])], [Chunk(["bert", "carla", "anna bert"])])
-    assert (found.words, found.shared) == (4, 1)
+    found = compute_overlap([Chunk(["anna", "bert"])], [Chunk(["bert", "carla", "anna bert"])])
+    assert (found.n_words, found.n_shared) == (4, 1)

@@ -10,7 +10,7 @@ from lmtool.checks.runs import verify_run
 from lmtool.records import encode, sealed
 from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo, Validated
+from lmtool.run.files import RunInfo, ValidationState
 from lmtool.run.saving import Snapshot
 
 STATE = {"tokens": 4, "seconds": 0.5, "best_step": 2, "best_value": 1.5, "recipe": {"seed": 1}}
@@ -44,19 +44,19 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prints = {"data": "d0", "tokenizer": "t0"}
     with create_run(
         tmp_path / "run",
-        RunInfo.new(recipe="tiny", summary="", fingerprints=prints),
+        RunInfo.create(recipe="tiny", summary="", fingerprints=prints),
         {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     ) as run:
-        run.start(step=0, command=["lmtool"], environment={})
+        run.start_session(step=0, command=["lmtool"], environment={})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "gradient_norms": {"h": [1.0, None]}})
             run.samples.append({"step": step, "prompt": "One", "text": " day"})
-            run.save(Snapshot(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9)
-        run.note_validation(Validated(step=2, best_step=2, best_value=1.5, stale=0))
+            run.save_checkpoint(Snapshot(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9)
+        run.save_validation(ValidationState(step=2, best_step=2, best_value=1.5, stale=0))
         run.write_results(RESULTS)
         (run.path / "split.json").write_text(json.dumps(SPLIT))
         (run.path / "baseline.json").write_text(json.dumps(BASELINE))
-        run.end("finished")
+        run.end_session("finished")
     return run.path
 
 
@@ -69,13 +69,13 @@ def test_a_whole_run_is_not_reported(whole: Path) -> None:
     assert list(verify_run(whole)) == []
     with Run.open(whole) as run:
         run.lock()
-        run.drop_optimizers()
+        run.remove_optimizer_states()
     assert list(verify_run(whole)) == []
 
 
-def test_every_flipped_bit_of_logs_and_checkpoints_is_reported(whole: Path) -> None:
-    files = [whole / "metrics.jsonl", whole / "samples.jsonl", *(whole / "checkpoints" / "step-000001").iterdir()]
-    assert len(files) == 6
+def test_every_flipped_bit_of_checkpoints_is_reported(whole: Path) -> None:
+    files = [*(whole / "checkpoints" / "step-000001").iterdir()]
+    assert len(files) == 4
     for file in files:
         content = file.read_bytes()
         for at in range(0, len(content), 3):
@@ -132,7 +132,7 @@ def test_a_forged_state_with_the_right_checksum_is_reported(whole: Path) -> None
     with Run.open(whole) as run:
         run.lock()
         for step, state in enumerate(({}, {"recipe": {}, "stale": -1}, {"recipe": {}, "new": 1}), start=3):
-            run.save(Snapshot(step, {}, {}, state, 2), keep_last=9)
+            run.save_checkpoint(Snapshot(step, {}, {}, state, 2), keep_last=9)
     steps = [f"checkpoints/step-00000{step}/state.json" for step in (3, 4, 5)]
     assert found(whole) == steps
 

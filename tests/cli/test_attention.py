@@ -19,7 +19,9 @@ def weights_of(run, text):
     ids = [*opening, *loaded.tokenizer.encode(text)]
     with torch.inference_mode(), observed(loaded.model) as found:
         loaded.model(Batch(torch.tensor([ids])))
-    return [loaded.tokenizer.piece(i) for i in ids], np.stack([weights[0].numpy() for weights in found.values()])
+    return [loaded.tokenizer.display_token(i) for i in ids], np.stack(
+        [weights[0].numpy() for weights in found.values()]
+    )
 
 
 def test_json_and_npz_hold_the_weights(lmtool, run, home):

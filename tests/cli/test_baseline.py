@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lmtool.cli import app
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
-from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.load import load, parse_settings
 from lmtool.run.directory import Run
 from lmtool.training.finetuning import plan_finetuning
 from tests.cli.test_finetune import pairs, table
@@ -94,7 +94,7 @@ def test_the_encoder_that_is_advised_is_of_the_language_of_the_table(folder: Pat
     for header, text, encoder in (english, greek):
         rows = "".join(f"{text} {i},{'ab'[i % 2]}\n" for i in range(20))
         (folder / "a.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
-        choice = plan_finetuning(None, None, settings_of([f"data.train={folder / 'a.csv'}"])).choice
+        choice = plan_finetuning(None, None, parse_settings([f"data.train={folder / 'a.csv'}"])).choice
         assert f"hf:sentence-transformers/{encoder}" in choice
 
 
@@ -204,8 +204,8 @@ def test_a_run_that_is_far_below_the_baseline_stops_and_goes_on_when_it_is_resum
     assert f"lmtool resume {folder / 'far'}" in told
     stopped = Run.open(folder / "far")
     assert stopped.state == "stopped"
-    assert stopped.validated is not None
-    assert steps / 4 <= stopped.validated.step < steps
+    assert stopped.last_validation is not None
+    assert steps / 4 <= stopped.last_validation.step < steps
     assert not (folder / "far/metrics.json").exists()
     run("resume", folder / "far")
     assert Run.open(folder / "far").state == "finished"

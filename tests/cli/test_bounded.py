@@ -9,7 +9,16 @@ from itertools import cycle
 import pytest
 
 from lmtool.export.exporting import export
-from lmtool.run.directory import BASELINE, LOGS, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
+from lmtool.run.directory import (
+    BASELINE,
+    METRICS,
+    RECIPE,
+    RESULTS,
+    SAMPLES,
+    SPLIT,
+    TOKENIZER_FILE,
+    VALIDATED,
+)
 from tests.run.killing import in_child
 
 HUGE = 40_000_000_000
@@ -41,14 +50,13 @@ COMMANDS = {
 FILES = {
     "run.json": {"show", "json", "generate", "resume", "report", "compare", "check"},
     RECIPE: set(),
-    TOKENIZER: {"generate", "resume", "last"},
+    TOKENIZER_FILE: {"generate", "resume", "last"},
     "tokenizer_config.json": {"generate", "resume", "last"},
     METRICS: {"resume", "report", "compare"},
     SAMPLES: {"resume", "report", "compare"},
     VALIDATED: {"generate", "resume", "last"},
     SPLIT: set(),
     BASELINE: set(),
-    LOGS: set(),
     RESULTS: {"report", "compare"},
     "checkpoints/step-000006/MANIFEST.json": set(),
     "checkpoints/step-000006/state.json": set(),

@@ -43,7 +43,7 @@ def finds(lmtool, code, *arguments, words):
 def test_an_intact_run(lmtool, run, home):
     done = lmtool.succeeds("check", "last")
     assert "nothing found" in done.out
-    assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.listed(run / CHECKPOINTS))
+    assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.list_checkpoints(run / CHECKPOINTS))
 
 
 def test_a_checkpoint_that_is_not_there(lmtool, run, home):
@@ -61,7 +61,7 @@ def flip(path, at):
     ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"],
 )
 def test_a_flipped_bit_in_a_checkpoint_is_found(lmtool, run, home, name):
-    step, folder = checkpoints.listed(run / CHECKPOINTS)[0]
+    step, folder = checkpoints.list_checkpoints(run / CHECKPOINTS)[0]
     flip(folder / name, 100)
     found = record(lmtool, "last")
     assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder / name)]
@@ -85,12 +85,12 @@ def test_an_edited_file_is_found(lmtool, run, home, name, old, new):
 
 
 def test_weights_that_are_not_finite_are_found_though_their_checksum_is_right(lmtool, run, home):
-    step, folder = checkpoints.listed(run / CHECKPOINTS)[-1]
-    old = checkpoints.verify(folder, optimizer=False)
-    weights, state = old.model(), old.state()
+    step, folder = checkpoints.list_checkpoints(run / CHECKPOINTS)[-1]
+    old = checkpoints.verify_checkpoint(folder, optimizer=False)
+    weights, state = old.load_model(), old.load_state()
     next(iter(weights.values())).view(-1)[0] = torch.nan
-    saving.set_aside(folder)
-    saving.save(run / CHECKPOINTS, Snapshot(step, weights, {}, state, old.best_step), keep_last=9)
+    saving.rename_aside(folder)
+    saving.save_checkpoint(run / CHECKPOINTS, Snapshot(step, weights, {}, state, old.best_step), keep_last=9)
     found = record(lmtool, "last")
     assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder)]
     assert "not finite" in found["damage"][0]["problem"]

@@ -14,7 +14,7 @@ def test_ways_that_differ_or_fail_are_told(monkeypatch, lmtool):
 
     one = torch.ones(3)
     ways = {"a": lambda: (lambda: one, lambda: one), "b": lambda: (lambda: 2 * one, lambda: one), "c": fails}
-    monkeypatch.setattr(module, "_ways", lambda device: ways)
+    monkeypatch.setattr(module, "_list_fast_paths", lambda device: ways)
     refused = lmtool("check", "--device")
     assert refused.code == 5
     assert "work here: b, c" in refused.err

@@ -88,9 +88,9 @@ def test_resume_without_a_name_takes_the_last_run_that_was_stopped(lmtool, run):
     def session(path, step, outcome=None):
         with Run.open(path) as began:
             began.lock()
-            began.start(step=step, command=[], environment={})
+            began.start_session(step=step, command=[], environment={})
             if outcome:
-                began.end(outcome)
+                began.end_session(outcome)
 
     session(run, 4)
     session(finished, 6, "finished")
@@ -397,10 +397,10 @@ def test_an_encoding_that_lacks_letters(home):
 
 
 def test_the_limit_of_a_bundled_text_stands_beside_the_figure(lmtool, home):
-    text = bundled.folder() / "stories.valid.txt"
+    text = bundled.data_folder() / "stories.valid.txt"
     small = ("-s", "model.context=16", "-s", "tokenizer.vocab_size=400")
     run = lmtool.succeeds("pretrain", text, *SMALL, *small).out.strip()
     shown = lmtool.succeeds("eval", run, "data/stories.valid.txt").out
-    assert f"the best possible model: {bundled.limit([text]):.4f}" in shown
+    assert f"the best possible model: {bundled.entropy_bound([text]):.4f}" in shown
     record = json.loads(lmtool.succeeds("eval", run, text, "--json").out)
-    assert record["limit_bits_per_byte"] == bundled.limit([text]) < record["bits_per_byte"]
+    assert record["limit_bits_per_byte"] == bundled.entropy_bound([text]) < record["bits_per_byte"]

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import shellingham
 
-from lmtool.recipe.load import shipped
+from lmtool.recipe.load import shipped_recipes
 from tests.make_runs import COMMANDS, RUNS
 
 FIRST = RUNS / "0.1.0"
@@ -50,7 +50,7 @@ def test_a_line_is_completed(completes, line, expected):
 
 
 def test_all_recipes_are_completed(completes):
-    assert set(completes("lmtool pretrain -r ")) == set(shipped())
+    assert set(completes("lmtool pretrain -r ")) == set(shipped_recipes())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

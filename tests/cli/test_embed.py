@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.inference.load import load_run
-from lmtool.tokenization.tokenizer import find_words
+from lmtool.tokenization.tokenizer import find_word_spans
 
 TEXT = "The  señora's map"
 OTHER = "A twin (at dawn)"
@@ -28,7 +28,7 @@ def stdin(monkeypatch):
 def layers_of(run, text):
     """Every layer's vectors of a text read alone, and the positions of its tokens."""
     loaded = load_run(str(run))
-    ids, places = loaded.tokenizer.encode_with_places(text)
+    ids, places = loaded.tokenizer.encode_with_offsets(text)
     assert ids == loaded.tokenizer.encode(text)
     marks = loaded.recipe.data.split == "document"
     row = [loaded.tokenizer.bos_id, *ids, loaded.tokenizer.eos_id] if marks else ids
@@ -44,7 +44,7 @@ def test_a_word_has_the_mean_of_its_pieces(lmtool, run, stdin, layer):
     assert [record["text"] for record in found] == [0, 1]
     for record, text in zip(found, (TEXT, OTHER), strict=True):
         layers, places, _ = layers_of(run, text)
-        words = find_words(text)
+        words = find_word_spans(text)
         assert record["words"] == [text[start:stop] for start, stop in words]
         for (start, stop), vector in zip(words, record["vectors"], strict=True):
             own = [i for i, (a, b) in enumerate(places) if a < stop and b > start]
@@ -123,12 +123,14 @@ def test_neighbors_are_the_nearest_by_cosine(lmtool, run):
     vectors = loaded.model.token_vectors().detach()
     word = loaded.tokenizer.encode("The")
     found = json.loads(lmtool.succeeds("neighbors", run, "The", "-k", "5", "--json", "-q").out)
-    assert found["word"] == loaded.tokenizer.piece(word[0])
+    assert found["word"] == loaded.tokenizer.display_token(word[0])
     similar = F.cosine_similarity(vectors, vectors[word[0]][None])
     similar[list(loaded.tokenizer.special_ids)] = -2
     similar[word[0]] = -2
     wanted = similar.topk(5)
-    assert [near["word"] for near in found["neighbors"]] == [loaded.tokenizer.piece(i) for i in wanted.indices.tolist()]
+    assert [near["word"] for near in found["neighbors"]] == [
+        loaded.tokenizer.display_token(i) for i in wanted.indices.tolist()
+    ]
     np.testing.assert_allclose([near["similarity"] for near in found["neighbors"]], wanted.values, rtol=1e-5)
     shown = lmtool.succeeds("neighbors", run, "The", "-k", "5").out.splitlines()
     assert [line.split("  ", 1)[1] for line in shown] == [near["word"] for near in found["neighbors"]]

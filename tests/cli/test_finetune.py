@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.objective import Classification
 from lmtool.training.finetuning import plan_finetuning
 from tests.tokenization import chat_templates
@@ -216,7 +216,7 @@ def test_an_objective_that_is_named_decides_what_the_rows_are(named: str, folder
     row = {"tokens": ["the", "cat"], "tags": ["X", "Y"], "text": "the cat", "label": "x"}
     (folder / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 20))
     table = Setting("data.train", [str(folder / "rows.jsonl")], "TABLE")
-    plan = plan_finetuning(str(base), None, settings_of([named], [table]))
+    plan = plan_finetuning(str(base), None, parse_settings([named], [table]))
     assert plan.tables[0].columns.texts == ("text",)
     assert plan.resolved.recipe.objective.kind == "classification"
 

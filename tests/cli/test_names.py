@@ -13,14 +13,14 @@ import typer
 import lmtool as api
 from lmtool.cli import app
 from lmtool.compute.device import CPU
-from lmtool.data.survey import silent
+from lmtool.data.survey import no_progress
 from lmtool.export.exporting import export, export_gguf
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import MODEL_NAME_RESOLVERS
 from lmtool.interop import importing
 from lmtool.interop.names import imports_folder, pointer_of
 from lmtool.recipe.dump import dump
-from lmtool.recipe.grammar import keys, owners
+from lmtool.recipe.grammar import iterate_keys, owner_specs
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
@@ -145,7 +145,7 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
     (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
     add_texts(
-        home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], silent
+        home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], no_progress
     )
     runs = dict.fromkeys(NAMES, home / "runs" / RUN)
     runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
@@ -200,8 +200,8 @@ def test_every_option_that_names_a_model_is_known() -> None:
 def test_every_key_that_names_a_model_is_known() -> None:
     texts = {
         key
-        for key in keys(Recipe)
-        for owner in owners(tuple(key.split(".")))
+        for key in iterate_keys(Recipe)
+        for owner in owner_specs(tuple(key.split(".")))
         if re.search(r"\bstr\b", str(owner.model_fields[key.split(".")[-1]].annotation))
     }
     assert {key for key in texts if not key.startswith("data.")} == MODEL_NAME_RESOLVERS.keys() | OTHER_TEXTS

@@ -116,7 +116,7 @@ def test_an_analogy_is_what_the_formula_gives(lmtool, run):
     ordered = [i for i in reference.analogy(table, *ids) if i not in loaded.tokenizer.special_ids]
     record = json.loads(lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-k", "5", "--json").out)
     assert record["word"] == "e - a + t"
-    assert [near["word"] for near in record["neighbors"]] == [loaded.tokenizer.piece(i) for i in ordered[:5]]
+    assert [near["word"] for near in record["neighbors"]] == [loaded.tokenizer.display_token(i) for i in ordered[:5]]
     lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-o", "map.html")
     assert Path("map.html").read_text(encoding="utf-8").count("<circle") == 11
 

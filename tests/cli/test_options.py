@@ -16,7 +16,7 @@ from lmtool.cli import app, settings
 from lmtool.cost import planning
 from lmtool.inference import reference
 from lmtool.inference.reference import resolve_for_text
-from lmtool.recipe.spec.text import OF_TABLES
+from lmtool.recipe.spec.text import TABLE_KEYS
 from lmtool.training import start as starting
 from lmtool.training.plan import Plan
 from tests.cli.conftest import SENTENCES, CommandLine
@@ -166,7 +166,7 @@ OTHERS = {
         *("--fix", "--run", "--near"),
     },
     "finetune": {
-        *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--until", "--quiet"),
+        *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--until", "--quiet")
     },
     "resume": {"RUN", "--run", "--set", "--quiet"},
 }
@@ -217,10 +217,10 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     monkeypatch.setattr(starting, "start", keep)
-    monkeypatch.setattr(planning, "forecast", settled)
+    monkeypatch.setattr(planning, "forecast_run", settled)
     monkeypatch.setattr(reference, "resolve_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
-    monkeypatch.setattr(checking, "check_labelled", looked)
+    monkeypatch.setattr(checking, "check_labelled_tables", looked)
 
     def call(*words: str) -> Any:
         found.clear()
@@ -240,7 +240,7 @@ def test_every_option_is_known(name: str) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     taking = {own for own, command in commands.items() if "--set" in options(command)}
     assert taking - {"sweep"} == CASES.keys(), "but sweep, whose keys are those of other commands"
-    assert settings.READ_OPTIONS.keys() == OF_TABLES
+    assert settings.READ_OPTIONS.keys() == TABLE_KEYS
     assert options(commands[name]) - {"--help"} == {case.option for case in CASES[name]} | OTHERS[name]
 
 

@@ -417,7 +417,7 @@ def test_what_was_not_foreseen_is_one_line_without_a_traceback(lmtool, home, mon
     def fail(*_, **__):
         raise RuntimeError("the \x1b[31msky\nfell")
 
-    monkeypatch.setattr("lmtool.recipe.load.shipped", fail)
+    monkeypatch.setattr("lmtool.recipe.load.shipped_recipes", fail)
     outcome = lmtool("recipes", "ls")
     assert outcome.code == 1
     assert (
@@ -528,11 +528,11 @@ def test_standard_input_that_is_closed(lmtool, run, monkeypatch):
 def test_weights_that_are_not_finite(lmtool, run, corpus, value):
     with Run.open(run) as opened:
         opened.lock()
-        newest, _ = opened.newest()
-        weights = newest.model()
+        newest, _ = opened.newest_checkpoint()
+        weights = newest.load_model()
         name = next(iter(weights))
         weights[name].view(-1)[3] = value
-        opened.save(Snapshot(8, weights, newest.optimizer(), newest.state(), 8), keep_last=3)
+        opened.save_checkpoint(Snapshot(8, weights, newest.load_optimizer(), newest.load_state(), 8), keep_last=3)
     words, named = [f"not finite: {name}", "step-000008"], f"{run}@8"
     for command in (
         ["eval", named, corpus, "--json"],

@@ -8,8 +8,8 @@ from rich.cells import cell_len
 
 from lmtool.report import training as pages
 from lmtool.run.directory import Run
-from lmtool.run.history import History, doubts
-from lmtool.run.listing import COUNTING, keep_evaluation
+from lmtool.run.history import RunHistory, find_indistinct_scores
+from lmtool.run.listing import MAIN_METRICS, save_evaluation
 from tests.cli.conftest import SMALL
 
 
@@ -211,7 +211,7 @@ def test_few_rows_are_not_taken_to_rank_runs(lmtool, tables):
         for file, n in (("few.csv", 12), ("many.csv", 600)):
             step = Run.open(tables / "runs" / name).best_step
             figures = {"step": step, "rows": n, "accuracy": accuracy}
-            keep_evaluation(tables / "runs" / name, [file], [], figures)
+            save_evaluation(tables / "runs" / name, [file], [], figures)
     notes = json.loads(lmtool.succeeds("runs", "compare", "one", "two", "--json").out)["notes"]
     assert any(note == "accuracy on few.csv: 12 rows are too few to tell one from two" for note in notes)
     assert not any("many.csv" in note for note in notes)
@@ -247,7 +247,7 @@ def test_what_eval_measures_is_listed(lmtool, tables):
     shown = lmtool.succeeds("runs", "show", "one").out.splitlines()
     assert any("few.csv: rows 12, loss " in line for line in shown)
     lmtool.succeeds("check", "one", "-q")
-    keep_evaluation(tables / "runs/one", ["latest"], [], {"step": Run.open(tables / "runs/one").best_step, "rows": 2})
+    save_evaluation(tables / "runs/one", ["latest"], [], {"step": Run.open(tables / "runs/one").best_step, "rows": 2})
     assert any("latest: rows 2" in line for line in lmtool.succeeds("runs", "show", "one").out.splitlines())
 
 
@@ -258,11 +258,13 @@ def test_what_few_rows_say_of_a_loss_is_left_open(lmtool, tables):
         lmtool.succeeds("finetune", "train.csv", *options, "-o", f"runs/{name}")
         for file in ("metrics.json", "evaluations.json"):
             (tables / "runs" / name / file).unlink(missing_ok=True)
-    runs = [History.of(Run.open(tables / "runs" / name)) for name in ("one", "two")]
-    records = [{k: v for k, v in run.chosen.items() if k not in COUNTING} for run in runs]
+    runs = [RunHistory.from_run(Run.open(tables / "runs" / name)) for name in ("one", "two")]
+    records = [{k: v for k, v in run.best_checkpoint_record.items() if k not in MAIN_METRICS} for run in runs]
     for run, record in zip(runs, records, strict=True):
         run.__dict__["chosen"] = record
-    assert doubts(runs) == ["loss on validation rows: of 6 rows; lmtool finetune --seeds 5 shows how far it varies"]
+    assert find_indistinct_scores(runs) == [
+        "loss on validation rows: of 6 rows; lmtool finetune --seeds 5 shows how far it varies"
+    ]
 
 
 def test_what_eval_measures_of_a_text_is_listed_and_does_not_count_for_the_run(lmtool, run, corpus, home):

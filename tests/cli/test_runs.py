@@ -30,17 +30,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(runs: Path) -> Run:
     with create_run(
         runs / "first",
-        RunInfo.new(
+        RunInfo.create(
             recipe="[red]tiny[/red]",
             summary="decoder\t\x1b[31m",
             fingerprints={"data": "d0", "tokenizer": "t0"},
         ),
         {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"},
     ) as run:
-        run.start(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})
+        run.start_session(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})
         run.metrics.append({"step": 1500, "valid_loss": 1.25})
-        run.save(Snapshot(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
-        run.end("finished")
+        run.save_checkpoint(Snapshot(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
+        run.end_session("finished")
     return run
 
 
@@ -183,14 +183,14 @@ def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.
 def test_old_runs_are_removed(run: Run, runs: Path) -> None:
     other = create_run(
         runs / "other",
-        RunInfo.new(
+        RunInfo.create(
             recipe="tiny",
             summary="",
             fingerprints={"data": "", "tokenizer": ""},
         ),
         {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     )
-    other.release()
+    other.release_lock()
     assert removing("--older-than", "1h", "--yes") == ("", "no runs older than 1h\n")
     out, _ = removing("--older-than", "0h", "--yes")
     assert len(out.splitlines()) == 3

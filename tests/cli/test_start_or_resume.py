@@ -11,8 +11,8 @@ import pytest
 
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.run.checkpoint import listed
-from lmtool.run.creation import check_folder, create_run, is_begun
+from lmtool.run.checkpoint import list_checkpoints
+from lmtool.run.creation import check_output_folder, create_run, has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo
 from lmtool.training import length
@@ -36,7 +36,7 @@ def test_begins_goes_on_and_ends(work: Work, lmtool: CommandLine) -> None:
 
     work.pretrain(stop=after(5))
     begun = Run.open(work.run()).info.created
-    assert is_begun(work.run())
+    assert has_checkpoint(work.run())
     told = lmtool.succeeds(*command(work, "optimizer.lr=0.5"))
     assert "continues with the options that it began with" in told.err
     assert told.out == f"{work.run()}\n"
@@ -64,9 +64,9 @@ def test_a_run_without_a_checkpoint_is_begun_again(work: Work, lmtool: CommandLi
     (work.run() / "checkpoints" / ".tmp-step-000001").mkdir()
     (work.run() / "notes.txt").write_text("mine")
     created = Run.open(work.run()).info.created
-    assert not is_begun(work.run())
+    assert not has_checkpoint(work.run())
     with pytest.raises(UsageError, match="already holds"):
-        check_folder(work.run())
+        check_output_folder(work.run())
     lmtool.succeeds(*command(work))
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
     assert Run.open(work.run()).info.created != created
@@ -77,12 +77,12 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     """A checkpoint that was set aside is work, and a file of that name may be anybody's."""
     (tmp_path / "report.html").write_text("mine")
     with refuses("output_exists"):
-        check_folder(tmp_path, retry=True)
+        check_output_folder(tmp_path, retry=True)
     (tmp_path / ".lock").touch()
-    check_folder(tmp_path, retry=True)
+    check_output_folder(tmp_path, retry=True)
     (tmp_path / "checkpoints" / "step-000005.aside-1").mkdir(parents=True)
     with refuses("output_exists"):
-        check_folder(tmp_path, retry=True)
+        check_output_folder(tmp_path, retry=True)
 
 
 def test_finetune(work: Work, lmtool: CommandLine) -> None:
@@ -104,7 +104,7 @@ def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
     monkeypatch.setattr(length.Speed, "steps_in", lambda *_: 12 - length.LEAST_PROBE)
     monkeypatch.setattr(TimeBudget, "steps", lambda *_: 24)
     lmtool.succeeds(*pretraining(work, "training.minutes=1"), "--until", "0.5")
-    assert listed(work.run() / "checkpoints")[-1][0] == 12
+    assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 12
     assert Run.open(work.run()).state == "stopped"
 
 
@@ -180,7 +180,7 @@ def test_seeds_of_another_command_are_refused(
     """Also of the same one, where the run that they begin with is no longer the same."""
     interrupted_in(monkeypatch, lmtool, [*seeds, "runs/some"], 2)
     lmtool.refuses(2, *seeds, "runs/some", "-s", "optimizer.lr=0.5", words=["another command", "-o"])
-    saved = listed(run / "checkpoints")[-1][1] / "model.safetensors"
+    saved = list_checkpoints(run / "checkpoints")[-1][1] / "model.safetensors"
     changed = Run.open(Path("runs/some/seed-1")).info.base
     assert changed is not None
     interrupted_in(monkeypatch, lmtool, [*seeds[:4], "--from", run, *seeds[4:], "runs/named"], 2)
@@ -202,7 +202,7 @@ def test_a_killed_rank_restarts_by_itself(work: Work) -> None:
     sessions = Run.open(work.run()).info.sessions
     assert [session.outcome for session in sessions] == [None, "finished"]
     assert 5 <= sessions[1].step < 60
-    assert listed(work.run() / "checkpoints")[-1][0] == 60
+    assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 60
     assert not warnings_in(work.pretrain(*long, name="whole"))
     found, expected = metrics(work.run()), metrics(work.run("whole"))
     assert [record["step"] for record in found] == list(range(1, 61))
@@ -218,7 +218,7 @@ def test_the_run_of_another_process_that_began_meanwhile(work: Work, is_held: bo
     with Run.open(work.run()) as run:
         if is_held:
             run.lock()
-        for check in (lambda: check_folder(work.run(), retry=True), lambda: create(work.run())):
+        for check in (lambda: check_output_folder(work.run(), retry=True), lambda: create(work.run())):
             with pytest.raises(CheckpointError, match="another process") as raised:
                 check()
             assert raised.value.exit_code == 4
@@ -230,7 +230,7 @@ def test_the_run_of_another_process_that_began_meanwhile(work: Work, is_held: bo
 
 def create(folder: Path) -> Run:
     fingerprints = {"data": "", "tokenizer": ""}
-    info = RunInfo.new(recipe="r", summary="", fingerprints=fingerprints)
+    info = RunInfo.create(recipe="r", summary="", fingerprints=fingerprints)
     return create_run(folder, info, {"recipe.yaml": b""}, retry=True)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from lmtool.cli import main
 from lmtool.cli.signals import StopAtStep
-from lmtool.run.checkpoint import listed
-from lmtool.run.creation import is_begun
+from lmtool.run.checkpoint import list_checkpoints
+from lmtool.run.creation import has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.sweeping import sweep
 from tests.cli.conftest import SMALL
@@ -52,7 +52,7 @@ def inside(monkeypatch):
 
 def weights(run):
     """The bytes of the weights of the last checkpoint."""
-    return (listed(Path(run) / "checkpoints")[-1][1] / "model.safetensors").read_bytes()
+    return (list_checkpoints(Path(run) / "checkpoints")[-1][1] / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -127,7 +127,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus
     (Path("runs") / "parts").mkdir()
     lmtool.succeeds(*begun, "runs/parts/lr=0.01")
     run = Run.open(Path("runs/parts/lr=0.01"))
-    assert listed(run.path / "checkpoints")[-1][0] == 3
+    assert list_checkpoints(run.path / "checkpoints")[-1][0] == 3
     assert run.state == "stopped"
     lmtool.succeeds(*words, "runs/parts")
     for name in ("lr=0.01", "lr=0.02"):
@@ -274,7 +274,7 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(work):
     runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
     process = start(work, [*sweep, "--jobs", "2"])
     for run in runs:
-        wait_until(partial(is_begun, run), process, work)
+        wait_until(partial(has_checkpoint, run), process, work)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert [Run.open(run).state for run in runs] == ["stopped", "stopped"]
@@ -292,7 +292,7 @@ def test_runs_of_a_killed_sweep_save_and_end_and_the_same_command_goes_on(work):
     runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
     process = start(work, words)
     for run in runs:
-        wait_until(partial(is_begun, run), process, work)
+        wait_until(partial(has_checkpoint, run), process, work)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     again = start(work, words)

@@ -176,7 +176,7 @@ class _Aside:
     size: int
     meeting: Meeting
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         return self.meeting.enter(self.rank, "texts", text)
 
 

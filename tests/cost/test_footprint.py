@@ -6,8 +6,8 @@ from pydantic import TypeAdapter
 
 from lmtool.batch import Batch
 from lmtool.cost import footprint as module
-from lmtool.cost.devices import Devices
-from lmtool.cost.footprint import Footprint, Rows, footprint
+from lmtool.cost.devices import DeviceGroup
+from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory
 from lmtool.model import build
 from lmtool.model.size import held_in_training
 from lmtool.recipe.load import load
@@ -38,19 +38,23 @@ def spec(name: str, **changes: object) -> Model:
     return TypeAdapter(Model).validate_python(SPECS[name] | changes)
 
 
-def rows_of(model: Model, *, accumulates: bool = False) -> module.Callable[[int], Rows]:
-    def rows(n: int) -> Rows:
+def rows_of(model: Model, *, accumulates: bool = False) -> module.Callable[[int], TracedBatch]:
+    def rows(n: int) -> TracedBatch:
         tokens = torch.zeros(n, T, dtype=torch.int64)
         has_source = model.reads == "source" and not model.shares_row
         prefix_B = torch.full((n,), T // 2) if model.shares_row else None
-        return Rows(Batch(tokens, source_BS=tokens if has_source else None, prefix_B=prefix_B), 1.0, accumulates)
+        return TracedBatch(Batch(tokens, source_BS=tokens if has_source else None, prefix_B=prefix_B), 1.0, accumulates)
 
     return rows
 
 
-def traced(model: Model, n: int = 3, *, precision: str = "float32", on_gpu: bool = False, **more: bool) -> Footprint:
+def traced(
+    model: Model, n: int = 3, *, precision: str = "float32", on_gpu: bool = False, **more: bool
+) -> MemoryEstimate:
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    return footprint(model, V, held_in_training(recipe, V), rows_of(model, **more), n, Devices(precision, on_gpu))
+    return estimate_memory(
+        model, V, held_in_training(recipe, V), rows_of(model, **more), n, DeviceGroup(precision, on_gpu)
+    )
 
 
 def kept(model: Model, n: int, precision: str) -> tuple[int, int]:
@@ -89,9 +93,9 @@ def test_padding_and_a_window_are_traced_without_values() -> None:
     """As without padding, which is at the end of a row."""
     model = spec("t5", pattern={"kind": "window", "size": 3})
     tokens, keep = torch.zeros(3, T, dtype=torch.int64), torch.ones(3, T, dtype=torch.bool)
-    padded = Rows(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
+    padded = TracedBatch(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    found = footprint(model, V, held_in_training(recipe, V), lambda n: padded, 2, Devices("float32", True))
+    found = estimate_memory(model, V, held_in_training(recipe, V), lambda n: padded, 2, DeviceGroup("float32", True))
     assert 0 < found.activations < 2 * traced(model, on_gpu=True).activations
 
 
@@ -127,7 +131,7 @@ def test_accumulated_gradients_are_there_from_the_start() -> None:
 def test_deep_models_are_extrapolated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = spec(name, n_layers=4)
     whole = traced(deep)
-    monkeypatch.setattr(module, "MOST_LAYERS", 2)
+    monkeypatch.setattr(module, "MAX_TRACED_LAYERS", 2)
     assert traced(deep).activations == whole.activations
     assert traced(deep).peak == pytest.approx(whole.peak, rel=0.02)
 
@@ -135,9 +139,9 @@ def test_deep_models_are_extrapolated(name: str, monkeypatch: pytest.MonkeyPatch
 def test_many_rows_are_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "chunk_rows", lambda device, vocab_size: 8)
     monkeypatch.setattr("lmtool.objective.cross_entropy.chunk_rows", lambda device, vocab_size: 8)
-    monkeypatch.setattr(module, "MOST_CHUNKS", 100)
+    monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 100)
     whole = traced(spec("gpt"), 16)
-    monkeypatch.setattr(module, "MOST_CHUNKS", 12)
+    monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 12)
     found = traced(spec("gpt"), 16)
     assert found.activations == whole.activations
     assert found.peak == pytest.approx(whole.peak, rel=0.02)

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.compute.processes import World
 from lmtool.cost import planning
-from lmtool.cost.devices import KINDS, DeviceKind
-from lmtool.cost.planning import Forecast, forecast
-from lmtool.data.survey import Report, silent
+from lmtool.cost.devices import DEVICE_KINDS, DeviceKind
+from lmtool.cost.planning import Forecast, forecast_run
+from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
@@ -46,12 +46,12 @@ class Known(NamedTuple):
     def tables(self) -> bool:
         return self.known is not None
 
-    def read(self, report: Report) -> tuple[Recipe, TextData | TableData | None, None, None]:
+    def read(self, report: Progress) -> tuple[Recipe, TextData | TableData | None, None, None]:
         return self.recipe, self.known, None, None
 
 
 def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:
-    return forecast(session, n_devices=n_devices, kind=kind, utilisation=utilisation, report=silent)
+    return forecast_run(session, n_devices=n_devices, kind=kind, utilisation=utilisation, report=no_progress)
 
 
 def planned(recipe: Recipe, **options: Any) -> Forecast:
@@ -111,7 +111,7 @@ def test_time_is_operations_over_the_stated_share_of_the_peak() -> None:
         "tiny", "training.steps=1000", "training.batch_size=16", "evaluation.every=1000", "evaluation.tokens=1"
     )
     found = planned(recipe, n_devices=4, utilisation=0.5)
-    expected = 16 * T * found.flops_per_token / (4 * 0.5 * KINDS["h100"].peak)
+    expected = 16 * T * found.flops_per_token / (4 * 0.5 * DEVICE_KINDS["h100"].peak_flops)
     assert found.step_seconds == pytest.approx(expected, rel=1e-3)
     assert found.seconds == pytest.approx(1000 * expected, rel=0.01)
     assert (found.steps, found.tokens) == (1000, 1000 * 16 * T)
@@ -125,8 +125,8 @@ def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch
     assert half.footprint is not None
     assert half.footprint.peak < whole.footprint.peak
     between = (half.footprint.peak + whole.footprint.peak) // 2
-    small = DeviceKind(1e12, round(between / planning.ROOM))
-    monkeypatch.setitem(KINDS, "h100", small)
+    small = DeviceKind(1e12, round(between / planning.USABLE_MEMORY_FRACTION))
+    monkeypatch.setitem(DEVICE_KINDS, "h100", small)
     found = planned(recipe)
     assert (found.rows, found.micro_batches, found.fits) == (8, 2, True)
     assert found.footprint == half.footprint

@@ -8,10 +8,10 @@ from pydantic import TypeAdapter
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.batch import Batch, Mask
-from lmtool.cost.summary import layer_mask, model_summary, n_pairs
+from lmtool.cost.summary import count_attention_pairs, make_layer_mask, summarize_model
 from lmtool.model import build
 from lmtool.model.size import outline
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -40,11 +40,11 @@ def own(part):
 
 
 @pytest.mark.sampled(11)
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_parameters_are_those_of_the_built_model(name):
     model = load(name).recipe.model
     built = outline(model, 500)
-    found = model_summary(model, 500, 16)
+    found = summarize_model(model, 500, 16)
     assert found.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert found.parameters == sum(own(part)[0] for part in parts(found))
     assert found.flops == sum(own(part)[1] for part in parts(found))
@@ -90,7 +90,7 @@ def test_operations_of_transformers(changes, unseen):
     model = spec(DECODER, **changes)
     width = model.head_width or model.d_model // model.n_heads
     source = model.shape == "encoder-decoder"
-    assert model_summary(model, V, T).flops == counted(model, source) - unseen * model.n_heads * 2 * 2 * width
+    assert summarize_model(model, V, T).flops == counted(model, source) - unseen * model.n_heads * 2 * 2 * width
 
 
 @pytest.mark.sampled(4)
@@ -117,7 +117,7 @@ def test_operations_of_recurrent_models(cell, changes, unseen):
             # computed step by step
             layers = layers[1:]
         expected += sum(2 * T * 4 * out * (d_in + out) for d_in, out in layers)
-    assert model_summary(model, V, T).flops == expected - unseen * 2 * 2 * 8
+    assert summarize_model(model, V, T).flops == expected - unseen * 2 * 2 * 8
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -127,24 +127,24 @@ def test_pairs_are_those_of_the_mask(causal, prefix):
     for window, dilation, n_global, length in product([None, 1, 2, 4, 99], [1, 2, 3], [0, 1, 3, 30], [1, 2, 11]):
         mask = Mask(causal, window, dilation, n_global, prefix_B)
         dense = mask.between(torch.arange(length)[:, None], torch.arange(length)[None])
-        assert n_pairs(mask, length) == int(dense.sum()), mask
+        assert count_attention_pairs(mask, length) == int(dense.sum()), mask
 
 
 def test_layers_of_full_attention_between_windows():
     model = spec(DECODER, **WINDOWED)
     assert isinstance(model, Transformer)
-    assert layer_mask(model, T, causal=True).window == 3
-    assert layer_mask(model, T, causal=True, layer=1) == Mask(causal=True)
-    (stack,) = (part for part in model_summary(model, V, T).children if part.name == "stack")
+    assert make_layer_mask(model, T, causal=True).window == 3
+    assert make_layer_mask(model, T, causal=True, layer=1) == Mask(causal=True)
+    (stack,) = (part for part in summarize_model(model, V, T).children if part.name == "stack")
     assert [part.times for part in stack.children if part.name == "layer"] == [1, 1, 1]
     all_windows = spec(DECODER, pattern=WINDOWED["pattern"] | {"full_layers": []})
-    seen = n_pairs(Mask(True, 3, 2, 1), T)
-    more = model_summary(model, V, T).flops - model_summary(all_windows, V, T).flops
+    seen = count_attention_pairs(Mask(True, 3, 2, 1), T)
+    more = summarize_model(model, V, T).flops - summarize_model(all_windows, V, T).flops
     assert more == (T * (T + 1) // 2 - seen) * 4 * 2 * 2 * 4
 
 
 def test_a_model_of_many_layers_is_described_at_once():
     model = spec(DECODER, n_layers=10**9, d_model=10**6 * 4)
-    (stack,) = (part for part in model_summary(model, V, T).children if part.name == "stack")
+    (stack,) = (part for part in summarize_model(model, V, T).children if part.name == "stack")
     (layer,) = (part for part in stack.children if part.name == "layer")
     assert layer.times == 10**9

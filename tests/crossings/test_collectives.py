@@ -147,8 +147,8 @@ def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any, *, size: int
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "shared"), cases(TEXTS))
 def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
-    monkeypatch.setattr(streaming, "UNIT", 300)
-    monkeypatch.setattr(streaming, "BLOCK", 1500)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", 300)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 1500)
     work.text.write_text("\n\n".join(texts(120)), encoding="utf-8")
     overrides = still(TEXTS[name])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.data.table import RowFault, Skipped, Table, open_table, table_lines
+from lmtool.data.table import RowError, SkippedRows, Table, format_rows, open_table
 from lmtool.errors import DataError
 
 TAGGED = "-DOCSTART- -X- O\n\nOtto NNP B-PER\nran VBD O\n\n\n# NN O\n"
@@ -42,17 +42,17 @@ def test_a_tab_separates_words_with_spaces(tmp_path: Path) -> None:
 
 def test_uneven_columns_are_a_fault_of_the_sentence(tmp_path: Path) -> None:
     table = opened(tmp_path / "a.conll", "a O\nb O\n\nc O\nd\n\ne O\n")
-    with pytest.raises(RowFault, match="1 column, the first one of the file 2") as caught:
+    with pytest.raises(RowError, match="1 column, the first one of the file 2") as caught:
         list(table.rows())
     assert "a.conll:5, row 2" in caught.value.where
-    skipped = Skipped()
+    skipped = SkippedRows()
     assert [row.number for row in table.rows(skipped)] == [1, 3]
     assert skipped.kinds == {"uneven columns": 1}
 
 
 def test_a_long_word_is_a_fault_wherever_it_is_in_its_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("abcdef O\nb O\n\nc O\n")
-    skipped = Skipped()
+    skipped = SkippedRows()
     rows = open_table(str(tmp_path / "a.conll"), field_limit=5).rows(skipped)
     assert [row.values for row in rows] == [(["c"], ["O"])]
     assert skipped.kinds == {"field too long": 1}
@@ -61,7 +61,7 @@ def test_a_long_word_is_a_fault_wherever_it_is_in_its_sentence(tmp_path: Path) -
 def test_predicted_tags_are_a_further_column(tmp_path: Path) -> None:
     table = opened(tmp_path / "a.conll", TAGGED)
     rows = ((row, (["B-PER", "O"][: len(row.values[0])],)) for row in table.rows())
-    written = "".join(table_lines(table, ("predicted",), rows))
+    written = "".join(format_rows(table, ("predicted",), rows))
     assert written == "Otto\tNNP\tB-PER\tB-PER\nran\tVBD\tO\tO\n\n#\tNN\tO\tB-PER\n\n"
 
 
@@ -115,5 +115,5 @@ def test_other_json_is_refused(content: str, what: str, tmp_path: Path) -> None:
 )
 def test_wrong_questions_are_faults(paragraph: Any, what: str, tmp_path: Path) -> None:
     table = opened(tmp_path / "a.json", squad(paragraph))
-    with pytest.raises(RowFault, match=what):
+    with pytest.raises(RowError, match=what):
         list(table.rows())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.data import store as store_module
-from lmtool.data.cached import cached, verify_cache
-from lmtool.data.prepare import Prepared, prepare
+from lmtool.data.cached import find_damaged_entries, load_or_create
+from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from tests.data.texts import prose
@@ -28,11 +28,11 @@ def book(tmp_path: Path) -> Path:
     return path
 
 
-def prepared(book: Path, out: Path | None = None) -> Prepared:
-    return prepare(Data(train=(str(book),)), BPE, seed=1, out=out)
+def prepared(book: Path, out: Path | None = None) -> TokenizedData:
+    return tokenize_data(Data(train=(str(book),)), BPE, seed=1, out=out)
 
 
-def content(found: Prepared) -> tuple[str, str, list[list[int]]]:
+def content(found: TokenizedData) -> tuple[str, str, list[list[int]]]:
     stores = [store.read(0, len(store)).tolist() for store in (found.train, found.valid)]
     return found.fingerprint, found.tokenizer.fingerprint, stores
 
@@ -59,17 +59,17 @@ def test_whatever_is_damaged_is_made_anew(
     files = [path for path in sorted(cache.rglob("*")) if path.is_file() and path.suffix != ".lock"]
     assert {path.suffix for path in files} == {".entry", ".bin", ".json"}
     assert len(files) == 8
-    assert list(verify_cache()) == []
+    assert list(find_damaged_entries()) == []
     for path in files:
         damage(path, how)
         is_entry_gone = how == "deleted" and path.suffix == ".entry"
-        assert len(list(verify_cache())) == (0 if is_entry_gone else 1)
+        assert len(list(find_damaged_entries())) == (0 if is_entry_gone else 1)
         caplog.clear()
         assert content(prepared(book)) == before
         told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(told) == (0 if is_entry_gone else 1)
         assert all("could not be used, and is made anew" in line and "\n" not in line for line in told)
-        assert list(verify_cache()) == []
+        assert list(find_damaged_entries()) == []
     assert not list(cache.rglob(".tmp-*"))
 
 
@@ -91,7 +91,7 @@ def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
     before = content(prepared(book))
     train = max(cache.glob("tokens/*"), key=lambda path: (path / "tokens-00000.bin").stat().st_size)
     damage(train / "tokens-00000.bin", "flipped")
-    monkeypatch.setattr(store_module, "AT_ONCE", 0)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
     found = prepared(book)
     with pytest.raises(DataError, match="damaged") as caught:
         found.train.read(0, len(found.train))
@@ -113,7 +113,7 @@ def test_a_store_of_other_tokens_under_this_name_is_not_used(
 
 
 def test_content_that_cannot_be_parsed_is_made_anew(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert cached("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
-    assert cached("numbers", "k", "a number", lambda: b"12", int) == 12
-    assert cached("numbers", "k", "a number", lambda: b"13", int) == 12
+    assert load_or_create("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
+    assert load_or_create("numbers", "k", "a number", lambda: b"12", int) == 12
+    assert load_or_create("numbers", "k", "a number", lambda: b"13", int) == 12
     assert len(caplog.records) == 1

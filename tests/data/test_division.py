@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.corpus import LINES, infer_division
+from lmtool.data.corpus import _MIN_LIST_LINES, infer_document_division
 
 SYLLABLES = ["ka", "lo", "mi", "ran", "sel", "tu", "vo", "ny", "be", "dra"]
 STOCK = [f"{a}{b}" for a in SYLLABLES for b in SYLLABLES]
@@ -75,7 +75,7 @@ def paragraphs(rng: random.Random) -> str:
 
 
 def short_list(rng: random.Random) -> str:
-    return "\n".join(word(rng) for _ in range(LINES - 1)) + "\n"
+    return "\n".join(word(rng) for _ in range(_MIN_LIST_LINES - 1)) + "\n"
 
 
 @pytest.mark.sampled(6)
@@ -93,16 +93,16 @@ def test_the_division_of_a_text(text: object, expected: str, end: str, tmp_path:
     for seed in range(5):
         path = tmp_path / f"{seed}.txt"
         path.write_text(text(random.Random(seed)).replace("\n", end) + end, encoding="utf-8", newline="")
-        assert infer_division([path]) == expected, seed
+        assert infer_document_division([path]) == expected, seed
 
 
 def test_one_file_that_is_no_list_makes_all_whole(tmp_path: Path) -> None:
     for name, text in (("a.txt", names(random.Random(1))), ("b.txt", dialogue(random.Random(1)))):
         (tmp_path / name).write_text(text)
-    assert infer_division([tmp_path / "a.txt", tmp_path / "b.txt"]) == "whole"
-    assert infer_division([tmp_path / "a.txt"]) == "line"
+    assert infer_document_division([tmp_path / "a.txt", tmp_path / "b.txt"]) == "whole"
+    assert infer_document_division([tmp_path / "a.txt"]) == "line"
 
 
 def test_tables_have_no_division(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\n" + names(random.Random(1)))
-    assert infer_division([tmp_path / "a.csv"]) == "whole"
+    assert infer_document_division([tmp_path / "a.csv"]) == "whole"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.hub import fetch, import_hub, parse
-from lmtool.data.prepare import prepare
+from lmtool.data.hub import download_dataset, import_hub, parse_dataset_name
+from lmtool.data.prepare import tokenize_data
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import CharTokenizer, Data
 
@@ -33,36 +33,37 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_names(source: str, expected: tuple[str, str | None, str]) -> None:
-    assert parse(source) == expected
+    assert parse_dataset_name(source) == expected
 
 
 def test_a_dataset_is_a_corpus(folder: Path, tmp_path: Path) -> None:
-    prepared = prepare(
+    prepared = tokenize_data(
         Data(train=(f"hf:{folder}",), valid=(f"hf:{folder}@test",)),
         CharTokenizer(kind="char"),
         seed=1,
     )
     assert (prepared.train.n_documents, prepared.valid.n_documents) == (20, 3)
     assert (
-        prepared.tokenizer.decode(prepared.train.read(*prepared.train.document(7)).tolist()) == "train story 7\nwith é"
+        prepared.tokenizer.decode(prepared.train.read(*prepared.train.document_range(7)).tolist())
+        == "train story 7\nwith é"
     )
 
 
 def test_attempts_of_a_connection_are_not_told(folder: Path, tmp_path: Path) -> None:
     """What is wrong is said in three lines, by the error that follows."""
     logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
-    fetch(f"hf:{folder}", "text")
+    download_dataset(f"hf:{folder}", "text")
     assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
 
 
 def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_path: Path) -> None:
-    first = fetch(f"hf:{folder}", "text")
+    first = download_dataset(f"hf:{folder}", "text")
     time = first.stat().st_mtime_ns
-    assert fetch(f"hf:{folder}", "text") == first
+    assert download_dataset(f"hf:{folder}", "text") == first
     assert first.stat().st_mtime_ns == time
     with open(folder / "train.jsonl", "a", encoding="utf-8") as file:
         file.write('{"id": 20, "text": "new"}\n')
-    second = fetch(f"hf:{folder}", "text")
+    second = download_dataset(f"hf:{folder}", "text")
     assert second != first
     assert len(second.read_text(encoding="utf-8").splitlines()) == 21
 
@@ -79,14 +80,14 @@ def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_pa
 )
 def test_what_a_dataset_does_not_have(suffix: str, column: str, message: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        fetch(f"hf:{folder}{suffix}", column)
+        download_dataset(f"hf:{folder}{suffix}", column)
     assert len(caught.value.lines()) <= 3
     assert all(line.isprintable() for line in caught.value.lines())
 
 
 def test_no_name() -> None:
     with pytest.raises(DataError, match="no dataset"):
-        parse("hf:@train")
+        parse_dataset_name("hf:@train")
 
 
 def test_the_files_of_the_hub_go_to_no_folder_named_like_a_missing_home(monkeypatch, tmp_path):

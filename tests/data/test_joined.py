@@ -22,29 +22,29 @@ def stored(path: Path, rows: list[list[int]]) -> TokenStore:
 def test_a_joined_store_is_the_store_of_all(tmp_path: Path) -> None:
     whole = stored(tmp_path / "whole", ROWS)
     parts = [stored(tmp_path / str(i), ROWS[i:j]) for i, j in ((0, 2), (2, 3), (3, 6))]
-    joined = TokenStore.joined(parts, "joined")
+    joined = TokenStore.concatenate(parts, "joined")
     assert (len(joined), joined.n_documents, joined.n_bytes.sum()) == (len(whole), 6, whole.n_bytes.sum())
     for start in range(len(whole) + 1):
         for stop in range(start, len(whole) + 1):
             assert joined.read(start, stop).tolist() == whole.read(start, stop).tolist()
-    assert [joined.document(i) for i in range(6)] == [whole.document(i) for i in range(6)]
+    assert [joined.document_range(i) for i in range(6)] == [whole.document_range(i) for i in range(6)]
     places = np.arange(len(whole))
-    assert joined.document_at(places).tolist() == whole.document_at(places).tolist()
-    assert [int(joined.document_at(place)) for place in range(13)] == whole.document_at(places).tolist()
+    assert joined.find_documents(places).tolist() == whole.find_documents(places).tolist()
+    assert [int(joined.find_documents(place)) for place in range(13)] == whole.find_documents(places).tolist()
     assert joined.document_lengths().tolist() == whole.document_lengths().tolist() == [len(row) for row in ROWS]
-    assert joined.counts().tolist() == whole.counts().tolist()
+    assert joined.count_tokens().tolist() == whole.count_tokens().tolist()
     assert joined.n_words.tolist() == whole.n_words.tolist()
-    for read in (lambda: joined.read(0, 14), lambda: joined.document(6), lambda: joined.document(-1)):
+    for read in (lambda: joined.read(0, 14), lambda: joined.document_range(6), lambda: joined.document_range(-1)):
         with pytest.raises(IndexError):
             read()
 
 
-@pytest.mark.parametrize("verify", [TokenStore.verify, TokenStore.verify_early])
+@pytest.mark.parametrize("verify", [TokenStore.verify, TokenStore.verify_or_start_verifying])
 def test_each_part_is_verified(tmp_path: Path, verify: Callable[[TokenStore], None]) -> None:
     for name in "ab":
         stored(tmp_path / name, ROWS)
     tokens = tmp_path / "b" / "tokens-00000.bin"
     tokens.write_bytes(b"\7" + tokens.read_bytes()[1:])
-    joined = TokenStore.joined([TokenStore(tmp_path / name) for name in "ab"], "joined")
+    joined = TokenStore.concatenate([TokenStore(tmp_path / name) for name in "ab"], "joined")
     with pytest.raises(DataError, match="tokens-00000"):
         verify(joined)

@@ -10,7 +10,7 @@ import pytest
 
 from lmtool.data import prepare as prepare_module
 from lmtool.data import store as store_module
-from lmtool.data.prepare import encode_files, prepare, scored, spread_sample
+from lmtool.data.prepare import count_predicted, sample_texts_evenly, tokenize_data, tokenize_files
 from lmtool.data.store import TokenStore
 from lmtool.durable import cache_folder
 from lmtool.errors import DataError, ResourceError, UsageError
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def texts_of(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
-    return [tokenizer.decode(store.read(*store.document(i)).tolist()) for i in range(store.n_documents)]
+    return [tokenizer.decode(store.read(*store.document_range(i)).tolist()) for i in range(store.n_documents)]
 
 
 def rows_of(table: Path) -> list[str]:
@@ -55,7 +55,7 @@ def rows_of(table: Path) -> list[str]:
 
 def test_one_text_is_cut_by_characters(book: Path, cache: Path) -> None:
     text = book.read_bytes().decode()
-    prepared = prepare(Data(train=(str(book),)), BPE, seed=1)
+    prepared = tokenize_data(Data(train=(str(book),)), BPE, seed=1)
     n = int(len(text) * 0.9)
     assert (prepared.data.split, prepared.data.documents) == ("slice", "whole")
     assert texts_of(prepared.train, prepared.tokenizer) == [text[:n]]
@@ -66,12 +66,12 @@ def test_one_text_is_cut_by_characters(book: Path, cache: Path) -> None:
 
 
 def test_documents_are_framed_and_kept_apart(table: Path, cache: Path) -> None:
-    prepared = prepare(Data(train=(str(table),)), BPE, seed=1)
+    prepared = tokenize_data(Data(train=(str(table),)), BPE, seed=1)
     assert prepared.data.split == "document"
     tokenizer, rows = prepared.tokenizer, rows_of(table)
     for store in prepared.train, prepared.valid:
         for i in range(store.n_documents):
-            ids = store.read(*store.document(i)).tolist()
+            ids = store.read(*store.document_range(i)).tolist()
             text = tokenizer.decode(ids)
             assert ids == [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
             assert (store.n_bytes[i], store.n_words[i]) == (len(text.encode()), len(text.split()))
@@ -83,10 +83,10 @@ def test_documents_are_framed_and_kept_apart(table: Path, cache: Path) -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "char"])
 def test_other_tokenizers_give_their_own_ids(kind: str, table: Path, cache: Path) -> None:
     spec = CHAR if kind == "char" else WordPieceTokenizer(kind="wordpiece", vocab_size=500)
-    prepared = prepare(Data(train=(str(table),), valid=(str(table),)), spec, seed=1)
+    prepared = tokenize_data(Data(train=(str(table),), valid=(str(table),)), spec, seed=1)
     expected = [[1, *prepared.tokenizer.encode(row), 2] for row in rows_of(table)]
     store = prepared.train
-    assert [store.read(*store.document(i)).tolist() for i in range(store.n_documents)] == expected
+    assert [store.read(*store.document_range(i)).tolist() for i in range(store.n_documents)] == expected
 
 
 @pytest.mark.parametrize("text", ["猫", "é", "é\u20ac and more", "plain words", "\u200d\U0001f431 cat"])
@@ -94,10 +94,10 @@ def test_the_bytes_of_a_first_token_that_is_not_scored(text: str, tmp_path: Path
     """It may be a part of a character."""
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(BPE, [prose(5_000)])
-    store = encode_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
-    spelled = [tokenizer.spellings()[token][0] for token in tokenizer.encode(text)]
+    store = tokenize_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
+    spelled = [tokenizer.list_spellings()[token][0] for token in tokenizer.encode(text)]
     assert b"".join(spelled) == text.encode()
-    assert scored(store, tokenizer) == (len(b"".join(spelled[1:])), len(spelled) - 1)
+    assert count_predicted(store, tokenizer) == (len(b"".join(spelled[1:])), len(spelled) - 1)
 
 
 @pytest.mark.parametrize("text", ["\ufb03 x", "\u3392", "\ufdfa\ufdfa"])
@@ -105,8 +105,8 @@ def test_normalization_leaves_no_negative_number_of_bytes(text: str, tmp_path: P
     """A normalized word may have more bytes than the text that it stands for."""
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(WordPieceTokenizer(kind="wordpiece", vocab_size=500), [prose(5_000) + text])
-    store = encode_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
-    assert 0 <= scored(store, tokenizer)[0] <= len(text.encode())
+    store = tokenize_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
+    assert 0 <= count_predicted(store, tokenizer)[0] <= len(text.encode())
 
 
 def test_a_long_document_is_framed_once(tmp_path: Path, cache: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_long_document_is_framed_once(tmp_path: Path, cache: Path) -> None:
     for i, text in enumerate(texts):
         (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(BPE, texts)
-    store = encode_files([str(tmp_path / "*.txt")], Data(split="document", documents="whole"), tokenizer)
-    ids = [store.read(*store.document(i)).tolist() for i in range(store.n_documents)]
+    store = tokenize_files([str(tmp_path / "*.txt")], Data(split="document", documents="whole"), tokenizer)
+    ids = [store.read(*store.document_range(i)).tolist() for i in range(store.n_documents)]
     assert ids == [[1, *tokenizer.encode(text), 2] for text in texts]
     assert store.n_words.tolist() == [len(text.split()) for text in texts]
 
@@ -138,9 +138,9 @@ def test_modes(data: Data, split: str, documents: str, tmp_path: Path, monkeypat
     (tmp_path / "one.txt").write_text("Two lines\nof one text.\n", encoding="utf-8")
     (tmp_path / "paragraphs.txt").write_text("One.\n\nTwo.\n\nThree.\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    prepared = prepare(data, CHAR, seed=1)
+    prepared = tokenize_data(data, CHAR, seed=1)
     assert (prepared.data.split, prepared.data.documents) == (split, documents)
-    settled = prepare(prepared.data, CHAR, seed=1)
+    settled = tokenize_data(prepared.data, CHAR, seed=1)
     assert settled.fingerprint == prepared.fingerprint
     framed = prepared.tokenizer.bos_id in prepared.train.read(0, len(prepared.train))
     assert framed == (split == "document")
@@ -149,7 +149,7 @@ def test_modes(data: Data, split: str, documents: str, tmp_path: Path, monkeypat
 def test_rows_of_a_stream_are_parted_by_line_ends(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n', encoding="utf-8")
-    prepared = prepare(Data(train=(str(path),), split="slice", valid_fraction=0.5), BPE, seed=1)
+    prepared = tokenize_data(Data(train=(str(path),), split="slice", valid_fraction=0.5), BPE, seed=1)
     train, valid = ("".join(texts_of(s, prepared.tokenizer)) for s in (prepared.train, prepared.valid))
     assert (train, valid) == ("one\ntwo", "\nthree\n")
 
@@ -157,34 +157,34 @@ def test_rows_of_a_stream_are_parted_by_line_ends(tmp_path: Path, cache: Path) -
 def test_tokenizers_see_the_training_part_only(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a" * 90 + "b" * 10, encoding="utf-8")
-    prepared = prepare(Data(train=(str(path),)), CHAR, seed=1)
+    prepared = tokenize_data(Data(train=(str(path),)), CHAR, seed=1)
     assert prepared.tokenizer.vocab_size == 8
     assert set(prepared.valid.read(0, 10)) == {prepared.tokenizer.unk_id}
 
 
 def test_the_cache_answers_the_second_time(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare(Data(train=(str(book),)), BPE, seed=1)
+    first = tokenize_data(Data(train=(str(book),)), BPE, seed=1)
     assert first.seconds > 0
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    for name in "_encode", "spread_sample", "_n_words":
+    for name in "_encode_chunk", "sample_texts_evenly", "_count_words":
         monkeypatch.setattr(prepare_module, name, never)
     moved = book.rename(book.with_name("renamed.txt"))
     os.utime(moved, (1, 1))
-    second = prepare(Data(train=(str(moved),)), BPE, seed=1)
+    second = tokenize_data(Data(train=(str(moved),)), BPE, seed=1)
     assert (second.fingerprint, second.seconds) == (first.fingerprint, 0)
     assert second.train.path == first.train.path
 
 
 def test_a_changed_file_never_meets_old_tokens(book: Path, cache: Path) -> None:
-    first = prepare(Data(train=(str(book),)), BPE, seed=1)
+    first = tokenize_data(Data(train=(str(book),)), BPE, seed=1)
     times = book.stat()
     text = book.read_bytes()
     book.write_bytes(text[:500] + b"!" + text[501:])
     os.utime(book, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = prepare(Data(train=(str(book),)), BPE, seed=1)
+    second = tokenize_data(Data(train=(str(book),)), BPE, seed=1)
     assert second.train.fingerprint != first.train.fingerprint
     assert second.tokenizer.decode(second.train.read(0, 600).tolist()) != first.tokenizer.decode(
         first.train.read(0, 600).tolist()
@@ -194,11 +194,11 @@ def test_a_changed_file_never_meets_old_tokens(book: Path, cache: Path) -> None:
 def test_options_change_the_fingerprint(table: Path, cache: Path) -> None:
     base = Data(train=(str(table),))
     variants = [
-        prepare(base, BPE, seed=1),
-        prepare(base, BPE, seed=2),
-        prepare(base, CHAR, seed=1),
-        prepare(base.model_copy(update={"split": "slice"}), BPE, seed=1),
-        prepare(base.model_copy(update={"valid_fraction": 0.2}), BPE, seed=1),
+        tokenize_data(base, BPE, seed=1),
+        tokenize_data(base, BPE, seed=2),
+        tokenize_data(base, CHAR, seed=1),
+        tokenize_data(base.model_copy(update={"split": "slice"}), BPE, seed=1),
+        tokenize_data(base.model_copy(update={"valid_fraction": 0.2}), BPE, seed=1),
     ]
     assert len({p.fingerprint for p in variants}) == len(variants)
 
@@ -207,19 +207,19 @@ def test_given_tokenizers_are_used_as_they_are(book: Path, cache: Path, tmp_path
     tokenizer = Tokenizer.train(BPE, [prose(3_000, seed=9)])
     tokenizer.save(tmp_path / "tokenizer.json")
     data = Data(train=(str(book),))
-    by_value = prepare(data, tokenizer, seed=1)
-    by_file = prepare(data, TokenizerFile(kind="file", path=str(tmp_path)), seed=1)
+    by_value = tokenize_data(data, tokenizer, seed=1)
+    by_file = tokenize_data(data, TokenizerFile(kind="file", path=str(tmp_path)), seed=1)
     assert by_value.tokenizer.fingerprint == by_file.tokenizer.fingerprint == tokenizer.fingerprint
     assert by_value.fingerprint == by_file.fingerprint
 
 
 def test_eval_text_is_encoded_as_in_training(book: Path, table: Path, cache: Path) -> None:
     text = book.read_bytes().decode()
-    prepared = prepare(Data(train=(str(book),)), BPE, seed=1)
-    store = encode_files([str(book)], prepared.data, prepared.tokenizer)
+    prepared = tokenize_data(Data(train=(str(book),)), BPE, seed=1)
+    store = tokenize_files([str(book)], prepared.data, prepared.tokenizer)
     assert store.read(0, len(store)).tolist() == prepared.tokenizer.encode(text)
     assert int(store.n_bytes.sum()) == len(text.encode())
-    documents = encode_files([str(table)], Data(split="document"), prepared.tokenizer)
+    documents = tokenize_files([str(table)], Data(split="document"), prepared.tokenizer)
     assert documents.n_documents == len(rows_of(table))
     assert documents.read(0, 1).tolist() == [prepared.tokenizer.bos_id]
 
@@ -227,28 +227,28 @@ def test_eval_text_is_encoded_as_in_training(book: Path, table: Path, cache: Pat
 def test_written_to_a_folder(book: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
     data = Data(train=(str(book),))
-    prepared = prepare(data, BPE, seed=1, out=out)
+    prepared = tokenize_data(data, BPE, seed=1, out=out)
     assert sorted(p.name for p in out.iterdir()) == ["tokenizer.json", "train", "valid"]
     assert (prepared.train.path, prepared.valid.path) == (out / "train", out / "valid")
     assert Tokenizer.load(out).fingerprint == prepared.tokenizer.fingerprint
-    again = prepare(data, BPE, seed=1, out=out)
+    again = tokenize_data(data, BPE, seed=1, out=out)
     assert (again.fingerprint, again.seconds) == (prepared.fingerprint, 0)
     with pytest.raises(UsageError, match="another tokenizer"):
-        prepare(data, CHAR, seed=1, out=out)
+        tokenize_data(data, CHAR, seed=1, out=out)
     with pytest.raises(UsageError, match="other tokens"):
-        prepare(data.model_copy(update={"valid_fraction": 0.3}), prepared.tokenizer, seed=1, out=out)
+        tokenize_data(data.model_copy(update={"valid_fraction": 0.3}), prepared.tokenizer, seed=1, out=out)
     assert TokenStore(out / "train").fingerprint == prepared.train.fingerprint
     (tmp_path / "mine" / "train").mkdir(parents=True)
     with pytest.raises(UsageError, match="something else"):
-        prepare(data, BPE, seed=1, out=tmp_path / "mine")
+        tokenize_data(data, BPE, seed=1, out=tmp_path / "mine")
 
 
 def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "SHARD_TOKENS", 5_000)
-    monkeypatch.setattr("lmtool.data.corpus.CHUNK", 8_000)
-    monkeypatch.setattr("lmtool.data.files.BLOCK", 8_000)
+    monkeypatch.setattr("lmtool.data.corpus.CHUNK_CHARACTERS", 8_000)
+    monkeypatch.setattr("lmtool.data.files.READ_BYTES", 8_000)
     tokenizer = Tokenizer.train(BPE, [prose(3_000)])
-    encode = prepare_module._encode
+    encode = prepare_module._encode_chunk
     encoded = 0
 
     def interrupted(*args: object, **kwargs: object) -> object:
@@ -258,12 +258,12 @@ def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pyte
             raise KeyboardInterrupt
         return encode(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(prepare_module, "_encode", interrupted)
+    monkeypatch.setattr(prepare_module, "_encode_chunk", interrupted)
     data = Data(split="slice", documents="whole")
     with pytest.raises(KeyboardInterrupt):
-        encode_files([str(book)], data, tokenizer)
+        tokenize_files([str(book)], data, tokenizer)
     before, encoded = encoded, 100
-    store = encode_files([str(book)], data, tokenizer)
+    store = tokenize_files([str(book)], data, tokenizer)
     text = book.read_bytes().decode()
     assert store.read(0, len(store)).tolist() == tokenizer.encode(text)
     assert 0 < encoded - 100 < len(text) / 8_000
@@ -278,10 +278,10 @@ from lmtool.recipe.spec.text import Data
 from lmtool.data import corpus
 from lmtool.data import files
 from lmtool.data import store
-from lmtool.data.prepare import encode_files
+from lmtool.data.prepare import tokenize_files
 from lmtool.tokenization.tokenizer import Tokenizer
 
-corpus.CHUNK = files.BLOCK = 8_000
+corpus.CHUNK_CHARACTERS = files.READ_BYTES = 8_000
 store.SHARD_TOKENS = 5_000
 left = int(sys.argv[3])
 
@@ -296,7 +296,7 @@ def counted(call):
 
 os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
 data = Data(split="slice", documents="whole")
-found = encode_files([sys.argv[1]], data, Tokenizer.load(sys.argv[2]))
+found = tokenize_files([sys.argv[1]], data, Tokenizer.load(sys.argv[2]))
 print(found.path)
 """
 
@@ -318,10 +318,10 @@ def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path
 
 def test_what_an_interrupted_end_has_left_goes_away(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def again() -> Path:
-        return prepare(Data(train=(str(book),)), BPE, seed=1).train.path
+        return tokenize_data(Data(train=(str(book),)), BPE, seed=1).train.path
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "discard_progress", lambda _: None)
+        patch.setattr(store_module, "remove_progress_file", lambda _: None)
         store = again()
     assert (store / "progress.json").exists()
     assert again() == store
@@ -332,8 +332,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from lmtool.recipe.spec.text import BpeTokenizer, Data
-from lmtool.data.prepare import prepare
-prepared = prepare(Data(train=(sys.argv[1],)), BpeTokenizer(vocab_size=500), seed=1)
+from lmtool.data.prepare import tokenize_data
+prepared = tokenize_data(Data(train=(sys.argv[1],)), BpeTokenizer(vocab_size=500), seed=1)
 print(prepared.fingerprint, len(prepared.train))
 """
 
@@ -345,7 +345,7 @@ def test_processes_at_once_share_one_cache_entry(book: Path, cache: Path) -> Non
     said = {process.communicate()[0] for process in started}
     assert [process.returncode for process in started] == [0, 0, 0]
     assert len(said) == 1
-    prepared = prepare(Data(train=(str(book),)), BPE, seed=1)
+    prepared = tokenize_data(Data(train=(str(book),)), BPE, seed=1)
     assert (f"{prepared.fingerprint} {len(prepared.train)}\n", prepared.seconds) == (said.pop(), 0)
 
 
@@ -360,7 +360,7 @@ def test_light_to_import() -> None:
 
 def test_progress_is_told(book: Path, cache: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    prepare(Data(train=(str(book),)), BPE, seed=1, report=lambda *args: told.append(args))
+    tokenize_data(Data(train=(str(book),)), BPE, seed=1, report=lambda *args: told.append(args))
     stages = list(dict.fromkeys(stage for stage, _, _ in told))
     assert stages == ["reading", "training the tokenizer", "tokenizing"]
     n_characters = len(book.read_bytes().decode())
@@ -374,11 +374,11 @@ def test_the_sample_is_spread_and_within_its_budget(budget: int, lines: bool) ->
     size = 50 if lines else 5_000
     texts = [f"{i} " + "é word" * (size // 6) for i in range(250_000 // size)]
     n_bytes = sum(len(text.encode()) for text in texts)
-    sample = list(spread_sample(texts, n_bytes, budget))
+    sample = list(sample_texts_evenly(texts, n_bytes, budget))
     assert 0.7 * budget < sum(len(text.encode()) for text in sample) <= budget
     if budget >= 10_000:
         assert {int(text.split()[0]) * 10 // len(texts) for text in sample} == set(range(10))
-    assert list(spread_sample(texts, n_bytes, n_bytes)) == texts
+    assert list(sample_texts_evenly(texts, n_bytes, n_bytes)) == texts
 
 
 REFUSED: dict[str, tuple[str, Data, str]] = {
@@ -397,14 +397,14 @@ def test_unusable_text_is_refused(case: str, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "b.txt").write_text("", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=message) as caught:
-        prepare(data, CHAR, seed=1)
+        tokenize_data(data, CHAR, seed=1)
     assert len(caught.value.lines()) <= 3
 
 
 def test_an_unwritable_cache_is_refused(book: Path, cache: Path) -> None:
     cache.write_text("x", encoding="utf-8")
     with pytest.raises(ResourceError, match="cannot write"):
-        prepare(Data(train=(str(book),)), CHAR, seed=1)
+        tokenize_data(Data(train=(str(book),)), CHAR, seed=1)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

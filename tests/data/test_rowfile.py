@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.data.corpus import open_corpus
-from lmtool.data.delimited import FIELD_LIMIT, DialectHints
-from lmtool.data.files import BLOCK, suffix
-from lmtool.data.hub import fetch
-from lmtool.data.rowfile import open_rows
-from lmtool.data.table import Skipped, open_table
+from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
+from lmtool.data.files import READ_BYTES, infer_format
+from lmtool.data.hub import download_dataset
+from lmtool.data.rowfile import open_row_file
+from lmtool.data.table import SkippedRows, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.reading import read_labelled
@@ -85,11 +85,11 @@ FILES = {
     "indented.json": b"\xef\xbb\xbf \n" + json_list(CELLS, 2) + b"\n",
     "null.json": b'[{"text": "a"},\r\n{"text": null},{"text": "b", "more": {"x": [1, 2]}}]',
     "surrogate.json": b'[{"text": "a\\ud83d"}, {"text": "\\ud83d\\ude00"}]',
-    "blocks.json": json_list([prose(BLOCK // 60, seed) for seed in range(5)]),
+    "blocks.json": json_list([prose(READ_BYTES // 60, seed) for seed in range(5)]),
     "many.json": json_list([f"{i} {cell}" for i in range(3000) for cell in CELLS], 1),
     "a.parquet": parquet(CELLS),
-    "blocks.csv": delimited([prose(BLOCK // 60, seed) for seed in range(5)]),
-    "blocks.jsonl": json_lines([prose(BLOCK // 60, seed) for seed in range(5)]),
+    "blocks.csv": delimited([prose(READ_BYTES // 60, seed) for seed in range(5)]),
+    "blocks.jsonl": json_lines([prose(READ_BYTES // 60, seed) for seed in range(5)]),
     "many.csv": delimited([f"{i} {cell}" for i in range(3000) for cell in CELLS]),
 }
 
@@ -171,9 +171,9 @@ def test_objects_on_lines_are_read_so_whatever_the_name_says(before: str, tmp_pa
     path.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")
     table = open_table(str(path))
     assert [row.values[0] for row in table.rows()] == CELLS
-    assert suffix(path) == ".jsonl"
+    assert infer_format(path) == ".jsonl"
     path.write_text(lines[0])
-    assert suffix(path) == ".txt"
+    assert infer_format(path) == ".txt"
     with pytest.raises(DataError):
         open_table(str(path))
 
@@ -195,7 +195,7 @@ def test_faults_of_a_list_are_at_their_lines(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="twice") as caught:
         table_cells(path)
     assert caught.value.where.startswith(f"{path}:4, row 2")
-    skipped = Skipped()
+    skipped = SkippedRows()
     assert [row.values for row in open_table(str(path)).rows(skipped)] == [("a",), ("d",)]
     assert skipped.kinds == {"duplicate key": 1}
     path.write_text('[{"text": "a"},\n{"text":\n"b" "c"}]')
@@ -208,13 +208,13 @@ def test_a_list_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     with path.open("w") as file:
         file.write("[" + ",".join(json.dumps({"text": text}) for text in [prose(100)] * 3000))
-    rows = open_rows(path, ".json", FIELD_LIMIT).records()
+    rows = open_row_file(path, ".json", MAX_FIELD_CHARACTERS).read_records()
     assert len([*islice(rows, 1500)]) == 1500  # the end, which is missing, has not been read
     with pytest.raises(DataError, match="missing"):
         list(rows)
     path.write_text('[{"text": "' + "a" * 100_000)
     with pytest.raises(DataError, match="not JSON"):
-        list(open_rows(path, ".json", 1000).records())
+        list(open_row_file(path, ".json", 1000).read_records())
 
 
 @settings(max_examples=examples(100, 300), deadline=None)
@@ -269,7 +269,7 @@ def test_a_missing_column_is_told_in_one_way(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.jsonl").write_bytes(FILES["a.jsonl"])
     with pytest.raises(DataError) as caught:
-        fetch(f"hf:{folder}", "Texts")
+        download_dataset(f"hf:{folder}", "Texts")
     errors.append((caught.value.what, caught.value.fix))
     assert set(errors) == {("no column 'Texts'; found 'id', 'text'", "did you mean --column text?")}
     with pytest.raises(DataError) as caught:
@@ -289,8 +289,12 @@ def test_every_object_of_a_corpus_has_the_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quoted", [False, True])
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
 def test_a_cell_of_a_corpus_has_any_length(ending: str, quoted: bool, tmp_path: Path) -> None:
-    cells = ["a", (prose(30_000) if quoted else "word ") * (1 + FIELD_LIMIT // (100_000 if quoted else 5)), "b"]
-    assert len(cells[1]) > FIELD_LIMIT
+    cells = [
+        "a",
+        (prose(30_000) if quoted else "word ") * (1 + MAX_FIELD_CHARACTERS // (100_000 if quoted else 5)),
+        "b",
+    ]
+    assert len(cells[1]) > MAX_FIELD_CHARACTERS
     path = tmp_path / f"a{ending}"
     path.write_bytes({".csv": delimited, ".jsonl": json_lines, ".parquet": parquet}[ending](cells))
     assert corpus_cells(path) == cells
@@ -306,7 +310,7 @@ def test_what_a_corpus_takes_and_a_table_does_not(tmp_path: Path) -> None:
         table_cells(path)
 
 
-@pytest.mark.parametrize("line", ["a" * BLOCK, "some text, and more\n" * 1000])
+@pytest.mark.parametrize("line", ["a" * READ_BYTES, "some text, and more\n" * 1000])
 def test_an_unclosed_quote_does_not_read_on_for_ever(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,9 +323,9 @@ def test_an_unclosed_quote_does_not_read_on_for_ever(
             yield line
         raise AssertionError("read on")
 
-    monkeypatch.setattr("lmtool.data.files.text_blocks", endless)
-    file = open_rows(tmp_path / "a.csv", ".csv", limit, hints=DialectHints(quoted=True, sample=1 << 10))
-    good, bad = islice(file.records(), 2)
+    monkeypatch.setattr("lmtool.data.files.read_text_blocks", endless)
+    file = open_row_file(tmp_path / "a.csv", ".csv", limit, hints=DialectHints(quoted=True, sample=1 << 10))
+    good, bad = islice(file.read_records(), 2)
     assert good == (2, ["1", "good"], None)
     assert bad[2] is not None
     assert (bad[0], bad[2].line) == (3, 3)
@@ -332,10 +336,10 @@ def test_parquet_with_text_that_is_not_utf_8(only: str | None, tmp_path: Path) -
     bad = pa.Array.from_buffers(pa.string(), 2, [*pa.array(["ab", "cd"]).buffers()[:2], pa.py_buffer(b"ab\xff\xfe")])
     pq.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="not valid UTF-8"):
-        list(open_rows(tmp_path / "a.parquet", ".parquet", FIELD_LIMIT).records(only))
+        list(open_row_file(tmp_path / "a.parquet", ".parquet", MAX_FIELD_CHARACTERS).read_records(only))
 
 
 def test_parquet_with_a_date_beyond_python(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"], "day": pa.array([2**31 - 1], pa.date32())}), tmp_path / "a.parquet")
     with pytest.raises(DataError):
-        list(open_rows(tmp_path / "a.parquet", ".parquet", FIELD_LIMIT).records())
+        list(open_row_file(tmp_path / "a.parquet", ".parquet", MAX_FIELD_CHARACTERS).read_records())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lmtool.data import split as split_module
 from lmtool.data.corpus import Chunk
-from lmtool.data.split import choose_documents, cut_characters, document_hash
+from lmtool.data.split import hash_document_numbers, split_by_characters, split_by_documents
 from tests.data.test_corpus import documents
 
 
@@ -32,12 +32,12 @@ def chunk_lists(draw: st.DrawFn) -> list[Chunk]:
 @settings(deadline=None)
 def test_the_cut_is_exactly_by_characters(chunks: list[Chunk], fraction: float) -> None:
     text = "".join(documents(chunks))
-    train, valid = cut_characters(len(text), fraction)
+    train, valid = split_by_characters(len(text), fraction)
     if not 0 < train.n_train < len(text):
         return
     n = int(len(text) * (1 - fraction))
-    assert "".join(documents(list(train.of(chunks)))) == text[:n]
-    assert "".join(documents(list(valid.of(chunks)))) == text[n:]
+    assert "".join(documents(list(train.select(chunks)))) == text[:n]
+    assert "".join(documents(list(valid.select(chunks)))) == text[n:]
     assert train.n_train == n
 
 
@@ -47,8 +47,8 @@ def test_each_document_is_on_one_side(chunks: list[Chunk], fraction: float, seed
     everything = documents(chunks)
     if len(everything) < 2:
         return
-    train, valid = choose_documents(len(everything), fraction, seed)
-    for_training, for_validation = documents(list(train.of(chunks))), documents(list(valid.of(chunks)))
+    train, valid = split_by_documents(len(everything), fraction, seed)
+    for_training, for_validation = documents(list(train.select(chunks))), documents(list(valid.select(chunks)))
     assert sorted(for_training + for_validation) == sorted(everything)
     assert for_training
     assert for_validation
@@ -59,20 +59,20 @@ def test_each_document_is_on_one_side(chunks: list[Chunk], fraction: float, seed
 
 def test_the_choice_depends_on_the_seed_alone() -> None:
     chunks = [Chunk([f"{i}" for i in range(1000)])]
-    first, again, other = (documents(list(choose_documents(1000, 0.1, seed)[1].of(chunks))) for seed in (1, 1, 2))
+    first, again, other = (documents(list(split_by_documents(1000, 0.1, seed)[1].select(chunks))) for seed in (1, 1, 2))
     assert first == again
     assert len(set(first) & set(other)) < 40
 
 
 def test_large_corpora_split_by_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_module, "_EXACT", 10)
+    monkeypatch.setattr(split_module, "_MAX_EXACT_DOCUMENTS", 10)
     chunks = [Chunk([f"{i}" for i in range(20_000)])]
-    valid = documents(list(choose_documents(20_000, 0.1, 3)[1].of(chunks)))
+    valid = documents(list(split_by_documents(20_000, 0.1, 3)[1].select(chunks)))
     assert abs(len(valid) - 2000) < 5 * (20_000 * 0.1 * 0.9) ** 0.5
 
 
 def test_hashes_are_distinct_and_spread() -> None:
-    hashes = document_hash(7, np.arange(100_000, dtype=np.uint64))
+    hashes = hash_document_numbers(7, np.arange(100_000, dtype=np.uint64))
     assert len(np.unique(hashes)) == 100_000
     counts, _ = np.histogram(hashes.astype(np.float64), bins=10, range=(0, 2.0**64))
     assert counts.min() > 9_500

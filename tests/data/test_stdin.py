@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.stdin import table_files, table_of_texts, text_files
+from lmtool.data.stdin import open_table_or_texts, open_table_sources, open_text_sources
 from lmtool.errors import DataError, UsageError
 
 Give = Callable[[bytes], None]
@@ -23,7 +23,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Give:
 
 def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
     stdin("naïve\nlines".encode())
-    with text_files(["book.txt", "-"], ["one\ntwo", "three"]) as files:
+    with open_text_sources(["book.txt", "-"], ["one\ntwo", "three"]) as files:
         assert files[0] == "book.txt"
         assert [Path(file).read_bytes() for file in files[1:]] == ["naïve\nlines".encode(), b"one\ntwo", b"three"]
         assert all(file.endswith(".txt") for file in files)
@@ -32,25 +32,25 @@ def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
 
 
 def test_no_text_at_all(stdin: Give) -> None:
-    with pytest.raises(UsageError, match="can be read once"), text_files(["-", "-"], []):
+    with pytest.raises(UsageError, match="can be read once"), open_text_sources(["-", "-"], []):
         pass
     stdin(b"")
-    with pytest.raises(DataError, match="standard input is empty"), text_files(["-"], []):
+    with pytest.raises(DataError, match="standard input is empty"), open_text_sources(["-"], []):
         pass
-    with pytest.raises(DataError, match="the text is empty"), text_files([], ["a", " "]):
+    with pytest.raises(DataError, match="the text is empty"), open_text_sources([], ["a", " "]):
         pass
 
 
 def test_what_a_shell_passed_in_another_encoding() -> None:
     text = os.fsdecode(b"caf\xe9")
-    with pytest.raises(DataError, match="not UTF-8"), text_files([], [text]):
+    with pytest.raises(DataError, match="not UTF-8"), open_text_sources([], [text]):
         pass
-    with pytest.raises(DataError, match="not UTF-8"), table_of_texts(None, [text], ["text"], False):
+    with pytest.raises(DataError, match="not UTF-8"), open_table_or_texts(None, [text], ["text"], False):
         pass
 
 
 def test_an_error_inside_is_not_one_of_the_temporary_folder() -> None:
-    with pytest.raises(BrokenPipeError), text_files([], ["a"]):
+    with pytest.raises(BrokenPipeError), open_text_sources([], ["a"]):
         raise BrokenPipeError
 
 
@@ -67,7 +67,7 @@ def test_an_error_inside_is_not_one_of_the_temporary_folder() -> None:
 )
 def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, ending: str) -> None:
     stdin(content)
-    with table_files(["-", "other.csv"]) as (received, other):
+    with open_table_sources(["-", "other.csv"]) as (received, other):
         assert received.endswith(ending)
         assert Path(received).read_bytes() == content
         assert other == "other.csv"
@@ -87,7 +87,7 @@ def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, en
 )
 def test_a_table_is_told_from_lines(stdin: Give, content: bytes, columns: list[str], is_table: bool) -> None:
     stdin(content)
-    with table_of_texts("-", [], columns, False) as source:
+    with open_table_or_texts("-", [], columns, False) as source:
         assert (Path(source).read_bytes() == content) is is_table
 
 
@@ -97,27 +97,27 @@ def rows(source: str) -> list[object]:
 
 def test_lines_are_rows(stdin: Give) -> None:
     stdin('\ufeffA naïve "film", =1\r\n\n  \nbad\u2028still bad'.encode())
-    with table_of_texts("-", [], ["review"], False) as source:
+    with open_table_or_texts("-", [], ["review"], False) as source:
         assert rows(source) == [{"review": 'A naïve "film", =1'}, {"review": "bad\u2028still bad"}]
-    with table_of_texts(None, ["a\nb", "c"], ["review"], False) as source:
+    with open_table_or_texts(None, ["a\nb", "c"], ["review"], False) as source:
         assert rows(source) == [{"review": "a\nb"}, {"review": "c"}]
-    with table_of_texts(None, ["a"], ["messages"], True) as source:
+    with open_table_or_texts(None, ["a"], ["messages"], True) as source:
         assert rows(source) == [{"messages": [{"role": "user", "content": "a"}]}]
 
 
 def test_what_is_no_row(stdin: Give) -> None:
     stdin(b" \n\n")
-    with pytest.raises(DataError, match="standard input is blank"), table_of_texts("-", [], ["text"], False):
+    with pytest.raises(DataError, match="standard input is blank"), open_table_or_texts("-", [], ["text"], False):
         pass
     stdin(b"good\nb\xffd\n")
     with (
         pytest.raises(DataError, match="not valid UTF-8: byte 0xff at offset 6") as caught,
-        table_of_texts("-", [], ["text"], False),
+        open_table_or_texts("-", [], ["text"], False),
     ):
         pass
     assert caught.value.where == "standard input:2"
     with pytest.raises(UsageError, match="reads 2 texts in a row: premise, hypothesis"):
-        table_of_texts(None, ["a"], ["premise", "hypothesis"], False).__enter__()
+        open_table_or_texts(None, ["a"], ["premise", "hypothesis"], False).__enter__()
     for source, texts in ((None, []), ("a.csv", ["b"])):
-        with pytest.raises(UsageError), table_of_texts(source, texts, ["text"], False):
+        with pytest.raises(UsageError), open_table_or_texts(source, texts, ["text"], False):
             pass

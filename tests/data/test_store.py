@@ -73,11 +73,11 @@ def check(store: TokenStore, made: list[EncodedChunk]) -> None:
     documents = expected_documents(made)
     assert store.n_documents == len(documents)
     for i, (ids, n_bytes, n_words) in enumerate(documents):
-        assert store.read(*store.document(i)).tolist() == ids
+        assert store.read(*store.document_range(i)).tolist() == ids
         assert (store.n_bytes[i], store.n_words[i]) == (n_bytes, n_words)
     everything = [token for ids, _, _ in documents for token in ids]
     assert store.read(0, len(store)).tolist() == everything
-    assert store.counts().tolist() == [everything.count(token) for token in range(store.vocab_size)]
+    assert store.count_tokens().tolist() == [everything.count(token) for token in range(store.vocab_size)]
     assert int(store.n_bytes.sum()) == sum(n for _, n, _ in documents)
 
 
@@ -100,9 +100,9 @@ def test_reading_across_shards(tmp_path: Path) -> None:
         for stop in range(start, len(store) + 1, 11):
             assert np.array_equal(store.read(start, stop), everything[start:stop])
     assert store.read(0, 3).dtype == np.int64
-    owners = store.document_at(np.arange(len(store)))
+    owners = store.find_documents(np.arange(len(store)))
     for i in range(store.n_documents):
-        start, stop = store.document(i)
+        start, stop = store.document_range(i)
         assert (owners[start:stop] == i).all()
 
 
@@ -172,7 +172,7 @@ def test_reading_outside_is_refused(tmp_path: Path) -> None:
         with pytest.raises(IndexError):
             store.read(start, stop)
     with pytest.raises(IndexError):
-        store.document(store.n_documents)
+        store.document_range(store.n_documents)
 
 
 def test_an_unwritable_place_is_refused(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_no_damaged_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
             opened.read(start, stop)
     with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
-        TokenStore(store.path).counts()
+        TokenStore(store.path).count_tokens()
 
 
 def test_a_large_store_is_verified_beside_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,17 +283,17 @@ def test_a_large_store_is_verified_beside_its_use(tmp_path: Path, monkeypatch: p
     small_blocks(monkeypatch)
     store = write(tmp_path / "tokens", chunks(40))
     damaged(store.path / "tokens-00001.bin", 0)
-    monkeypatch.setattr(store_module, "AT_ONCE", 8)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 8)
     opened = TokenStore(store.path)
-    opened.verify_early()
+    opened.verify_or_start_verifying()
     for thread in threading.enumerate():
         if thread.name == "verify-store":
             thread.join()
     with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
         opened.read(0, 1)
-    monkeypatch.setattr(store_module, "AT_ONCE", 1 << 20)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 1 << 20)
     with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
-        TokenStore(store.path).verify_early()
+        TokenStore(store.path).verify_or_start_verifying()
 
 
 def test_only_a_disposable_store_goes_when_it_is_damaged(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmtool.data import files, streaming
-from lmtool.data.corpus import Chunk, Corpus, Division, open_corpus
-from lmtool.data.split import Documents
-from lmtool.data.streaming import Block, BlockStart, StreamedText
+from lmtool.data.corpus import Chunk, Corpus, DocumentDivision, open_corpus
+from lmtool.data.split import DocumentSplit
+from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 
@@ -34,7 +34,7 @@ def of_units(text: StreamedText) -> list[str]:
 
 
 def written(folder: Path) -> Path:
-    """Documents in all formats, packed and not."""
+    """DocumentSplit in all formats, packed and not."""
     folder.mkdir()
     rng = random.Random(1)
     for number, name in enumerate(["a.txt", "b.jsonl", "c.csv", "d.jsonl.gz", "e.jsonl.zst", "f.txt.zst", "g.txt"]):
@@ -58,7 +58,7 @@ def written(folder: Path) -> Path:
 
 @pytest.mark.parametrize("unit", [1, 7, 50, 1 << 20])
 def test_units_are_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
-    monkeypatch.setattr(streaming, "UNIT", unit)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", unit)
     folder = written(tmp_path / "texts")
     corpus = open_corpus([str(folder)], column="text", documents="blank-line")
     text = StreamedText(Data(train=(str(folder),), stream=True), 1)
@@ -71,22 +71,22 @@ def test_units_are_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uni
 @settings(deadline=None, max_examples=60)
 @pytest.mark.parametrize("documents", ["line", "blank-line"])
 def test_extents_end_where_documents_do(
-    tmp_path_factory: pytest.TempPathFactory, documents: Division, text: str, unit: int, block: int
+    tmp_path_factory: pytest.TempPathFactory, documents: DocumentDivision, text: str, unit: int, block: int
 ) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_bytes(text.encode())
     corpus = Corpus((path,), frozenset(), "text", documents)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "UNIT", unit)
-        patch.setattr(files, "BLOCK", block + 3)
+        patch.setattr(streaming, "UNIT_BYTES", unit)
+        patch.setattr(files, "READ_BYTES", block + 3)
         data = Data.model_validate({"train": [str(path.parent)], "documents": documents, "stream": True})
         assert of_units(StreamedText(data, 1)) == joined(list(corpus.chunks()))
 
 
 def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_SEARCH", 1000)
-    monkeypatch.setattr(files, "BLOCK", 100)
-    monkeypatch.setattr(streaming, "UNIT", 100)
+    monkeypatch.setattr(files, "MAX_DOCUMENT_SEARCH_BYTES", 1000)
+    monkeypatch.setattr(files, "READ_BYTES", 100)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", 100)
     (tmp_path / "a.txt").write_text("a\n\nb\n\n" + "long " * 1000 + "\n\nc\n")
     text = StreamedText(Data(train=(str(tmp_path),), documents="blank-line", stream=True), 1)
     with pytest.raises(DataError, match="no document ends within 1,000 bytes"):
@@ -94,17 +94,17 @@ def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_turn_is_read_in_blocks_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "UNIT", 50)
-    monkeypatch.setattr(streaming, "BLOCK", 300)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", 50)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 300)
     folder = written(tmp_path / "texts")
     text = StreamedText(Data(train=(str(folder),), stream=True), 1)
-    content = text.read_head()
-    assert 0 < text.share < 1
-    orders, place, sizes = [], BlockStart(), []
+    content = text.index_head()
+    assert 0 < text.head_fraction < 1
+    orders, place, sizes = [], BlockPosition(), []
     for turn in range(2):
         order: list[str] = []
         while place.turn == turn:
-            block = Block(text, place)
+            block = StreamBlock(text, place)
             chunks = list(block.chunks())
             assert chunks[0].starts
             assert chunks[-1].ends
@@ -115,20 +115,20 @@ def test_a_turn_is_read_in_blocks_in_an_order_of_its_own(tmp_path: Path, monkeyp
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(of_units(text))
     assert max(sizes) < 300 + 5000  # a block ends with a chunk; those of packed files are long here
-    assert StreamedText(Data(train=(str(folder),), stream=True), 1).read_head() == content
-    assert StreamedText(Data(train=(str(folder),), stream=True), 2).read_head() != content
+    assert StreamedText(Data(train=(str(folder),), stream=True), 1).index_head() == content
+    assert StreamedText(Data(train=(str(folder),), stream=True), 2).index_head() != content
 
 
 def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "BLOCK", 300_000)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 300_000)
     long = "word " * 400_000
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(long)
     text = StreamedText(Data(train=(str(tmp_path),), documents="whole", stream=True), 1)
-    text.read_head()
-    place, found, n_blocks = BlockStart(), "", 0
+    text.index_head()
+    place, found, n_blocks = BlockPosition(), "", 0
     while not place.turn:
-        block = Block(text, place)
+        block = StreamBlock(text, place)
         chunks = list(block.chunks())
         assert sum(chunk.size for chunk in chunks) < 1_000_000
         assert chunks[-1].ends
@@ -139,17 +139,17 @@ def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_documents_of_the_head_are_held_out_in_every_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "UNIT", 200)
-    monkeypatch.setattr(streaming, "BLOCK", 3000)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", 200)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 3000)
     folder = written(tmp_path / "texts")
     text = StreamedText(Data(train=(str(folder),), stream=True), 1)
-    text.read_head()
-    train, valid = (Documents(5, 1 << 62, valid=valid) for valid in (False, True))
-    held_out = joined(list(valid.of(text.head.chunks())))
+    text.index_head()
+    train, valid = (DocumentSplit(5, 1 << 62, valid=valid) for valid in (False, True))
+    held_out = joined(list(valid.select(text.head.chunks())))
     assert len(held_out) > 3
-    place, seen = text.head_end, joined(list(train.of(text.head.chunks())))
+    place, seen = text.head_end, joined(list(train.select(text.head.chunks())))
     while place.turn < 2:
-        block = Block(text, place, train)
+        block = StreamBlock(text, place, train)
         seen += joined(list(block.chunks()))
         place = block.end
     assert set(held_out).isdisjoint(seen)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.data.delimited import FIELD_LIMIT, Dialect, records
-from lmtool.data.files import BLOCK, split_lines, text_stretches
-from lmtool.data.table import RowFault, Skipped, Table, open_table
+from lmtool.data.delimited import MAX_FIELD_CHARACTERS, Dialect, parse_records
+from lmtool.data.files import READ_BYTES, iterate_lines, read_line_blocks
+from lmtool.data.table import RowError, SkippedRows, Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.errors import refuses
@@ -25,13 +25,15 @@ from tests.examples import examples
 ROWS = [("Good, very good", "pos"), ('say "no"', "neg"), ("two\nlines é", "pos")]
 
 
-def open_at(path: Path, content: str | bytes | None = None, field_limit: int = FIELD_LIMIT, **reading: Any) -> Table:
+def open_at(
+    path: Path, content: str | bytes | None = None, field_limit: int = MAX_FIELD_CHARACTERS, **reading: Any
+) -> Table:
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     return open_table(str(path), Data(**reading), field_limit=field_limit)
 
 
-def values(table: Table, skipped: Skipped | None = None) -> list[tuple[Any, ...]]:
+def values(table: Table, skipped: SkippedRows | None = None) -> list[tuple[Any, ...]]:
     return [row.values for row in table.rows(skipped)]
 
 
@@ -138,7 +140,7 @@ def test_hostile_text_is_read_as_csv_reads_it(text: str, skip: bool) -> None:
 
 def agrees_with_csv(text: str, delimiter: str, skip: bool) -> None:
     """The same rows for any blocks of the text; and a fault exactly where csv in strict mode raises."""
-    lines = list(split_lines(text))
+    lines = list(iterate_lines(text))
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=skip)
     theirs = []
     try:
@@ -148,13 +150,13 @@ def agrees_with_csv(text: str, delimiter: str, skip: bool) -> None:
         failed = True
     dialect = Dialect(delimiter, quoted=True, skip_space=skip)
     for stretches in [text], lines:
-        ours = list(records(stretches, dialect))
+        ours = list(parse_records(stretches, dialect))
         assert failed == any(fault for _, _, fault in ours)
         good = [fields for _, fields, _ in ours]
         assert good[: len(theirs)] == theirs
         assert failed or len(good) == len(theirs)
     # Text with NUL is read without the csv module.
-    alone = list(records(["\0\n" + text], dialect))[1:]
+    alone = list(parse_records(["\0\n" + text], dialect))[1:]
     assert [(line - 1, fields, fault and fault.kind) for line, fields, fault in alone] == [
         (line, fields, fault and fault.kind) for line, fields, fault in ours
     ]
@@ -178,10 +180,10 @@ def test_a_written_file_is_opened_without_being_told_anything(
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
 def test_lines_across_blocks(ends: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    lines = [f"{'x' * (BLOCK // 7 + i)}é{ends}" for i in range(40)]
+    lines = [f"{'x' * (READ_BYTES // 7 + i)}é{ends}" for i in range(40)]
     path.write_bytes("".join(lines).encode())
-    stretches = list(text_stretches(path, None, 1 << 20))
-    assert [line for stretch in stretches for line in split_lines(stretch)] == lines
+    stretches = list(read_line_blocks(path, None, 1 << 20))
+    assert [line for stretch in stretches for line in iterate_lines(stretch)] == lines
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_an_encoding_is_inferred_from_all_of_the_text(encoding: str, ending: str
     """The usual one is only that of text which is not valid otherwise, though its first letters may be."""
     content = ("text,label\n" + "plain,x\n" * 30_000 + "naïve café,ä\n").encode(encoding)
     (tmp_path / f"a{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
-    table = open_table(str(tmp_path / f"a{ending}"), usual_encoding="cp1252")
+    table = open_table(str(tmp_path / f"a{ending}"), fallback_encoding="cp1252")
     assert table.names == ("text", "label")
     assert values(table)[-1] == ("naïve café", "ä")
     assert ("cp1252" in table.describe()) == (encoding == "cp1252")
@@ -406,22 +408,22 @@ def test_bad_rows_are_named_or_left_out(
     name: str, content: str, kind: str, found: list[str], good: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     table = open_at(tmp_path / name, content, field_limit=100)
-    with pytest.raises(RowFault) as caught:
+    with pytest.raises(RowError) as caught:
         list(table.rows())
     assert caught.value.kind == kind
     for part in [*found, "--skip-bad-rows"]:
         assert part in message(caught.value)
-    skipped = Skipped()
+    skipped = SkippedRows()
     rows = [row for row in values(table, skipped) if row[0] not in ("", "b" * 99)]
     assert rows == good
     assert skipped.kinds[kind] == 1
     assert kind in str(skipped)
-    assert table.n_rows == skipped.count + len(values(table, Skipped()))
+    assert table.n_rows == skipped.count + len(values(table, SkippedRows()))
 
 
 def test_row_numbers_count_bad_rows(tmp_path: Path) -> None:
     table = open_at(tmp_path / "a.csv", "t,l\na,b\nc\nd,e\nf,g,h\ni,j\n")
-    assert [row.number for row in table.rows(Skipped())] == [1, 3, 5]
+    assert [row.number for row in table.rows(SkippedRows())] == [1, 3, 5]
 
 
 @pytest.mark.slow
@@ -433,7 +435,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         path.write_text("text,label\n" + content, encoding="utf-8")
         table = open_at(path, field_limit=10_000)
         tracemalloc.start()
-        skipped = Skipped()
+        skipped = SkippedRows()
         for count, _ in enumerate(table.rows(skipped)):
             if count > 20_000:
                 break

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.data.table import Row, Table, json_lines, json_list, open_table, table_lines, write_table
+from lmtool.data.table import Row, Table, format_json_lines, format_json_list, format_rows, open_table, write_table
 from lmtool.errors import ResourceError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.examples import examples
@@ -28,7 +28,7 @@ def with_length(source: Table) -> Iterator[tuple[Row, list[Any]]]:
 
 
 def write(path: Path, source: Table, added: list[str], rows: Iterable[tuple[Row, list[Any]]]) -> None:
-    write_table(path, source, table_lines(source, added, rows))
+    write_table(path, source, format_rows(source, added, rows))
 
 
 def read(path: Path) -> list[list[str]]:
@@ -45,7 +45,7 @@ def test_columns_are_kept_and_values_added(tmp_path: Path) -> None:
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     source = table(tmp_path, "text,label,label_2\na,b,c\n")
-    lines = list(table_lines(source, ["label", "label"], ((row, [1, 2]) for row in source.rows())))
+    lines = list(format_rows(source, ["label", "label"], ((row, [1, 2]) for row in source.rows())))
     assert lines == ["text,label,label_2,label_3,label_4\n", "a,b,c,1,2\n"]
 
 
@@ -60,7 +60,7 @@ def test_json_lines_have_the_columns_and_their_values(tmp_path: Path) -> None:
     row = {"text": "a\nb \u2028", "n": 3, "f": 0.5, "yes": True, "none": None, "many": ["é", 1], "in": {"a": 1}}
     source = table(tmp_path, json.dumps(row) + "\n" + json.dumps({"text": "c"}) + "\n", "in.jsonl")
     values = [(0.25, math.nan), (1, None)]
-    lines = list(json_lines(source, ["p", "n"], zip(source.rows(), values, strict=True)))
+    lines = list(format_json_lines(source, ["p", "n"], zip(source.rows(), values, strict=True)))
     out = tmp_path / "out.jsonl"
     write_table(out, source, lines)
     assert [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] == [
@@ -69,8 +69,8 @@ def test_json_lines_have_the_columns_and_their_values(tmp_path: Path) -> None:
     ]
     again = open_table(str(out))
     assert again.names == (*row, "p", "n_2")
-    assert json.loads("".join(json_list(lines))) == [json.loads(line) for line in lines]
-    assert json.loads("".join(json_list([]))) == []
+    assert json.loads("".join(format_json_list(lines))) == [json.loads(line) for line in lines]
+    assert json.loads("".join(format_json_list([]))) == []
 
 
 FORMULAS = ["=1+2", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-", "--5", "-1,5"]
@@ -83,13 +83,13 @@ def test_formulas_are_guarded_when_asked(tmp_path: Path) -> None:
     source = table(tmp_path, content, "in.jsonl")
 
     def cells(guard: bool) -> list[list[str]]:
-        lines = table_lines(source, ["@p"], ((row, ["=x"]) for row in source.rows()), guard_formulas=guard)
+        lines = format_rows(source, ["@p"], ((row, ["=x"]) for row in source.rows()), guard_formulas=guard)
         (tmp_path / "out.csv").write_text("".join(lines), encoding="utf-8", newline="")
         return read(tmp_path / "out.csv")[2:]
 
     assert cells(False) == [[f, h, "=x"] for f, h in zip(FORMULAS, HARMLESS, strict=True)]
     assert cells(True) == [["'" + f, h, "'=x"] for f, h in zip(FORMULAS, HARMLESS, strict=True)]
-    guarded_header = next(table_lines(source, ["@p"], [], guard_formulas=True))
+    guarded_header = next(format_rows(source, ["@p"], [], guard_formulas=True))
     assert guarded_header == "'=name,text,'@p\n"
 
 

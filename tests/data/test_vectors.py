@@ -51,7 +51,7 @@ def test_every_format_is_read(name: str, tmp_path: Path) -> None:
 
 
 def test_binary_vectors_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtool.data.vectors.CHUNK", 5)
+    monkeypatch.setattr("lmtool.data.vectors._READ_BYTES", 5)
     found = VectorFile.open(written(tmp_path, FORMATS["word2vec binary"])).read(set(WORDS))
     assert found.words == WORDS
     np.testing.assert_array_equal(found.vectors_ND, TABLE)

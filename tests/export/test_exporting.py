@@ -131,7 +131,7 @@ def rows_of(loaded: LoadedModel, *texts: list[str]) -> list[tuple[list[int], lis
     """Complete rows of one text or of two, as lmtool frames them: ids and segments."""
     rows = []
     for parts in zip(*texts, strict=True):
-        ids, segments, _ = loaded.prompt_format.row([np.array(loaded.tokenizer.encode(text)) for text in parts])
+        ids, segments, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text)) for text in parts])
         rows.append((ids.tolist(), None if segments is None else segments.tolist()))
     return rows
 
@@ -202,7 +202,7 @@ def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
         return
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
     for text, ids, keep in zip(TEXTS, inputs["input_ids"], inputs["attention_mask"], strict=True):
-        prompt = loaded.prompt_format.prompt(text)
+        prompt = loaded.prompt_format.make_prompt(text)
         wanted_ids = prompt.source if recipe.model.reads == "source" else prompt.tokens
         if recipe.objective.kind != "embedding":
             assert tuple(ids[keep.bool()].tolist()) == tuple(wanted_ids)
@@ -225,7 +225,7 @@ def test_generation(case: str, tmp_path: Path) -> None:
     start = 1 if recipe.model.reads == "source" else inputs["input_ids"].shape[1]
     written = [i for i in found[start:].tolist() if i != tokenizer.eos_token_id]
     loaded = load_run(str(run))
-    framed = loaded.prompt_format.prompt("They waited")
+    framed = loaded.prompt_format.make_prompt("They waited")
     batch = Batch(torch.tensor([framed.tokens]), source_BS=torch.tensor([framed.source]) if framed.source else None)
     wanted: list[int] = []
     state = loaded.model.start(batch)
@@ -344,7 +344,7 @@ def test_chat(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     messages = [{"role": "user", "content": "They waited"}]
     found = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert tuple(found) == load_run(str(run)).prompt_format.prompt("They waited").tokens
+    assert tuple(found) == load_run(str(run)).prompt_format.make_prompt("They waited").tokens
 
 
 def test_a_card_that_says_how_to_open_it(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_what_is_written_is_read_back(
     before = load_run(str(run), CPU)
     after = load_run(str(imported(str(tmp_path / "model.gguf"))), CPU)
     assert [after.tokenizer.encode(text) for text in TEXTS] == [before.tokenizer.encode(text) for text in TEXTS]
-    assert after.prompt_format.prompt("They waited") == before.prompt_format.prompt("They waited")
+    assert after.prompt_format.make_prompt("They waited") == before.prompt_format.make_prompt("They waited")
     assert after.prompt_format.end_ids == before.prompt_format.end_ids
     tokens_BT = torch.arange(30)[None]
     with torch.no_grad():

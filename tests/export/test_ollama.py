@@ -9,7 +9,7 @@ import pytest
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export_gguf
 from lmtool.export.ollama import OllamaPrompt, modelfile
-from lmtool.tokenization.chat import PLAIN
+from lmtool.tokenization.chat import TRAINED_TEMPLATE
 from lmtool.tokenization.template import SandboxedTemplate
 from tests.export.test_exporting_gguf import llama
 from tests.interop.runs import made, tokenizer_of
@@ -66,7 +66,7 @@ def in_ollama(template: str, messages: list[dict[str, str]]) -> str:
     return text
 
 
-@pytest.mark.parametrize("chat", [CHATML, LLAMA2, "{{ bos_token }}" + CHATML, PLAIN])
+@pytest.mark.parametrize("chat", [CHATML, LLAMA2, "{{ bos_token }}" + CHATML, TRAINED_TEMPLATE])
 @pytest.mark.parametrize("begins", ["<s>", ""])
 def test_conversations(chat: str, begins: str) -> None:
     written = modelfile("model.gguf", OllamaPrompt(chat, TOKENS, begins, ["</s>"]))

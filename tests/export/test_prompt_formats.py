@@ -88,7 +88,7 @@ def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
 def conversation(loaded: LoadedModel) -> list[int] | str:
     """What `chat` reads, or why it refuses."""
     try:
-        return find_chat_format(loaded).prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
+        return find_chat_format(loaded).encode_prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
     except UsageError as refusal:
         return refusal.what
 
@@ -106,8 +106,8 @@ def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[s
     again = load_run(str(imported(str(tmp_path / ("out.gguf" if form == "gguf" else "out")))), CPU)
     assert again.recipe.objective.kind == "seq2seq"
     assert {**again.recipe.data.model_dump(), "split": "auto"} == {**loaded.recipe.data.model_dump(), "split": "auto"}
-    assert [again.prompt_format.prompt(text, "for") for text in TEXTS] == [
-        loaded.prompt_format.prompt(text, "for") for text in TEXTS
+    assert [again.prompt_format.make_prompt(text, "for") for text in TEXTS] == [
+        loaded.prompt_format.make_prompt(text, "for") for text in TEXTS
     ]
     assert again.prompt_format.end_ids == loaded.prompt_format.end_ids
     assert rows(again) == rows(loaded)
@@ -123,7 +123,7 @@ def test_other_programs_read_the_same_prompts(body: str, template: str, data: di
     export(str(run), tmp_path / "out")
     loaded = load_run(str(run), CPU)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    wanted = list(loaded.prompt_format.prompt("They waited").tokens)
+    wanted = list(loaded.prompt_format.make_prompt("They waited").tokens)
     messages = [{"role": "user", "content": "They waited"}]
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == wanted
     source = Container(tmp_path / "out.gguf").values["tokenizer.chat_template"]

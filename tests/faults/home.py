@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool.run.checkpoint import listed, verify
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from tests.faults.commands import Begun, Outcome, begin, lmtool
 from tests.faults.watching import Kill, Record
@@ -191,10 +191,10 @@ def digests(parts: Mapping[str, Any]) -> Remains:
 def resumed(home: Path, job: Job) -> list[str]:
     """Resume a run, or begin it again where it was not yet one, or had no checkpoint."""
     run = home / NEW
-    for step, path in listed(run / "checkpoints"):
-        if verify(path).step != step:
+    for step, path in list_checkpoints(run / "checkpoints"):
+        if verify_checkpoint(path).step != step:
             return [f"{path.name} holds another step"]
-    if listed(run / "checkpoints") and (run / "run.json").exists():
+    if list_checkpoints(run / "checkpoints") and (run / "run.json").exists():
         outcomes = job.run(home, words=("resume", NEW, "-q"))
     else:
         if problems := lmtool(home, "resume", NEW, "-q").problems(codes=(4,)):
@@ -224,7 +224,7 @@ def of_run(name: str) -> Callable[[Path], Remains]:
     def remains(home: Path) -> Remains:
         run = home / name
         kept: dict[str, Any] = lasting(run, STEPS)
-        kept["checkpoints"] = [step for step, _ in listed(run / "checkpoints")]
+        kept["checkpoints"] = [step for step, _ in list_checkpoints(run / "checkpoints")]
         for file in ("recipe.yaml", "tokenizer.json", "metrics.json", "split.json"):
             if (run / file).exists():
                 kept[file] = (run / file).read_bytes()
@@ -236,7 +236,7 @@ def of_run(name: str) -> Callable[[Path], Remains]:
 def of_import(home: Path) -> Remains:
     """All results of an imported run."""
     checkpoint = home / NEW / "checkpoints" / "step-000000"
-    verify(checkpoint)
+    verify_checkpoint(checkpoint)
     files = [checkpoint / "model.safetensors", checkpoint / "state.json"]
     files += [home / NEW / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")]
     return digests({file.name: file.read_bytes() for file in files if file.exists()})

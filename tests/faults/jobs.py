@@ -9,9 +9,9 @@ import signal
 import time
 from pathlib import Path
 
-from lmtool.run.checkpoint import listed
-from lmtool.run.listing import summarise
-from lmtool.run.lock import is_held
+from lmtool.run.checkpoint import list_checkpoints
+from lmtool.run.listing import summarize_run
+from lmtool.run.lock import is_run_locked
 from tests.faults import places
 from tests.faults.commands import Hook, Outcome, lmtool
 from tests.faults.home import JOBS, NEW, Job
@@ -64,7 +64,7 @@ def kill(home: Path, rng: random.Random, number: int) -> Told:
 def after(home: Path) -> list[str]:
     """What holds whenever a process has died: nothing is locked, and what there is can be listed."""
     problems = lmtool(home, "runs", "ls", "--json").problems(codes=(0,))
-    if (home / NEW).exists() and is_held(home / NEW):
+    if (home / NEW).exists() and is_run_locked(home / NEW):
         problems.append("the lock of a run outlived its process")
     return problems
 
@@ -152,7 +152,7 @@ def refused(home: Path, outcomes: list[Outcome]) -> list[str]:
     """Problems of processes that could not write: they end with 5, or with 0."""
     codes = (0, 5) if len(outcomes) == 1 else (0, 5, 143, -signal.SIGKILL)
     problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
-    if not listed(home / NEW / "checkpoints"):
+    if not list_checkpoints(home / NEW / "checkpoints"):
         problems += [outcome.err for outcome in outcomes if "the last checkpoint is intact" in outcome.err]
     return problems
 
@@ -257,7 +257,7 @@ def clock(home: Path, rng: random.Random, number: int) -> Told:
         os.utime(path, (dated, dated), follow_symlinks=False)
     outcomes = job.run(home, Jump(jumps))
     problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
-    if (home / NEW / "run.json").exists() and not summarise(home / NEW).name:
+    if (home / NEW / "run.json").exists() and not summarize_run(home / NEW).name:
         problems.append("the run has no name")
     for words in (("runs", "ls"), ("runs", "show", "last"), ("runs", "rm", "--older-than", "9999w", "--yes")):
         problems += lmtool(home, *words).problems(codes=(0,))

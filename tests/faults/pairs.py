@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from tests.faults.commands import Outcome, begin, lmtool
 from tests.faults.home import (
     EXPORT,
@@ -108,7 +108,9 @@ def _judge(home: Path, pair: Pair, outcomes: list[Outcome], expected: Remains) -
     if pair.result is None:
         return [f"stdout is {one.out!r}" for one in ended if pair.both and one.out != expected.get("stdout")]
     if "rm" in pair.second and outcomes[1].code == 0:
-        return ["the run that was removed has files"] if listed(home / "runs" / "half" / "checkpoints") else []
+        return (
+            ["the run that was removed has files"] if list_checkpoints(home / "runs" / "half" / "checkpoints") else []
+        )
     if outcomes[0].code or pair.first == pair.second or pair.both:
         problems = [f"{part} differs" for part in differing(pair.result(home), expected)]
     if pair.same is not None:

@@ -33,14 +33,14 @@ from lmtool.interop.importing import describe
 from lmtool.interop.sources import open_source
 from lmtool.interop.tokenization.reading import read_tokenizer
 from lmtool.recipe.dump import dump
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import tensors
 from lmtool.run.checkpoint import FileEntry
 from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.files import RunInfo, Validated, saved_state
+from lmtool.run.files import RunInfo, ValidationState, read_saved_state
 from lmtool.run.saving import Snapshot
 from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts
 from lmtool.tasks.reading import read_labelled
@@ -107,7 +107,9 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def _recipes(_: Path) -> list[bytes]:
-    return [shipped()[name].read_bytes() for name in ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")]
+    return [
+        shipped_recipes()[name].read_bytes() for name in ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")
+    ]
 
 
 def _read_recipe(folder: Path, content: bytes) -> None:
@@ -337,7 +339,7 @@ def _file_of_published(name: str, changed: str) -> ModelRunner:
         read_tokenizer(model, "llama")
         tokenizer = Tokenizer.load(model)
         _use(tokenizer)
-        ChatFormat.of(tokenizer)
+        ChatFormat.from_tokenizer(tokenizer)
 
     return ModelRunner(seeds, read)
 
@@ -354,9 +356,9 @@ def _read_template(folder: Path, content: bytes) -> None:
         published(folder / "model", "smollm2")
     whole = json.loads(config.read_bytes()) | {"chat_template": content.decode("utf-8", "replace")}
     config.write_text(json.dumps(whole))
-    chat = ChatFormat.of(Tokenizer.load(folder / "model"))
-    chat.prompt(MESSAGES[:1])
-    chat.conversation(MESSAGES)
+    chat = ChatFormat.from_tokenizer(Tokenizer.load(folder / "model"))
+    chat.encode_prompt(MESSAGES[:1])
+    chat.encode_conversation(MESSAGES)
 
 
 PLAIN = b"nothing is drawn"
@@ -394,7 +396,7 @@ class _Program:
                 f"{{% if {value} %}}{inner}{{% else %}}y{{% endif %}}",
                 f"{{% set {name} %}}{inner}{{% endset %}}",
                 f"{{% call m{self._draw.choice('01')}({value}) %}}{inner}{{% endcall %}}",
-                f"{{% filter {self._draw.choice(sorted(sandbox._WRITING))} %}}{inner}{{% endfilter %}}",
+                f"{{% filter {self._draw.choice(sorted(sandbox._LINEAR_FILTERS))} %}}{inner}{{% endfilter %}}",
                 f"{{{{ self.b{self._draw.choice('01')}() }}}}",
                 f"{{% generation %}}{inner}{{% endgeneration %}}",
                 f"{{% with y = {value} %}}{inner}{{% endwith %}}",
@@ -412,9 +414,11 @@ class _Program:
             )
         a, b = self._value(depth - 1), self._value(depth - 1)
         number = draw.choice(("2", "-1", "1000", "999999999", "ns.n", "2305843009213693951"))
-        names = sorted(sandbox._WRITING | sandbox._ORDERING | sandbox._PICKING | sandbox._GLANCING)
-        tests = sorted({*sandbox._TYPE_TESTS, *sandbox._NUMBER_TESTS, *sandbox._TEXT_TESTS, *sandbox._COMPARING_TESTS})
-        methods = sorted({method for _, several in sandbox._METHODS for method in several})
+        names = sorted(
+            sandbox._LINEAR_FILTERS | sandbox._ORDERING_FILTERS | sandbox._ITEM_FILTERS | sandbox._CHEAP_FILTERS
+        )
+        tests = sorted({*sandbox._TYPE_TESTS, *sandbox._NUMBER_TESTS, *sandbox._TEXT_TESTS, *sandbox._OPERATOR_TESTS})
+        methods = sorted({method for _, several in sandbox._ALLOWED_METHODS for method in several})
         filtering, method, given = draw.choice(names), draw.choice(methods), draw.choice(("", a, number, f"{a}, {b}"))
         return draw.choice(
             (
@@ -439,7 +443,7 @@ def _run_programs(_: Path, content: bytes) -> None:
     With a tenth of the work that templates may do, so that ten seconds are a hang.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox, "WORK", 2_000_000)
+        patch.setattr(sandbox, "MAX_WORK_UNITS", 2_000_000)
         for number in range(8):
             source = chat_templates.CHATML if content == PLAIN else _Program(content, number).source()
             try:
@@ -507,21 +511,21 @@ def _run(folder: Path) -> Path:
     recipe = load("default", ["data.train=[a.txt]"]).recipe
     with create_run(
         folder / "run",
-        RunInfo.new(
+        RunInfo.create(
             recipe="default",
             summary="decoder",
             fingerprints={"data": "d", "tokenizer": "t"},
         ),
         {"recipe.yaml": dump(recipe).encode(), "tokenizer.json": b"{}"},
     ) as run:
-        run.start(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
+        run.start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
-        run.save(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
-        run.note_validation(Validated(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
-        run.end("finished")
+        run.save_checkpoint(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
+        run.save_validation(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
+        run.end_session("finished")
     return folder / "run"
 
 
@@ -536,9 +540,9 @@ def _file_of_a_run(name: str) -> ModelRunner:
         (run / name).write_bytes(content)
         list(verify_run(run))
         found = Run.open(run)
-        list(found.metrics.read())
-        list(found.samples.read())
-        assert found.validated is not None
+        list(found.metrics.read_records())
+        list(found.samples.read_records())
+        assert found.last_validation is not None
 
     return ModelRunner(seeds, read)
 
@@ -556,12 +560,12 @@ def _read_state(folder: Path, content: bytes) -> None:
     (path / "state.json").write_bytes(content)
     files = {
         name: FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
-        for name in checkpoints.FILES
+        for name in checkpoints.CHECKPOINT_FILES
     }
     (path / "MANIFEST.json").write_bytes(checkpoints.encode_manifest(2, None, files))
-    checkpoint = checkpoints.verify(path)
+    checkpoint = checkpoints.verify_checkpoint(path)
     read_recipe(Run.open(run), checkpoint)
-    saved_state(checkpoint)
+    read_saved_state(checkpoint)
 
 
 def _manifests(folder: Path) -> list[bytes]:
@@ -573,7 +577,7 @@ def _read_manifest(folder: Path, content: bytes) -> None:
     if not run.exists():
         _run(folder)
     (run / CHECKPOINTS / "step-000002" / "MANIFEST.json").write_bytes(content)
-    checkpoints.newest_valid(run / CHECKPOINTS)
+    checkpoints.find_newest_valid(run / CHECKPOINTS)
 
 
 def _store(folder: Path) -> Path:
@@ -597,7 +601,7 @@ def _read_store(folder: Path, content: bytes) -> None:
     store = TokenStore(path)
     store.read(0, min(20, len(store)))
     for number in islice(range(store.n_documents), 5):
-        store.document(number)
+        store.document_range(number)
 
 
 WIDTH = 8

@@ -67,7 +67,7 @@ def recaller(folder: Path) -> TextGenerator:
     names = (*talkers.NAMES, "<tool_call>", "</tool_call>")
     loaded = TextGenerator.open(str(imported(str(talkers.publish(folder, template=template, names=names))))).loaded
     chat = find_chat_format(loaded).with_tools(TOOLS)
-    rows = [chat.conversation(validate_messages(one))[0] for one in CONVERSATIONS]
+    rows = [chat.encode_conversation(validate_messages(one))[0] for one in CONVERSATIONS]
     return TextGenerator(replace(loaded, model=Recaller(rows, loaded.tokenizer.vocab_size)))
 
 

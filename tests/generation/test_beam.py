@@ -205,7 +205,7 @@ def test_hypotheses_end_at_stop_strings():
     def change(scores, text, n_written):
         return [-math.inf if token < SPECIAL else score for token, score in enumerate(scores)]
 
-    prompts = [prompt_format.prompt(text) for text in ("one", "two", "three")]
+    prompts = [prompt_format.make_prompt(text) for text in ("one", "two", "three")]
     found = search(model, prompts, settings, prompt_format=prompt_format, stop=stop)
     for prompt, texts in zip(prompts, found, strict=True):
         assert_equal(texts, plain(model, prompt.tokens, settings, ends=ends, change=change))

@@ -19,7 +19,7 @@ from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.inference.load import LoadedModel, load_packed, load_run
 from lmtool.interop.importing import imported
 from lmtool.tasks.cells import as_messages
-from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
+from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation import talkers
 from tests.generation.models import HistoryModel
@@ -38,7 +38,7 @@ def user(text: str) -> list[Message]:
 
 
 def prompt_of(loaded: LoadedModel, messages: list[Message]) -> list[int]:
-    return ChatFormat.of(loaded.tokenizer).prompt(messages)
+    return ChatFormat.from_tokenizer(loaded.tokenizer).encode_prompt(messages)
 
 
 def answered(conversation: Conversation, text: str) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Script(HistoryModel):
     def __init__(self, loaded: LoadedModel, *texts: str, context: int = 10_000) -> None:
         super().__init__(loaded.tokenizer.vocab_size, context)
         t = loaded.tokenizer
-        names = [t.name(i) for i in range(t.vocab_size)]
+        names = [t.token_name(i) for i in range(t.vocab_size)]
         self.mark = [names.index("<|start|>"), *t.encode("assistant\n")]
         self.end = names.index("<|end|>")
         self.scripts = [[*t.encode(text), self.end] for text in texts]
@@ -187,7 +187,7 @@ def test_the_same_question_has_another_sample_each_time(loaded: LoadedModel, con
     for _ in range(3):
         found.append(answered(conversation, "Who?"))
         conversation.reset()
-    ends = set(ChatFormat.of(loaded.tokenizer).ends)
+    ends = set(ChatFormat.from_tokenizer(loaded.tokenizer).end_ids)
     assert found == [generated(loaded, ids, STRATEGIES[1], ends, first=i) for i in range(3)]
     assert len(set(found)) == 3
 
@@ -225,7 +225,7 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
         assert kept[0].role == "user"
         assert len(ids) <= 70
         assert answer.completion.tokens == generated(
-            replace(loaded, model=model), ids, settings, set(ChatFormat.of(loaded.tokenizer).ends)
+            replace(loaded, model=model), ids, settings, set(ChatFormat.from_tokenizer(loaded.tokenizer).end_ids)
         )
         if conversation.n_left:
             sooner = conversation.turns[conversation.n_left - 2 : -1]
@@ -339,7 +339,7 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path:
 
 def test_a_refused_system_message_is_not_set(conversation: Conversation) -> None:
     conversation.system = "Be kind."
-    with pytest.raises(RefusedMessages, match="no, thanks"):
+    with pytest.raises(MessagesRefusedError, match="no, thanks"):
         conversation.system = "refuse me"
     assert conversation.system == "Be kind."
     conversation.reset()

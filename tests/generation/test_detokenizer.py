@@ -12,7 +12,7 @@ from lmtool.generation.generate import complete, generate, order_completions
 from lmtool.generation.params import SamplingParams
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
-from lmtool.tokenization.inner import Roles
+from lmtool.tokenization.inner import SpecialTokenRoles
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import HistoryModel, TableModel
@@ -26,19 +26,19 @@ class ByteTokenizer:
     kind = "bpe"
     bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
     special_ids = frozenset(range(SPECIAL))
-    roles = Roles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
+    roles = SpecialTokenRoles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
     vocab_size = SPECIAL + 256
 
     def encode(self, text):
         return [SPECIAL + byte for byte in text.encode()]
 
-    def unknown_parts(self, text):
+    def find_unknown_parts(self, text):
         return []
 
-    def piece(self, token):
+    def display_token(self, token):
         return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
 
-    def stream(self, names=None):
+    def make_stream_decoder(self, names=None):
         return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
 
 
@@ -49,7 +49,7 @@ class WordTokenizer(ByteTokenizer):
     def encode(self, text):
         return [SPECIAL + self.words.index(word) for word in text.split()]
 
-    def stream(self, names=None):
+    def make_stream_decoder(self, names=None):
         return WordDecoder([""] * SPECIAL + list(self.words))
 
 

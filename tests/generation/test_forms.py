@@ -191,7 +191,7 @@ def test_greedy_among_choices_is_that_of_all_prefixes(seed):
     form = TextForm("choices", json.dumps(choices))
     (end,) = find_chat_format("char").end_ids
     prompt = ["the", "cat", "mat"][seed]
-    text, ids = "", list(find_chat_format("char").prompt(prompt).tokens)
+    text, ids = "", list(find_chat_format("char").make_prompt(prompt).tokens)
     while True:
         logits = model.logits_after(ids)
         following = {

@@ -131,13 +131,13 @@ def ids(text):
     ],
 )
 def test_a_prompt_is_framed_as_in_training(prompt_format, prefix, expected):
-    assert PromptFormat(ByteTokenizer(), **prompt_format).prompt("hi", prefix) == expected
+    assert PromptFormat(ByteTokenizer(), **prompt_format).make_prompt("hi", prefix) == expected
 
 
 def test_an_empty_prompt_starts_from_a_token_that_begins_or_ends_a_text():
-    assert PromptFormat(ByteTokenizer(), "past").prompt("") == Prompt((1,))
-    assert PromptFormat(ByteTokenizer(), "source").prompt("") == Prompt((1,), (), joined=True)
-    assert PromptFormat(ByteTokenizer(), "source", answers=True).prompt("") == Prompt((1,), (2,))
+    assert PromptFormat(ByteTokenizer(), "past").make_prompt("") == Prompt((1,))
+    assert PromptFormat(ByteTokenizer(), "source").make_prompt("") == Prompt((1,), (), joined=True)
+    assert PromptFormat(ByteTokenizer(), "source", answers=True).make_prompt("") == Prompt((1,), (2,))
 
 
 TRANSFORMER = {"kind": "transformer", "n_layers": 1, "d_model": 8, "n_heads": 2, "context": 8}
@@ -160,7 +160,7 @@ def test_the_framing_follows_from_the_recipe(model, objective, documents, expect
     learns = type(recipe).model_fields["objective"]
     learnt = TypeAdapter(learns.annotation).validate_python({"kind": objective})
     data = recipe.data.model_copy(update={"split": "document" if documents else "slice"})
-    prompt_format = PromptFormat.of(
+    prompt_format = PromptFormat.from_recipe(
         recipe.model_copy(update={"model": spec, "objective": learnt, "data": data}), ByteTokenizer()
     )
     assert (prompt_format.documents and not prompt_format.answers, prompt_format.answers) == expected

@@ -41,7 +41,7 @@ def marks(loaded: LoadedModel) -> tuple[str, str]:
     """The special tokens before and after a text, by name."""
     t = loaded.tokenizer
     names = {t.bos_id: "[BOS]", t.eos_id: "[EOS]", t.cls_id: "[CLS]", t.sep_id: "[SEP]"}
-    tokens = loaded.prompt_format.row([np.array(t.encode("cat"))])[0].tolist()
+    tokens = loaded.prompt_format.encode_row([np.array(t.encode("cat"))])[0].tolist()
     return names.get(tokens[0], ""), names.get(tokens[-1], "")
 
 
@@ -63,7 +63,7 @@ def test_a_tuned_model_reads_texts_between_the_marks_of_its_rows(
     work.finetune("training.steps=1", source=work.run("base"))
     loaded = load_run(str(work.run("tuned")))
     assert marks(loaded) == (before, after)
-    rows = [loaded.prompt_format.row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
+    rows = [loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
     task = build_task(loaded.recipe, loaded.prompt_format, "", Columns(("text",)), ())
     asked = task.encode([LabelledText((text,), None, None, i) for i, text in enumerate(TEXTS)])
     assert [row.tokens.tolist() for row in asked] == rows, "and so are its input rows"
@@ -86,7 +86,7 @@ def test_a_language_model_reads_texts_as_its_training_text(work: Work, family: s
     loaded = load_run(str(work.run()))
     assert marks(loaded) == (before, after)
     for one, text in zip(embed(loaded, TEXTS, -1, "first"), TEXTS, strict=True):
-        row = loaded.prompt_format.row([np.array(loaded.tokenizer.encode(text))])[0].tolist()
+        row = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])[0].tolist()
         np.testing.assert_allclose(one.vectors[0], states(loaded, row, -1)[0], rtol=1e-4, atol=1e-5)
 
 

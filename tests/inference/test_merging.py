@@ -1,6 +1,5 @@
 """Merging adapters into weights: what the merged run has of the one that it is made of."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,8 +10,8 @@ from lmtool.checks.runs import verify_run
 from lmtool.durable import TEMPORARY
 from lmtool.inference.merging import merge_adapters
 from lmtool.inference.reference import resolve_reference
-from lmtool.run.directory import BASELINE, FILES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
-from lmtool.run.listing import evaluations_of, keep_evaluation
+from lmtool.run.directory import BASELINE, METRICS, RESULTS, RUN_FILES, SAMPLES, SPLIT, Run
+from lmtool.run.listing import read_evaluations, save_evaluation
 from tests.errors import refuses
 from tests.run.killing import die_at_event, in_child
 from tests.training.tiny import Work, metrics
@@ -22,7 +21,7 @@ LINE = ("data.documents=line", "data.split=document", 'evaluation.prompts=["b"]'
 
 
 def files_of(run: Path) -> set[str]:
-    return {name for name in FILES if (run / name).exists()}
+    return {name for name in RUN_FILES if (run / name).exists()}
 
 
 @pytest.fixture
@@ -39,14 +38,18 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
     old = Run.open(adapted)
     step = resolve_reference(str(adapted)).checkpoint.step
     for number, measured in enumerate((step, step + 2)):
-        keep_evaluation(adapted, [f"{number}.txt"], [], {"step": measured, "loss": 1.0})
+        save_evaluation(adapted, [f"{number}.txt"], [], {"step": measured, "loss": 1.0})
     merged, _ = merge_adapters(str(adapted), work.run("merged"), ["test"])
     new = Run.open(merged)
-    assert [found.source for found in evaluations_of(new)] == ["0.txt"]
+    assert [found.source for found in read_evaluations(new)] == ["0.txt"]
     assert step == old.best_step == new.best_step
     assert new.info.data == old.info.data
     assert metrics(merged) == [record for record in metrics(adapted) if record["step"] <= step] != []
-    assert [*new.samples.read()] == [record for record in old.samples.read() if record["step"] <= step] != []
+    assert (
+        [*new.samples.read_records()]
+        == [record for record in old.samples.read_records() if record["step"] <= step]
+        != []
+    )
     assert files_of(merged) == files_of(adapted) - {"report.html", "validated.json"}
     assert not [*verify_run(merged)]
 
@@ -57,15 +60,15 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
     held = ("data.valid_fraction=0.1", "checkpoint.keep_last=2")
     work.finetune(LORA, *held, source=work.run("base"), name="tuned")
     tuned = Run.open(work.run("tuned"))
-    best = tuned.all_results[""]["step"]
+    best = tuned.results_by_task[""]["step"]
     other = next(step for step in (12, 10) if step != best)
     merge_adapters(str(work.run("tuned")), work.run("merged"), ["test"])
     merge_adapters(f"{work.run('tuned')}@{other}", work.run("other"), ["test"])
     for name in ("merged", "other"):
         for file in (BASELINE, SPLIT):
             assert (work.run(name) / file).read_bytes() == (work.run("tuned") / file).read_bytes()
-    assert Run.open(work.run("merged")).all_results == tuned.all_results
-    assert not Run.open(work.run("other")).all_results
+    assert Run.open(work.run("merged")).results_by_task == tuned.results_by_task
+    assert not Run.open(work.run("other")).results_by_task
 
 
 @pytest.mark.slow
@@ -82,11 +85,11 @@ def test_the_best_of_a_merged_run_is_the_merged_step(work: Work, adapted: Path) 
     """As training that goes on compares with it: also where it was validated after it was saved."""
     merged, _ = merge_adapters(str(adapted), work.run("merged"), ["test"])
     step = resolve_reference(str(adapted)).checkpoint.step
-    state = resolve_reference(str(merged)).checkpoint.state()
+    state = resolve_reference(str(merged)).checkpoint.load_state()
     (record,) = (record for record in metrics(adapted) if record["step"] == step)
     assert (state["best_step"], state["best_value"]) == (step, record["valid_loss"])
     merged, _ = merge_adapters(f"{adapted}@{10 if step != 10 else 12}", work.run("other"), ["test"])
-    assert resolve_reference(str(merged)).checkpoint.state()["best_step"] != step
+    assert resolve_reference(str(merged)).checkpoint.load_state()["best_step"] != step
 
 
 def test_a_folder_with_other_files_is_refused(work: Work, adapted: Path) -> None:
@@ -124,6 +127,5 @@ def test_a_kill_at_any_moment_leaves_nothing_that_a_repeat_refuses(work: Work, a
     assert not [*verify_run(target)]
     left = [path for path in target.parent.glob(f"{TEMPORARY}*") if any(path.iterdir())]
     assert left == []
-    assert json.loads((target / LOGS).read_bytes())
     assert {METRICS, SAMPLES} <= files_of(target)
     assert RESULTS not in files_of(target)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.data.prepare import encode_files, prepare
+from lmtool.data.prepare import tokenize_data, tokenize_files
 from lmtool.data.store import TokenStore
 from lmtool.errors import UsageError
 from lmtool.inference import perplexity as measuring_text
@@ -54,16 +54,16 @@ class Measuring:
             split=split,
             valid_fraction=0.4,
         )
-        trained = prepare(data, CharTokenizer(kind="char"), seed=1)
+        trained = tokenize_data(data, CharTokenizer(kind="char"), seed=1)
         self.tokenizer: Tokenizer = trained.tokenizer
-        self.store: TokenStore = encode_files(data.train, trained.data, self.tokenizer)
+        self.store: TokenStore = tokenize_files(data.train, trained.data, self.tokenizer)
         self.text = "".join(texts)
         self.words = sum(len(text.split()) for text in texts)
         self.model: LanguageModel = tiny.model(vocab_size=self.tokenizer.vocab_size)
         self.objective = CausalObjective(Causal(label_smoothing=0.1), self.tokenizer.bos_id, False)
 
     def ids(self) -> list[list[int]]:
-        return [self.store.read(*self.store.document(i)).tolist() for i in range(self.store.n_documents)]
+        return [self.store.read(*self.store.document_range(i)).tolist() for i in range(self.store.n_documents)]
 
     def next_logits(self, ids: Sequence[int]) -> NDArray[np.float64]:
         with torch.no_grad():
@@ -135,10 +135,10 @@ def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) ->
     scored = [
         place for span in sliding_windows(store, context, stride) for place in range(span.first_scored, span.stop)
     ]
-    firsts = {store.document(i)[0] for i in range(store.n_documents)}
+    firsts = {store.document_range(i)[0] for i in range(store.n_documents)}
     assert sorted(scored) == [place for place in range(len(store)) if place not in firsts]
     for span in sliding_windows(store, context, stride):
-        begin, end = store.document(store.document_at(span.start))
+        begin, end = store.document_range(store.find_documents(span.start))
         assert begin <= span.start < span.first_scored < span.stop <= end
         assert span.stop - span.start <= context + 1
         assert span.start == begin or span.first_scored - span.start >= context - stride + 1

@@ -63,7 +63,7 @@ def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -
     first = [] if name == "stream" else [loaded.tokenizer.bos_id]
     for text, found in zip(TEXTS, score_texts(loaded, TEXTS), strict=True):
         ids = loaded.tokenizer.encode(text)
-        assert found.tokens == tuple(loaded.tokenizer.piece(i) for i in ids)
+        assert found.tokens == tuple(loaded.tokenizer.display_token(i) for i in ids)
         wanted = [
             float(next_of(loaded, [*first, *ids[:i]])[token]) if first or i else None for i, token in enumerate(ids)
         ]
@@ -179,9 +179,9 @@ def test_a_prefix_lm_reads_the_prompt_both_ways(prefix_run: Path) -> None:
     loaded = load_run(str(prefix_run), CPU)
     found = score_answers(loaded, PROMPTS, ANSWERS)
     for p, prompt in enumerate(PROMPTS):
-        known = loaded.prompt_format.prompt(prompt.rstrip()).text
+        known = loaded.prompt_format.make_prompt(prompt.rstrip()).text
         for a, answer in enumerate(ANSWERS):
-            whole = loaded.prompt_format.prompt(after(prompt, answer)).text
+            whole = loaded.prompt_format.make_prompt(after(prompt, answer)).text
             wanted = sum(
                 float(next_of(loaded, list(whole[len(known) - 1 : i]), list(known[:-1]))[whole[i]])
                 for i in range(len(known), len(whole))

@@ -58,7 +58,7 @@ def made(
 ) -> Path:
     """A run whose weights are random: all of them, or with adapters only these and the head. biases: their deviation,
     where it is not that of all weights."""
-    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
     found = None if base is None else resolve_reference(str(base))
     cpu = choose_compute("cpu", "float32")
@@ -70,13 +70,13 @@ def made(
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
     with create_run(
         folder,
-        RunInfo.new(
+        RunInfo.create(
             recipe="small",
             summary="a small model",
             fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
             base=None if found is None else found.record(),
         ),
-        {"recipe.yaml": dump(recipe).encode(), **tokenizer.files()},
+        {"recipe.yaml": dump(recipe).encode(), **tokenizer.serialize_files()},
     ) as run:
-        run.save(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

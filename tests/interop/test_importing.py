@@ -28,7 +28,7 @@ from lmtool.inference.reference import resolve_run_name
 from lmtool.interop.importing import import_run, imported
 from lmtool.interop.names import is_published
 from lmtool.run.directory import Run
-from lmtool.tokenization.encoder import is_plain
+from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only
 from tests.run.killing import in_child
@@ -227,7 +227,9 @@ def rows_of(loaded: LoadedModel) -> list[list[int]]:
         ids = np.array(loaded.tokenizer.encode(text))
         prompt_format = loaded.prompt_format
         rows.append(
-            (prompt_format.pair(ids, None)[0] if prompt_format.answers else prompt_format.row([ids])[0]).tolist()
+            (
+                prompt_format.encode_pair(ids, None)[0] if prompt_format.answers else prompt_format.encode_row([ids])[0]
+            ).tolist()
         )
     return rows
 
@@ -476,12 +478,12 @@ def test_batches_of_texts_have_the_same_ids_as_single_ones(case: str) -> None:
 
 def test_tiktoken_is_used_where_ids_are_in_the_order_of_merges() -> None:
     plain = json.loads(CASES["gpt2"][2].to_str())
-    assert is_plain(plain)
+    assert is_gpt2_bpe(plain)
     for key, value in (("add_prefix_space", True), ("use_regex", False)):
-        assert not is_plain({**plain, "pre_tokenizer": {**plain["pre_tokenizer"], key: value}})
+        assert not is_gpt2_bpe({**plain, "pre_tokenizer": {**plain["pre_tokenizer"], key: value}})
     vocabulary = dict(plain["model"]["vocab"])
     first, second = ("".join(merge) for merge in plain["model"]["merges"][:2])
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    assert not is_plain({**plain, "model": {**plain["model"], "vocab": vocabulary}})
-    assert not is_plain({**plain, "normalizer": {"type": "NFC"}})
-    assert not is_plain({**plain, "added_tokens": [*plain["added_tokens"], {"special": False}]})
+    assert not is_gpt2_bpe({**plain, "model": {**plain["model"], "vocab": vocabulary}})
+    assert not is_gpt2_bpe({**plain, "normalizer": {"type": "NFC"}})
+    assert not is_gpt2_bpe({**plain, "added_tokens": [*plain["added_tokens"], {"special": False}]})

@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.heads import Classifier, Pool, Tagger, pooling
-from lmtool.recipe.spec.objective import Classification, Tagging, objectives_of
+from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
 from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
 
@@ -58,7 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "averaging": {"kind": "averaging", "d_model": 6},
     "one-hot words": {"kind": "averaging", "one_hot": True, "n_layers": 0},
 }
-CLASSIFIERS = [name for name, of in FAMILIES.items() if "classification" in objectives_of(tiny.any_spec(**of))]
+CLASSIFIERS = [name for name, of in FAMILIES.items() if "classification" in supported_objectives(tiny.any_spec(**of))]
 LAYERS: dict[str, list[str | int]] = {name: ["last", "mix", "mix-hidden", 1] for name in CLASSIFIERS} | {
     "averaging": ["last"],
     "one-hot words": ["last"],

@@ -8,7 +8,7 @@ from torch import nn
 
 from lmtool.model import build
 from lmtool.model.size import size_of
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 
@@ -59,7 +59,7 @@ def test_a_recipe_of_a_paper_has_its_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_names_its_size(name: str) -> None:
-    text = shipped()[name].read_text(encoding="utf-8")
+    text = shipped_recipes()[name].read_text(encoding="utf-8")
     assert f"{PAPERS[name][0]:,}" in text
 
 
@@ -70,7 +70,7 @@ def test_papers_print_the_same_size_rounded(name: str) -> None:
 
 def test_every_recipe_of_a_paper_is_here() -> None:
     """Those too large for a laptop."""
-    recipes = {name: load(name).recipe for name in shipped()}
+    recipes = {name: load(name).recipe for name in shipped_recipes()}
     large = {
         name
         for name, recipe in recipes.items()

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from lmtool.batch import Batch
-from lmtool.cost.summary import ModelPart, model_summary
+from lmtool.cost.summary import ModelPart, summarize_model
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.model.layers.attention import Attend, layer_matrices
@@ -96,7 +96,7 @@ def test_their_weights_count_where_they_first_occur() -> None:
     def layers(part: ModelPart) -> list[ModelPart]:
         return [part] if part.name == "layer" else [one for child in part.children for one in layers(child)]
 
-    first, others = layers(model_summary(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB, 8))
+    first, others = layers(summarize_model(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB, 8))
     assert (first.times, others.times) == (1, 4)
     assert others.parameters == 0
     assert others.flops == 4 * first.flops > 0

@@ -11,7 +11,7 @@ from lmtool.model import build
 from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.size import check_fits, outline, size_of, training_bytes
 from lmtool.recipe.load import load
-from lmtool.recipe.spec.recipe import Model, generator_of
+from lmtool.recipe.spec.recipe import Model, make_generator_spec
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
@@ -105,7 +105,7 @@ def test_a_generator_is_trained_beside_its_discriminator():
     """Both have weights, gradients and moments; ELECTRA (Clark et al. 2020) discards the generator only afterwards."""
     kinds = ("kind: adamw", "kind: muon", "kind: sgd, lr: 1")
     adamw, muon, sgd = (load("electra-tiny", [f"optimizer={{{kind}}}"]).recipe for kind in kinds)
-    sizes = [size_of(model, 4096) for model in (adamw.model, generator_of(adamw.model, adamw.objective))]
+    sizes = [size_of(model, 4096) for model in (adamw.model, make_generator_spec(adamw.model, adamw.objective))]
     assert training_bytes(adamw) - training_bytes(sgd) == 8 * sum(size.parameters for size in sizes)
     assert training_bytes(adamw) - training_bytes(muon) == 4 * sum(size.matrices for size in sizes)
 

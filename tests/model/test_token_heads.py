@@ -7,12 +7,12 @@ import torch
 from lmtool.batch import Batch
 from lmtool.model.heads import SpanReader, Tagger
 from lmtool.model.layers.crf import LinearChain
-from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, objectives_of
+from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, supported_objectives
 from tests.model import tiny
 from tests.reference import annotated
 
 LENGTHS = (4, 1, 3)
-BODIES = [name for name, of in tiny.FAMILIES.items() if "tagging" in objectives_of(tiny.any_spec(**of))]
+BODIES = [name for name, of in tiny.FAMILIES.items() if "tagging" in supported_objectives(tiny.any_spec(**of))]
 
 
 def chain(n_tags: int = 3) -> tuple[LinearChain, tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -14,7 +14,7 @@ from lmtool.model import DecodeState, build
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.size import size_of
 from lmtool.model.transformer import TransformerEncoder
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Init, Norm, Transformer
 from tests.model import tiny
@@ -318,7 +318,7 @@ def test_a_page_has_a_recipe_of_each_shape(shape: str, tmp_path: Path) -> None:
 def test_a_page_names_the_recipes_of_its_shape(shape: str) -> None:
     """With sizes given in their papers."""
     page = PAGES[shape]
-    for recipe_name in shipped():
+    for recipe_name in shipped_recipes():
         recipe = load(recipe_name).recipe
         if isinstance(recipe.model, Transformer) and recipe.model.shape == shape:
             assert f"`{recipe_name}`" in page, recipe_name

@@ -122,7 +122,7 @@ LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items(
 
 def of_words(name: str, **changes: Any) -> MaskedObjective:
     tokenizer = LEARNT[name]
-    vocabulary = replace(Vocabulary.of(tokenizer, None), joins_2V=tokenizer.joins())
+    vocabulary = replace(Vocabulary.of(tokenizer, None), joins_2V=tokenizer.find_word_continuations())
     return MaskedObjective(Masked.model_validate({"kind": "masked", "whole_words": True} | changes), vocabulary)
 
 
@@ -134,7 +134,7 @@ def of_words(name: str, **changes: Any) -> MaskedObjective:
 def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any], texts: list[str], seed: int) -> None:
     """Against the words of the text itself."""
     text, own = " ".join(texts), of_words(name, rate=0.4, mask_share=0.5, random_share=0.25, **changes)
-    ids, places = LEARNT[name].encode_with_places(text)
+    ids, places = LEARNT[name].encode_with_offsets(text)
     words = reference_masking.words(text, places, [i in own.vocabulary.specials for i in ids])
     batch = own.collate([example(np.array(ids, dtype=np.int64), seed)])
     assert batch.targets_BT is not None
@@ -162,7 +162,7 @@ def test_two_texts_have_no_word_in_common() -> None:
 def test_words_of_a_tokenizer_without_marks_are_refused() -> None:
     config = json.loads(LEARNT["wordpiece"].to_json())
     config["model"]["continuing_subword_prefix"] = ""
-    unmarked = Tokenizer.of_json(json.dumps(config).encode())
+    unmarked = Tokenizer.from_json(json.dumps(config).encode())
     recipe = Recipe.model_validate(
         {
             "model": {

@@ -15,7 +15,7 @@ from lmtool.objective import Example, Vocabulary
 from lmtool.objective.replaced import ACCURACY, FOUND, ReplacedTokensObjective
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import ReplacedTokens
-from lmtool.recipe.spec.recipe import generator_of
+from lmtool.recipe.spec.recipe import make_generator_spec
 from lmtool.recipe.spec.transformer import Transformer
 from tests.model import tiny
 from tests.reference import replaced as reference
@@ -155,7 +155,7 @@ def test_a_batch_without_masks_is_refused() -> None:
 def test_the_generator_has_the_layers_and_a_share_of_the_widths() -> None:
     spec = ReplacedTokens(kind="replaced-tokens", generator_size=0.25)
     of = Transformer(kind="transformer", shape="encoder", n_layers=12, d_model=256, n_heads=4, d_ff=1024, context=128)
-    made = generator_of(of, spec)
+    made = make_generator_spec(of, spec)
     assert (made.n_layers, made.d_model, made.n_heads, made.head_width, made.d_ff) == (12, 64, 1, 64, 256)
     assert made.embedding_width == 256
 

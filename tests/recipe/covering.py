@@ -3,17 +3,17 @@
 from functools import cache, reduce
 from typing import Any
 
-from lmtool.recipe.dump import leaves
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.dump import iterate_values
+from lmtool.recipe.load import load, shipped_recipes
 
 
 @cache
 def covering() -> list[str]:
     """Their names: of those with the most that the ones before lack."""
     has = {}
-    for name in shipped():
+    for name in shipped_recipes():
         recipe: Any = load(name).recipe
-        paths = [path for path, _ in leaves(recipe)]
+        paths = [path for path, _ in iterate_values(recipe)]
         has[name] = {(path, reduce(getattr, path, recipe) if path[-1] == "kind" else "") for path in paths}
     names: list[str] = []
     lacking = set().union(*has.values())

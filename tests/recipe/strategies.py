@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.recipe.grammar import kind_of, parts
-from lmtool.recipe.spec.base import LARGEST, Spec
-from lmtool.recipe.spec.objective import Classification, ReplacedTokens, objectives_of
+from lmtool.recipe.grammar import spec_kind, specs_by_kind
+from lmtool.recipe.spec.base import MAX_INTEGER, Spec
+from lmtool.recipe.spec.objective import Classification, ReplacedTokens, supported_objectives
 from lmtool.recipe.spec.position import DisentangledPosition, LearnedPosition
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -33,13 +33,13 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.just(schema["const"])
     if schema["type"] == "integer":
         low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
-        high = schema.get("maximum", schema.get("exclusiveMaximum", LARGEST + 1) - 1)
+        high = schema.get("maximum", schema.get("exclusiveMaximum", MAX_INTEGER + 1) - 1)
         return st.integers(low, min(high, max(low, 10**6))) | st.integers(low, high)
     if schema["type"] == "number":
         low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         return st.floats(
-            schema.get("minimum", -LARGEST if low is None else low),
-            min(schema.get("maximum", LARGEST if high is None else high), LARGEST),
+            schema.get("minimum", -MAX_INTEGER if low is None else low),
+            min(schema.get("maximum", MAX_INTEGER if high is None else high), MAX_INTEGER),
             exclude_min=low is not None,
             exclude_max=high is not None,
             allow_nan=False,
@@ -87,8 +87,8 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         model = model.model_copy(update={"tie_embeddings": model.tie_embeddings and model.head_transform})
     if getattr(model, "features", None) is not None and draw(st.booleans()):
         model = model.model_copy(update={"features": None})
-    learns = objectives_of(model) if getattr(model, "features", None) is None else ("classification",)
-    objectives = parts(Recipe.model_fields["objective"])
+    learns = supported_objectives(model) if getattr(model, "features", None) is None else ("classification",)
+    objectives = specs_by_kind(Recipe.model_fields["objective"])
     objective = objectives[draw(st.sampled_from(learns))]
     # the defaults of objectives that a model may not support: with one-hot words, and with heads without maps
     supported: dict[type[Spec], dict[str, float]] = {
@@ -97,7 +97,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     }
     fits = {
         "model": model,
-        "objective": objective(kind=kind_of(objective), **supported.get(objective, {})),
+        "objective": objective(kind=spec_kind(objective), **supported.get(objective, {})),
         "tokenizer": CharTokenizer(kind="char") if getattr(model, "word_buckets", 0) else BpeTokenizer(sentinels=100),
         "training": Training(steps=1, batch_size=1),
     }
@@ -109,13 +109,14 @@ def _recipes(draw: st.DrawFn) -> Recipe:
 def _fields(spec: type[Spec]) -> dict[str, st.SearchStrategy[Any]]:
     properties = spec.model_json_schema()["properties"]
     return {
-        name: _part(field) if parts(field) else values(properties[name]) for name, field in spec.model_fields.items()
+        name: _part(field) if specs_by_kind(field) else values(properties[name])
+        for name, field in spec.model_fields.items()
     }
 
 
 def _part(field: FieldInfo) -> st.SearchStrategy[Any]:
     """One of the specs allowed at a field, or none where it is optional."""
-    found: list[st.SearchStrategy[Any]] = [specs(part) for part in parts(field).values()]
+    found: list[st.SearchStrategy[Any]] = [specs(part) for part in specs_by_kind(field).values()]
     return st.one_of(([st.none()] if type(None) in get_args(field.annotation) else []) + found)
 
 

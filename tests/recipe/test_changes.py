@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 
-from lmtool.recipe.changes import RESUMING, Rule, changes, rule_of, unchangeable, yardstick
-from lmtool.recipe.dump import leaves
-from lmtool.recipe.grammar import keys, owners, parts
+from lmtool.recipe.changes import (
+    CHANGE_RULES,
+    ChangeRule,
+    diff_recipes,
+    find_change_rule,
+    find_unchangeable_keys,
+    selection_criteria,
+)
+from lmtool.recipe.dump import iterate_values
+from lmtool.recipe.grammar import iterate_keys, owner_specs, specs_by_kind
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.covering import covering
@@ -19,11 +26,13 @@ WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer
 
 def plain_keys() -> list[str]:
     """Each key that holds a plain value, of every kind of every part."""
-    fields = {key: [owner.model_fields[key.split(".")[-1]] for owner in owners(tuple(key.split(".")))] for key in ALL}
-    return [key for key, found in fields.items() if not all(map(parts, found))]
+    fields = {
+        key: [owner.model_fields[key.split(".")[-1]] for owner in owner_specs(tuple(key.split(".")))] for key in ALL
+    }
+    return [key for key, found in fields.items() if not all(map(specs_by_kind, found))]
 
 
-ALL = list(dict.fromkeys(keys(Recipe)))
+ALL = list(dict.fromkeys(iterate_keys(Recipe)))
 PLAIN = plain_keys()
 
 
@@ -31,13 +40,13 @@ def test_every_key_has_one_rule() -> None:
     """A new key has none, and is to have one."""
     assert len(PLAIN) > 200
     for key in PLAIN:
-        assert (key in RESUMING) != (key.split(".")[0] in WHOLE), f"give {key} a rule in lmtool/recipe/changes.py"
-    assert RESUMING.keys() == WHOLE | {key for key in PLAIN if key.split(".")[0] not in WHOLE}
+        assert (key in CHANGE_RULES) != (key.split(".")[0] in WHOLE), f"give {key} a rule in lmtool/recipe/changes.py"
+    assert CHANGE_RULES.keys() == WHOLE | {key for key in PLAIN if key.split(".")[0] not in WHOLE}
 
 
 def test_what_is_fixed_as_a_whole_may_not_change() -> None:
-    assert not any(RESUMING[part].may_change for part in WHOLE)
-    assert all(rule.note and not rule.resets for rule in RESUMING.values() if not rule.may_change)
+    assert not any(CHANGE_RULES[part].may_change for part in WHOLE)
+    assert all(rule.note and not rule.resets for rule in CHANGE_RULES.values() if not rule.may_change)
 
 
 def changed(recipe: Any, path: tuple[str, ...]) -> Any:
@@ -51,16 +60,18 @@ def changed(recipe: Any, path: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize("name", covering())
 def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
     recipe = load(name).recipe
-    measured = yardstick(recipe.model_dump())
-    for path, _ in leaves(recipe):
+    measured = selection_criteria(recipe.model_dump())
+    for path, _ in iterate_values(recipe):
         key, other = ".".join(map(str, path)), changed(recipe, tuple(map(str, path)))
-        found = changes(recipe, other)
+        found = diff_recipes(recipe, other)
         assert [*found] == [key], key
-        assert unchangeable(found) == ([] if rule_of(key).may_change else [key])
-        assert (yardstick(other.model_dump(warnings=False)) != measured) == ("best" in rule_of(key).resets)
+        assert find_unchangeable_keys(found) == ([] if find_change_rule(key).may_change else [key])
+        assert (selection_criteria(other.model_dump(warnings=False)) != measured) == (
+            "best" in find_change_rule(key).resets
+        )
 
 
-def row(keys: list[str], rule: Rule) -> str:
+def row(keys: list[str], rule: ChangeRule) -> str:
     names = ", ".join(f"`{key}.*`" if key in WHOLE else f"`{key}`" for key in keys)
     resets = {"best": "best step and patience", "scores": "final scores"}
     told = ", ".join(resets[one] for one in rule.resets) or ("nothing" if rule.may_change else "")
@@ -71,8 +82,8 @@ def test_the_page_has_every_rule() -> None:
     """Keys of one rule share a row, where the first of them stands."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     begin = lines.index("| key | may change | resets | note |") + 2
-    alike: dict[Rule, list[str]] = {}
-    for key, rule in RESUMING.items():
+    alike: dict[ChangeRule, list[str]] = {}
+    for key, rule in CHANGE_RULES.items():
         alike.setdefault(rule, []).append(key)
     expected = [row(keys, rule) for rule, keys in alike.items()]
     assert lines[begin : begin + len(expected) + 1] == [*expected, ""], "\n".join(expected)

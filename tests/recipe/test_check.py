@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lmtool.errors import RecipeError
-from lmtool.recipe.check import check
-from lmtool.recipe.document import Origin, parse
+from lmtool.recipe.check import validate
+from lmtool.recipe.document import Origin, parse_yaml
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
@@ -273,7 +273,7 @@ scraps = st.recursive(
 @settings(max_examples=examples(50, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
-    tree = parse(dump(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump(load("tiny").recipe), "f").value
     for _ in range(data.draw(st.integers(1, 4))):
         part = tree
         while True:
@@ -285,7 +285,7 @@ def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
             part[key] = data.draw(scraps)
         else:
             part.pop(key, None)
-    recipe, mistakes = check(tree, lambda path: Origin("f", 1), Recipe)
+    recipe, mistakes = validate(tree, lambda path: Origin("f", 1), Recipe)
     assert (recipe is None) == bool(mistakes)
     for line in map(str, mistakes):
         assert line.isprintable()

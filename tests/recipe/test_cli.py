@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from lmtool.cli.commands.recipes import app
 from lmtool.errors import RecipeError, UsageError
-from lmtool.recipe.document import parse
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.dump import dump, schema
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 
 
 def run(*arguments: str) -> str:
@@ -20,14 +20,14 @@ def run(*arguments: str) -> str:
 
 def test_ls_names_every_recipe_with_its_description():
     lines = run("ls").splitlines()
-    assert [line.split()[0] for line in lines] == list(shipped())
+    assert [line.split()[0] for line in lines] == list(shipped_recipes())
     assert all(load(line.split()[0]).recipe.description in line for line in lines)
     records = [json.loads(line) for line in run("ls", "--json").splitlines()]
-    assert [record["name"] for record in records] == list(shipped())
+    assert [record["name"] for record in records] == list(shipped_recipes())
 
 
 def test_show_prints_the_file():
-    assert run("show", "tiny") == shipped()["tiny"].read_text(encoding="utf-8")
+    assert run("show", "tiny") == shipped_recipes()["tiny"].read_text(encoding="utf-8")
 
 
 def test_show_with_an_override_prints_a_recipe_that_has_it():
@@ -41,7 +41,7 @@ def test_show_resolved_prints_origins():
     assert steps.split("#")[1] == " -s training.steps=+7"
     (layers,) = [line for line in text.splitlines() if "n_layers" in line]
     assert layers.split("#")[1].startswith(" gpt2-124m.yaml:")
-    assert parse(text, "f").value["seed"] == 3
+    assert parse_yaml(text, "f").value["seed"] == 3
 
 
 def test_schema():

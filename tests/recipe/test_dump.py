@@ -7,9 +7,9 @@ import jsonschema
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from lmtool.recipe.check import check
-from lmtool.recipe.document import Origin, parse
-from lmtool.recipe.dump import dump, leaves, schema
+from lmtool.recipe.check import validate
+from lmtool.recipe.document import Origin, parse_yaml
+from lmtool.recipe.dump import dump, iterate_values, schema
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.strategies import recipes
@@ -21,9 +21,9 @@ quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCh
 @given(recipes)
 def test_round_trip_is_exact(recipe):
     text = dump(recipe)
-    document = parse(text, "f")
+    document = parse_yaml(text, "f")
     assert document.mistakes == []
-    read, mistakes = check(document.value, lambda path: Origin("f"), Recipe)
+    read, mistakes = validate(document.value, lambda path: Origin("f"), Recipe)
     assert mistakes == []
     assert read == recipe
     assert dump(read) == text
@@ -33,7 +33,7 @@ def test_round_trip_is_exact(recipe):
 @given(recipes)
 def test_readers_of_yaml_1_1_see_the_same_values(recipe):
     text = dump(recipe)
-    assert yaml.safe_load(text) == parse(text, "f").value
+    assert yaml.safe_load(text) == parse_yaml(text, "f").value
 
 
 @cache
@@ -45,7 +45,7 @@ def language():
 @quick
 @given(recipes)
 def test_the_json_schema_allows_what_the_language_allows(recipe):
-    language().validate(parse(dump(recipe), "f").value)
+    language().validate(parse_yaml(dump(recipe), "f").value)
 
 
 def test_order_is_that_of_the_specs_with_the_kind_first():
@@ -74,5 +74,5 @@ def test_every_value_has_its_origin_behind_it():
     assert "  steps: 7" in [line.split("#")[0].rstrip() for line in lines]
     assert next(line for line in lines if line.startswith("  steps: 7")).endswith("  # -s training.steps=7")
     assert next(line for line in lines if line.startswith("seed: ")).endswith("  # default")
-    assert sum("  # " in line for line in lines) == len(list(leaves(resolved.recipe)))
-    assert parse("\n".join(lines), "f").value == parse(dump(resolved.recipe), "f").value
+    assert sum("  # " in line for line in lines) == len(list(iterate_values(resolved.recipe)))
+    assert parse_yaml("\n".join(lines), "f").value == parse_yaml(dump(resolved.recipe), "f").value

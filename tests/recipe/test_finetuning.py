@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmtool.recipe.finetuning import FEW_OF_CLASS, Parent, TableShape, passes
-from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.finetuning import MAX_ROWS_OF_CLASS, ParentRun, TableShape, choose_epochs
+from lmtool.recipe.load import load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -18,8 +18,8 @@ def chosen(
     n_rows: int, *settings: str, source: Recipe | None = None, published: bool = True, writes: bool = False
 ) -> Recipe:
     """The recipe for a table, with a person's settings, as `lmtool finetune` resolves it."""
-    parent = Parent(source or base(), "run", published)
-    return resolve(None, settings_of(settings), TableShape(n_rows, writes), parent).recipe
+    parent = ParentRun(source or base(), "run", published)
+    return resolve(None, parse_settings(settings), TableShape(n_rows, writes), parent).recipe
 
 
 def rate(recipe: Recipe) -> float:
@@ -29,16 +29,16 @@ def rate(recipe: Recipe) -> float:
 
 @pytest.mark.parametrize("published", [True, False])
 def test_small_tables_are_read_often_and_large_ones_seldom(published: bool) -> None:
-    counts = [passes(n, published) for n in (1, 100, 500, 1_000, 3_000, 5_000, 7_000, 40_000, 60_000, 10**7)]
+    counts = [choose_epochs(n, published) for n in (1, 100, 500, 1_000, 3_000, 5_000, 7_000, 40_000, 60_000, 10**7)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == 20
     assert counts[-1] == (1 if published else 2)
     for n in (1_000, 2_000, 3_000):
-        assert passes(n, published) * n / 32 >= 300
+        assert choose_epochs(n, published) * n / 32 >= 300
 
 
 def test_weights_trained_here_learn_for_longer() -> None:
-    assert all(passes(n, False) == 2 * passes(n, True) for n in (3_200, 5_000, 7_000, 60_000))
+    assert all(choose_epochs(n, False) == 2 * choose_epochs(n, True) for n in (3_200, 5_000, 7_000, 60_000))
 
 
 def test_rates_of_published_models_fall_with_their_width() -> None:
@@ -101,7 +101,7 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
             assert few.evaluation.every >= few.training.epochs * n_rows / few.training.batch_size
     assert chosen(500, published=published, writes=writes).data.valid_fraction == 0.1
     assert chosen(500, published=published, writes=writes).evaluation.patience == 5
-    assert chosen(500, published=published, writes=writes).training.epochs == passes(500, published)
+    assert chosen(500, published=published, writes=writes).training.epochs == choose_epochs(500, published)
     counts = [chosen(n, published=published, writes=writes).training.epochs for n in (1, 20, 100, 250, 499, 500, 4000)]
     assert counts == sorted(counts, reverse=True)
     held = chosen(100, "data.valid_fraction=0.2", published=published, writes=writes)
@@ -112,14 +112,14 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("published", [True, False])
-@pytest.mark.parametrize("per_class", [1, 8, FEW_OF_CLASS])
+@pytest.mark.parametrize("per_class", [1, 8, MAX_ROWS_OF_CLASS])
 def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> None:
     n_rows = 3 * per_class
     shape = TableShape(n_rows, per_class=per_class)
-    encoder = Parent(load("bert-tiny").recipe, "run", published)
+    encoder = ParentRun(load("bert-tiny").recipe, "run", published)
 
-    def contrasts(*settings: str, parent: Parent = encoder, shape: TableShape = shape) -> bool:
-        head = resolve(None, settings_of(settings), shape, parent).recipe.objective
+    def contrasts(*settings: str, parent: ParentRun = encoder, shape: TableShape = shape) -> bool:
+        head = resolve(None, parse_settings(settings), shape, parent).recipe.objective
         assert isinstance(head, Classification)
         return head.contrastive
 
@@ -131,17 +131,17 @@ def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> 
     assert recipe.data.valid_fraction == 0.0
     assert recipe.training.batch_size == min(64, n_rows)
     assert recipe.evaluation.every == recipe.training.steps
-    usual = resolve(None, settings_of(["objective.contrastive=false"]), shape, encoder).recipe
+    usual = resolve(None, parse_settings(["objective.contrastive=false"]), shape, encoder).recipe
     assert rate(recipe) == pytest.approx(rate(usual) / 2, rel=0.05)
     # what is named comes first, and others have no such rule
     assert not contrasts("objective.contrastive=false")
     assert not contrasts("objective.class_weights=balanced")
     assert not contrasts("evaluation.metric=loss")
-    assert not contrasts(parent=Parent(base(), "run", published))
-    assert not contrasts(shape=TableShape(3 * FEW_OF_CLASS + 3, per_class=FEW_OF_CLASS + 1))
+    assert not contrasts(parent=ParentRun(base(), "run", published))
+    assert not contrasts(shape=TableShape(3 * MAX_ROWS_OF_CLASS + 3, per_class=MAX_ROWS_OF_CLASS + 1))
     assert not contrasts(shape=TableShape(n_rows))
-    assert contrasts("objective.contrastive=true", parent=Parent(base(), "run", published))
-    assert isinstance(resolve(None, settings_of(["tuning.freeze=body"]), shape, encoder).recipe.optimizer, Lbfgs)
+    assert contrasts("objective.contrastive=true", parent=ParentRun(base(), "run", published))
+    assert isinstance(resolve(None, parse_settings(["tuning.freeze=body"]), shape, encoder).recipe.optimizer, Lbfgs)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import RecipeError, UsageError
-from lmtool.recipe.dump import leaves
-from lmtool.recipe.grammar import keys, parts
-from lmtool.recipe.load import LARGEST_FILE, Setting, find, load, load_of_run, shipped
+from lmtool.recipe.dump import iterate_values
+from lmtool.recipe.grammar import iterate_keys, specs_by_kind
+from lmtool.recipe.load import MAX_RECIPE_BYTES, Setting, find_recipe, load, load_run_recipe, shipped_recipes
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
@@ -58,7 +58,7 @@ def mistakes(name, overrides=(), flags=()):
 def test_a_recipe_is_found_by_path_and_by_name(file):
     assert load(file).recipe.description == "test"
     assert load(file).name == "mine"
-    assert find("tiny") == shipped()["tiny"]
+    assert find_recipe("tiny") == shipped_recipes()["tiny"]
 
 
 def test_a_shipped_name_goes_before_a_file_of_that_name(file, tmp_path):
@@ -101,7 +101,7 @@ def test_a_folder_is_not_a_recipe(tmp_path):
         (b"true", "x.yaml: holds true or false; a recipe"),
         (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is YAML text"),
         (b"a: [1\n", "x.yaml:1:4: not YAML: a list that [ opened is not closed"),
-        (b"\n" * (LARGEST_FILE + 1), "x.yaml: it has more than 1,000,000 bytes; a recipe is a short YAML file"),
+        (b"\n" * (MAX_RECIPE_BYTES + 1), "x.yaml: it has more than 1,000,000 bytes; a recipe is a short YAML file"),
     ],
 )
 def test_a_file_that_is_no_recipe(tmp_path, monkeypatch, content, message):
@@ -368,7 +368,7 @@ def test_a_part_without_a_kind_is_of_the_default_kind(file):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([*keys(Recipe), "", "x", "model..n_layers", "training.steps.x"]),
+            st.sampled_from([*iterate_keys(Recipe), "", "x", "model..n_layers", "training.steps.x"]),
             st.text()
             | st.sampled_from(["+1", "+1e400", "+", "{}", "[]", "null", "sgd", "{kind: muon}", "+.inf", "1e400"]),
         ),
@@ -382,7 +382,7 @@ def test_any_override_gives_a_recipe_or_a_recipe_error(pairs):
     except RecipeError as error:
         told = error.mistakes
     if resolved:
-        assert set(resolved.origins) == {".".join(path) for path, _ in leaves(resolved.recipe)}
+        assert set(resolved.origins) == {".".join(path) for path, _ in iterate_values(resolved.recipe)}
     else:
         assert told
         assert all(line.isprintable() and line.startswith("-s ") for line in told)
@@ -391,7 +391,7 @@ def test_any_override_gives_a_recipe_or_a_recipe_error(pairs):
 def every_spec(spec: type[Spec] = Recipe):
     yield spec
     for field in spec.model_fields.values():
-        for part in parts(field).values():
+        for part in specs_by_kind(field).values():
             yield from every_spec(part)
 
 
@@ -450,4 +450,4 @@ def test_the_recipe_of_a_run_is_read_as_it_was_written(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
-    assert load_of_run(recipe).tokenizer.path == "tokenizer.json"
+    assert load_run_recipe(recipe).tokenizer.path == "tokenizer.json"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lmtool.errors import RecipeError
-from lmtool.recipe.load import Setting, load, settings_of
-from lmtool.recipe.pretraining import LENGTHS, TextShape, default_recipe
+from lmtool.recipe.load import Setting, load, parse_settings
+from lmtool.recipe.pretraining import LENGTH_KEYS, TextShape, default_recipe
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import CharTokenizer
@@ -31,7 +31,7 @@ TEXT = Setting("data.train", ["a.txt"], "TEXT")
 
 def settled(shape: TextShape, *overrides: str, **flags: object) -> tuple[Recipe, str]:
     given = [TEXT, *(Setting(f"training.{key}", value, f"--{key}") for key, value in flags.items())]
-    resolved = default_recipe(settings_of(overrides, given), shape)
+    resolved = default_recipe(parse_settings(overrides, given), shape)
     return resolved.recipe, "\n".join(resolved.inferred)
 
 
@@ -130,7 +130,7 @@ def test_what_a_person_sets_stays(shape: TextShape, override: str, value: object
     assert f"(-s {key})" not in told
 
 
-@pytest.mark.parametrize("key", sorted(LENGTHS))
+@pytest.mark.parametrize("key", sorted(LENGTH_KEYS))
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_who_sets_a_length_sets_it_alone(shape: TextShape, key: str) -> None:
     recipe, told = settled(shape, f"{key}=5")
@@ -165,4 +165,4 @@ def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
 def test_mistakes_are_told_before_a_text_is_read() -> None:
     for wrong in ("model.n_headss=2", "model.n_heads=7", "training.steps=0", "data.documents=page"):
         with pytest.raises(RecipeError):
-            default_recipe(settings_of([wrong], [TEXT]))
+            default_recipe(parse_settings([wrong], [TEXT]))

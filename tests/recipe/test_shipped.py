@@ -9,9 +9,9 @@ import pytest
 
 import lmtool
 from lmtool.model.size import size_of
-from lmtool.recipe.document import parse
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.dump import dump, schema
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 
@@ -23,15 +23,15 @@ def published():
 
 
 def test_these_are_shipped():
-    assert {"tiny", "shakespeare-char", "gpt1", "gpt2-124m"} <= set(shipped())
+    assert {"tiny", "shakespeare-char", "gpt1", "gpt2-124m"} <= set(shipped_recipes())
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_a_shipped_recipe_is_valid_documented_and_passes_the_schema(name):
-    text = shipped()[name].read_text(encoding="utf-8")
+    text = shipped_recipes()[name].read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     assert load(name).recipe.description
-    published().validate(parse(text, name).value)
+    published().validate(parse_yaml(text, name).value)
 
 
 def test_the_published_schema_is_current():
@@ -51,7 +51,7 @@ def test_the_published_schema_is_current():
     ],
 )
 def test_the_schema_refuses_what_the_language_refuses(wrong):
-    tree = parse(dump(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump(load("tiny").recipe), "f").value
     for part, values in wrong.items():
         tree[part].update(values)
     with pytest.raises(jsonschema.ValidationError):
@@ -59,7 +59,7 @@ def test_the_schema_refuses_what_the_language_refuses(wrong):
 
 
 def test_a_single_text_passes_the_schema_as_a_list():
-    tree = parse(dump(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump(load("tiny").recipe), "f").value
     tree["data"]["train"] = "a.txt"
     published().validate(tree)
 
@@ -86,4 +86,4 @@ def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("description: hello\n")
     monkeypatch.setattr(lmtool, "__file__", str(tmp_path / "lmtool" / "__init__.py"))
-    assert shipped() == {"mine": folder / "mine.yaml"}
+    assert shipped_recipes() == {"mine": folder / "mine.yaml"}

@@ -11,7 +11,7 @@ import torch
 from lmtool.batch import IGNORE
 from lmtool.data import bundled
 from lmtool.errors import DataError
-from lmtool.recipe.load import load, settings_of, shipped
+from lmtool.recipe.load import load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.objective import Classification, Seq2Seq, Tagging
 from lmtool.report.batch import as_lines, as_page, collate, describe
 from lmtool.training.finetuning import plan_training
@@ -51,7 +51,7 @@ def tables(folder):
 
 
 def given(name, source, *overrides, step=1, rows=1, typed=()):
-    settings = settings_of([f"data.train={source}", *overrides])
+    settings = parse_settings([f"data.train={source}", *overrides])
     return collate(plan_training(None, name, settings), typed, step, rows, lambda stage, done, total: None)
 
 
@@ -75,7 +75,7 @@ def are_of_the_stories(words):
 
 
 @pytest.mark.sampled(11)
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_is_described(name, text, tables):
     source = tables.get(type(load(name).recipe.objective), text)
     described = given(name, source, "model.context=24", *(() if source != text else APART))
@@ -295,7 +295,7 @@ def test_the_batch_is_that_of_training(text):
     assert torch.equal(described.batch.tokens_BT, again.batch.tokens_BT)
     other = given("tiny", text, "model.context=16", rows=3, step=2)
     assert not torch.equal(described.batch.tokens_BT, other.batch.tokens_BT)
-    assert bundled.folder().is_dir()
+    assert bundled.data_folder().is_dir()
     assert (described.batch.targets_BT != IGNORE).any()
 
 

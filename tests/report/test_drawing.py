@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lmtool.errors import CheckpointError, RecipeError
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load, shipped_recipes
 from lmtool.report.drawing import as_lines, as_page, draw, tree_rows
 
 SMALL = ("model.n_layers=2", "model.d_model=8", "model.n_heads=2", "model.context=32", "model.vocab_size=40")
@@ -20,7 +20,7 @@ def cells(mask):
 
 
 @pytest.mark.sampled(11)
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_is_drawn(name):
     drawing = draw(load(name).recipe, name)
     lines = list(as_lines(drawing, 80))

@@ -19,7 +19,7 @@ HOSTILE = ["</script><img src=x onerror=alert(1)>", "\u202eevil", "a\x1b[2J", '"
 class Names:
     """Stands for a tokenizer."""
 
-    def piece(self, token):
+    def display_token(self, token):
         return HOSTILE[token]
 
 

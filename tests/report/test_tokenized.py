@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer
 from lmtool.report.tokenized import as_page
-from lmtool.tokenization.merging import merged_words
+from lmtool.tokenization.merging import trace_merges
 from lmtool.tokenization.tokenizer import Tokenizer
 
 TEXT = "the tale of the thin thane, whose señora </script><img src=x onerror=alert(1)> told the tale"
@@ -20,26 +20,26 @@ def bpe():
 
 @pytest.mark.parametrize("text", [TEXT, HOSTILE, "", " ", "日本語\n\nunseen"])
 def test_merges_lead_to_the_pieces(bpe, text):
-    words = merged_words(bpe, text)
+    words = trace_merges(bpe, text)
     assert [token for word in words for token in word.pieces] == bpe.encode(text)
     for word in words:
-        before = word.begin
+        before = word.initial_pieces
         assert len(before) == len(b"".join(bpe._bytes[token] for token in before))
         for merge in word.merges:
             i = next(i for i in range(len(before) - 1) if before[i : i + 2] == [merge.left, merge.right])
-            assert merge.pieces == [*before[:i], merge.pieces[i], *before[i + 2 :]]
+            assert merge.pieces_after == [*before[:i], merge.pieces_after[i], *before[i + 2 :]]
             names = bpe.name(merge.left), bpe.name(merge.right)
             assert bpe.merges[merge.priority - 1] == names
-            assert bpe.name(merge.pieces[i]) == "".join(names)
+            assert bpe.name(merge.pieces_after[i]) == "".join(names)
             possible = {(bpe.name(a), bpe.name(b)) for a, b in pairwise(before)}
             assert not possible & set(bpe.merges[: merge.priority - 1])
-            before = merge.pieces
+            before = merge.pieces_after
 
 
 @pytest.mark.parametrize("spec", [CharTokenizer(kind="char"), WordPieceTokenizer(kind="wordpiece", vocab_size=120)])
 def test_other_tokenizers_have_no_merges(spec):
     tokenizer = Tokenizer.train(spec, [TEXT])
-    assert merged_words(tokenizer, TEXT) == []
+    assert trace_merges(tokenizer, TEXT) == []
     html = as_page(tokenizer, TEXT)
     assert "Merges" not in html
     assert html.count('class="piece ') == len(tokenizer.encode(TEXT))

@@ -28,22 +28,24 @@ def make(runs: Path) -> MakeRun:
     ) -> Run:
         with create_run(
             folder,
-            RunInfo.new(
+            RunInfo.create(
                 recipe=name,
                 summary="decoder, 4 x 128",
                 fingerprints={"data": "d0", "tokenizer": "t0"},
             ),
             {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b'{"kind": "char"}'},
         ) as run:
-            run.start(step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})
+            run.start_session(
+                step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None}
+            )
             for step in steps:
                 run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
                 run.samples.append({"step": step, "prompt": "", "text": "Once"})
-                run.save(
+                run.save_checkpoint(
                     Snapshot(step, {"w": torch.tensor([step])}, {}, {"step": step}, steps[0]), keep_last=len(steps)
                 )
             if finished:
-                run.end("finished")
+                run.end_session("finished")
         return run
 
     return make

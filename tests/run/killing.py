@@ -21,59 +21,59 @@ from lmtool.run import checkpoint, tensors
 from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo
-from lmtool.run.lock import is_held
+from lmtool.run.lock import is_run_locked
 from lmtool.run.saving import Snapshot
 
 
 def save(run: Run, step: int) -> None:
     run.metrics.append({"step": step, "loss": 1 / step})
     weight = torch.full((30_000,), float(step))
-    run.save(Snapshot(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
+    run.save_checkpoint(Snapshot(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
 
 
 def new_run(folder: Path) -> Run:
     run = create_run(
         folder,
-        RunInfo.new(
+        RunInfo.create(
             recipe="r",
             summary="",
             fingerprints={"data": "", "tokenizer": ""},
         ),
         {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     )
-    run.start(step=0, command=[], environment={})
+    run.start_session(step=0, command=[], environment={})
     return run
 
 
 def check(folder: Path) -> tuple[int, list[str]]:
     """Step of the newest checkpoint and the problems found: there should be none."""
     problems = []
-    newest, warnings = checkpoint.newest_valid(folder / CHECKPOINTS)
+    newest, warnings = checkpoint.find_newest_valid(folder / CHECKPOINTS)
     problems += warnings
-    for step, path in checkpoint.listed(folder / CHECKPOINTS):
-        whole = checkpoint.verify(path)
+    for step, path in checkpoint.list_checkpoints(folder / CHECKPOINTS):
+        whole = checkpoint.verify_checkpoint(path)
         values = {
-            *whole.model()["weight"].tolist(),
-            *whole.optimizer()["moment"].neg().tolist(),
-            whole.state()["step"],
+            *whole.load_model()["weight"].tolist(),
+            *whole.load_optimizer()["moment"].neg().tolist(),
+            whole.load_state()["step"],
             whole.step,
         }
         if values != {step}:
             problems.append(f"step {step} holds {values}")
-    if is_held(folder):
+    if is_run_locked(folder):
         problems.append("the lock outlived its process")
     with Run.open(folder) as run:
         run.lock()
-        run.start(step=newest.step, command=[], environment={})
+        run.start_session(step=newest.step, command=[], environment={})
         left = sorted(path.name for path in (folder / CHECKPOINTS).iterdir() if path.name.startswith("."))
         if left:
             problems.append(f"left after the next start: {left}")
-        steps = [record["step"] for record in run.metrics.read()]
+        steps = [record["step"] for record in run.metrics.read_records()]
         if steps != list(range(1, newest.step + 1)):
             problems.append(f"metrics of steps {steps} after a save of step {newest.step}")
         save(run, newest.step + 1)
     left = sorted(path.name for path in (folder / CHECKPOINTS).iterdir())
-    if left != [checkpoint.step_name(newest.step + 1)]:
+    if left != [checkpoint.step_folder_name(newest.step + 1)]:
         problems.append(f"left after the next save: {left}")
     return newest.step, problems
 
@@ -107,7 +107,7 @@ def die_at_event(number: int, folder: Path) -> None:
         ):
             event()
 
-    genuine_fsync, genuine_serialise = os.fsync, tensors.serialise
+    genuine_fsync, genuine_serialise = os.fsync, tensors.serialize_safetensors
 
     def fsync(handle: int) -> None:
         event()
@@ -121,7 +121,7 @@ def die_at_event(number: int, folder: Path) -> None:
             event()
             yield chunk[len(chunk) // 2 :]
 
-    os.fsync, tensors.serialise = fsync, serialise
+    os.fsync, tensors.serialize_safetensors = fsync, serialise
     sys.addaudithook(audit)
 
 
@@ -139,7 +139,7 @@ def at_each_event(folder: Path) -> Iterable[dict[str, object]]:
         def save_third(copy: Path = copy, number: int = number) -> None:
             run = Run.open(copy)
             run.lock()
-            run.start(step=2, command=[], environment={})
+            run.start_session(step=2, command=[], environment={})
             die_at_event(number, copy)
             save(run, 3)
 
@@ -157,13 +157,13 @@ def at_random(folder: Path, seed: int) -> Iterable[dict[str, object]]:
         save(run, 1)
     path = folder / "run"
     for _ in range(30):
-        first = checkpoint.newest_valid(path / CHECKPOINTS)[0].step
+        first = checkpoint.find_newest_valid(path / CHECKPOINTS)[0].step
         reader, writer = os.pipe()
 
         def save_for_ever(first: int = first, writer: int = writer) -> None:
             run = Run.open(path)
             run.lock()
-            run.start(step=first, command=[], environment={})
+            run.start_session(step=first, command=[], environment={})
             step = first
             while True:
                 step += 1

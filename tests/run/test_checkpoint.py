@@ -18,7 +18,7 @@ from torch import Tensor
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import checkpoint, saving
 from lmtool.run import tensors as saved_tensors
-from lmtool.run.checkpoint import FILES, Checkpoint
+from lmtool.run.checkpoint import CHECKPOINT_FILES, Checkpoint
 from lmtool.run.saving import Snapshot
 
 
@@ -35,7 +35,7 @@ def tensors(step: int) -> dict[str, Tensor]:
 def save(
     folder: Path, step: int, best_step: int | None = None, keep_last: int = 99, superseded: int | None = None
 ) -> Checkpoint:
-    return saving.save(
+    return saving.save_checkpoint(
         folder,
         Snapshot(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step),
         keep_last=keep_last,
@@ -54,14 +54,14 @@ def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     state = {"lr": 0.1 + 0.2, "words": "é\n\ud800", "none": None, "list": [1, 2]}
-    saved = saving.save(tmp_path, Snapshot(7, tensors(7), {}, state, 3), keep_last=1)
-    loaded = checkpoint.verify(tmp_path / "step-000007")
-    assert equal(loaded.model(), tensors(7))
-    assert dict(loaded.optimizer()) == {}
-    assert loaded.state() == state
+    saved = saving.save_checkpoint(tmp_path, Snapshot(7, tensors(7), {}, state, 3), keep_last=1)
+    loaded = checkpoint.verify_checkpoint(tmp_path / "step-000007")
+    assert equal(loaded.load_model(), tensors(7))
+    assert dict(loaded.load_optimizer()) == {}
+    assert loaded.load_state() == state
     assert (loaded.step, loaded.best_step, loaded.digest) == (7, 3, saved.digest)
     assert loaded.digest == hashlib.sha256((tmp_path / "step-000007/MANIFEST.json").read_bytes()).hexdigest()
-    assert equal(saved.model(), tensors(7))
+    assert equal(saved.load_model(), tensors(7))
 
 
 def test_tensor_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
@@ -74,26 +74,26 @@ def test_tensor_files_are_those_of_the_safetensors_library(tmp_path: Path) -> No
 )
 def test_types_and_strides_survive(tmp_path: Path, dtype: torch.dtype) -> None:
     given = {"t": torch.arange(12).reshape(3, 4).to(dtype).t(), "slice": torch.arange(9).to(dtype)[2:8:3]}
-    saving.save(tmp_path, Snapshot(1, given, {}, {}), keep_last=1)
-    loaded = checkpoint.verify(tmp_path / "step-000001").model()
+    saving.save_checkpoint(tmp_path, Snapshot(1, given, {}, {}), keep_last=1)
+    loaded = checkpoint.verify_checkpoint(tmp_path / "step-000001").load_model()
     assert loaded.keys() == given.keys()
     assert all(torch.equal(loaded[name], given[name]) and loaded[name].dtype == dtype for name in given)
 
 
 def test_loaded_tensors_can_be_trained_on(tmp_path: Path) -> None:
     path = save(tmp_path, 1).path
-    checkpoint.verify(path).model()["weight"].add_(1)
-    assert equal(checkpoint.verify(path).model(), tensors(1))
+    checkpoint.verify_checkpoint(path).load_model()["weight"].add_(1)
+    assert equal(checkpoint.verify_checkpoint(path).load_model(), tensors(1))
 
 
 def test_tied_tensors_are_refused_by_name(tmp_path: Path) -> None:
     weight = torch.ones(2)
     with pytest.raises(ValueError, match="'embedding' and 'head' share memory"):
-        saving.save(tmp_path, Snapshot(1, {"embedding": weight, "head": weight}, {}, {}), keep_last=1)
+        saving.save_checkpoint(tmp_path, Snapshot(1, {"embedding": weight, "head": weight}, {}, {}), keep_last=1)
     with pytest.raises(ValueError, match="complex64"):
-        saving.save(tmp_path, Snapshot(1, {}, {"z": torch.zeros(1, dtype=torch.complex64)}, {}), keep_last=1)
+        saving.save_checkpoint(tmp_path, Snapshot(1, {}, {"z": torch.zeros(1, dtype=torch.complex64)}, {}), keep_last=1)
     with pytest.raises(ValueError, match="JSON"):
-        saving.save(tmp_path, Snapshot(1, {}, {}, {"loss": math.nan}), keep_last=1)
+        saving.save_checkpoint(tmp_path, Snapshot(1, {}, {}, {"loss": math.nan}), keep_last=1)
     assert names(tmp_path) == []
 
 
@@ -123,7 +123,7 @@ def test_a_million_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save(tmp_path, step, keep_last=1)
     assert names(tmp_path) == ["step-1000000"]
-    assert checkpoint.newest_valid(tmp_path)[0].step == 1_000_000
+    assert checkpoint.find_newest_valid(tmp_path)[0].step == 1_000_000
 
 
 def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
 def test_what_is_in_the_way_is_set_aside_not_overwritten(tmp_path: Path) -> None:
     for _ in range(2):
         (save(tmp_path, 5).path / "state.json").write_text("damaged")
-    assert checkpoint.verify(save(tmp_path, 5, keep_last=1).path).state() == {"step": 5}
+    assert checkpoint.verify_checkpoint(save(tmp_path, 5, keep_last=1).path).load_state() == {"step": 5}
     (tmp_path / "step-000006").write_text("a file")
     save(tmp_path, 6)
     assert names(tmp_path) == [
@@ -182,10 +182,10 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
             damaged[position // 8] ^= 1 << position % 8
             file.write_bytes(damaged)
             with pytest.raises(CheckpointError) as caught:
-                checkpoint.verify(path)
+                checkpoint.verify_checkpoint(path)
             assert file.name in caught.value.what
         file.write_bytes(whole)
-    assert checkpoint.verify(path).step == 5
+    assert checkpoint.verify_checkpoint(path).step == 5
 
 
 def test_every_truncation_is_found(tmp_path: Path) -> None:
@@ -195,19 +195,19 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         for length in range(len(whole)):
             file.write_bytes(whole[:length])
             with pytest.raises(CheckpointError) as caught:
-                checkpoint.verify(path, optimizer=False)
+                checkpoint.verify_checkpoint(path, optimizer=False)
             assert file.name in caught.value.what
-            if file.name in FILES:
+            if file.name in CHECKPOINT_FILES:
                 assert f"truncated: {length} of {len(whole)} bytes" in caught.value.what
         file.write_bytes(whole + b"\0")
         with pytest.raises(CheckpointError, match=file.name):
-            checkpoint.verify(path)
+            checkpoint.verify_checkpoint(path)
         file.unlink()
         with pytest.raises(CheckpointError, match=f"{file.name} is missing"):
-            checkpoint.verify(path)
+            checkpoint.verify_checkpoint(path)
         file.symlink_to(file)
         with pytest.raises(CheckpointError, match=f"{file.name} cannot be read"):
-            checkpoint.verify(path)
+            checkpoint.verify_checkpoint(path)
         file.unlink()
         file.write_bytes(whole)
 
@@ -216,7 +216,7 @@ def test_an_error_has_three_lines_and_says_what_to_do(tmp_path: Path) -> None:
     path = save(tmp_path, 5).path
     (path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.verify(path)
+        checkpoint.verify_checkpoint(path)
     assert caught.value.exit_code == 4
     what, where, fix = caught.value.lines()
     assert "model.safetensors is truncated: 0 of" in what
@@ -229,10 +229,10 @@ def test_the_optimizer_is_compared_when_it_is_read(tmp_path: Path) -> None:
     content = bytearray((path / "optimizer.safetensors").read_bytes())
     content[-1] ^= 1
     (path / "optimizer.safetensors").write_bytes(content)
-    unread = checkpoint.verify(path, optimizer=False)
-    assert equal(unread.model(), tensors(5))
+    unread = checkpoint.verify_checkpoint(path, optimizer=False)
+    assert equal(unread.load_model(), tensors(5))
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors has changed"):
-        unread.optimizer()
+        unread.load_optimizer()
 
 
 def rewrite_manifest(path: Path, **changes: Any) -> None:
@@ -256,9 +256,9 @@ ENTRY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
         ({"files": {"a\0b\n": ENTRY}}, "outside the checkpoint"),
         ({"files": {}}, "should name model.safetensors"),
         ({"files": {"state.json": ENTRY}}, "should name model.safetensors"),
-        ({"files": dict.fromkeys(FILES, 3)}, "is not a manifest"),
-        ({"files": dict.fromkeys(FILES, ENTRY | {"bytes": "1"})}, "is not a manifest"),
-        ({"files": dict.fromkeys(FILES, ENTRY | {"more": 1})}, "is not a manifest"),
+        ({"files": dict.fromkeys(CHECKPOINT_FILES, 3)}, "is not a manifest"),
+        ({"files": dict.fromkeys(CHECKPOINT_FILES, ENTRY | {"bytes": "1"})}, "is not a manifest"),
+        ({"files": dict.fromkeys(CHECKPOINT_FILES, ENTRY | {"more": 1})}, "is not a manifest"),
         ({"files": [1]}, "is not a manifest"),
         ({"step": "5"}, "is not a manifest"),
         ({"step": 6}, "is that of step 6"),
@@ -269,10 +269,10 @@ ENTRY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
 def test_a_forged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = save(tmp_path, 5).path
     rewrite_manifest(path)
-    checkpoint.verify(path)
+    checkpoint.verify_checkpoint(path)
     rewrite_manifest(path, **changes)
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.verify(path)
+        checkpoint.verify_checkpoint(path)
     assert message in caught.value.what
     assert all(line.isprintable() for line in caught.value.lines())
 
@@ -283,7 +283,7 @@ def test_bad_json_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     path = save(tmp_path, 5).path
     (path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=name):
-        checkpoint.verify(path)
+        checkpoint.verify_checkpoint(path)
 
 
 def test_tensors_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_tensors_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     entries["model.safetensors"] = {"bytes": 4, "sha256": hashlib.sha256(b"junk").hexdigest()}
     rewrite_manifest(path, files=entries)
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
-        checkpoint.verify(path).model()
+        checkpoint.verify_checkpoint(path).load_model()
 
 
 def test_the_newest_whole_one_is_taken_with_a_warning(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_the_newest_whole_one_is_taken_with_a_warning(tmp_path: Path) -> None:
         save(tmp_path, step)
     (tmp_path / "step-000003/state.json").unlink()
     (tmp_path / "step-000002/model.safetensors").write_bytes(b"")
-    taken, warnings = checkpoint.newest_valid(tmp_path)
+    taken, warnings = checkpoint.find_newest_valid(tmp_path)
     assert taken.step == 1
     assert [warning.split(":")[0] for warning in warnings] == [
         f"skipped the damaged checkpoint step-00000{step}" for step in (3, 2)
@@ -309,13 +309,13 @@ def test_the_newest_whole_one_is_taken_with_a_warning(tmp_path: Path) -> None:
     assert "state.json is missing" in warnings[0]
     shutil.rmtree(tmp_path / "step-000001")
     with pytest.raises(CheckpointError, match=r"no checkpoint of this run is complete.*state\.json is missing"):
-        checkpoint.newest_valid(tmp_path)
+        checkpoint.find_newest_valid(tmp_path)
 
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_no_checkpoint_is_said_so(tmp_path: Path, missing: bool) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint yet") as caught:
-        checkpoint.newest_valid(tmp_path / "checkpoints" if missing else tmp_path)
+        checkpoint.find_newest_valid(tmp_path / "checkpoints" if missing else tmp_path)
     assert caught.value.fix
 
 
@@ -356,7 +356,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints(
     assert os.strerror(code) in caught.value.what
     assert ("free some disk space" in caught.value.fix) == (code in (errno.ENOSPC, errno.EDQUOT))
     assert {"step-000001", "step-000002"} <= set(names(tmp_path)) <= {"step-000001", "step-000002", "step-000003"}
-    assert all(checkpoint.verify(path).step == step for step, path in checkpoint.listed(tmp_path))
+    assert all(checkpoint.verify_checkpoint(path).step == step for step, path in checkpoint.list_checkpoints(tmp_path))
     save(tmp_path, 4, keep_last=1)
     assert names(tmp_path) == ["step-000004"]
 
@@ -368,11 +368,11 @@ def test_a_write_cut_short_by_the_system_leaves_the_earlier_checkpoints(tmp_path
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(ResourceError, match="step 2: File too large"):
-            saving.save(tmp_path, Snapshot(2, large, {}, {}), keep_last=1)
+            saving.save_checkpoint(tmp_path, Snapshot(2, large, {}, {}), keep_last=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == ["step-000001"]
-    assert checkpoint.newest_valid(tmp_path)[0].step == 1
+    assert checkpoint.find_newest_valid(tmp_path)[0].step == 1
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatc
         patch.setattr(shutil, "rmtree", refuse)
         with pytest.raises(ResourceError, match=r"saved step 2, but cannot remove .*: Permission denied"):
             save(tmp_path, 2, keep_last=1)
-    assert checkpoint.newest_valid(tmp_path)[0].step == 2
+    assert checkpoint.find_newest_valid(tmp_path)[0].step == 2
 
 
 def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +406,7 @@ def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pyt
     save(tmp_path, 2, keep_last=1)
     temporary = ".tmp-step-000002"
     assert done == [
-        *(("fsync", name) for name in (*FILES, "MANIFEST.json", temporary)),
+        *(("fsync", name) for name in (*CHECKPOINT_FILES, "MANIFEST.json", temporary)),
         ("rename", temporary),
         ("fsync", tmp_path.name),
         ("rename", "step-000001"),

@@ -13,9 +13,9 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.run.creation import check_folder, create_run
+from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo, Validated, describe_environment
+from lmtool.run.files import RunInfo, ValidationState, describe_environment
 from lmtool.run.lock import RunLock
 from lmtool.run.saving import Snapshot
 from tests.errors import refuses
@@ -25,14 +25,14 @@ FILES = {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"}
 
 
 def info(name: str = "tiny") -> RunInfo:
-    return RunInfo.new(recipe=name, summary="", fingerprints={"data": "d0", "tokenizer": "t0"})
+    return RunInfo.create(recipe=name, summary="", fingerprints={"data": "d0", "tokenizer": "t0"})
 
 
-def validated(step: int, best_step: int | None) -> Validated:
-    return Validated(step=step, best_step=best_step, best_value=1.5, stale=0)
+def validated(step: int, best_step: int | None) -> ValidationState:
+    return ValidationState(step=step, best_step=best_step, best_value=1.5, stale=0)
 
 
-def without_checksum(noted: Validated | None) -> Validated | None:
+def without_checksum(noted: ValidationState | None) -> ValidationState | None:
     return None if noted is None else noted.model_copy(update={"checksum": None})
 
 
@@ -79,7 +79,7 @@ def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
     with create_run(tmp_path / "deep" / "er", info(), FILES | {"tokenizer.json": b'{"kind": "word"}'}) as run:
-        run.start(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
+        run.start_session(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
     assert names(run.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
     assert run.recipe_path.read_text() == "seed: 1\n"
     assert run.tokenizer_path.read_text() == '{"kind": "word"}'
@@ -105,7 +105,7 @@ def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / used).write_text("mine")
-    for attempt in (lambda: check_folder(tmp_path / "out"), lambda: create_run(tmp_path / "out", info(), FILES)):
+    for attempt in (lambda: check_output_folder(tmp_path / "out"), lambda: create_run(tmp_path / "out", info(), FILES)):
         with pytest.raises(UsageError, match=f"already holds {used}") as caught:
             attempt()
         assert caught.value.where == str(tmp_path / "out")
@@ -115,7 +115,7 @@ def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: 
 
 def test_other_files_in_the_folder_stay(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    create_run(tmp_path, info(), FILES).release()
+    create_run(tmp_path, info(), FILES).release_lock()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
     blocked = tmp_path / "file" / "out"
     monkeypatch.setenv("LMTOOL_RUNS", str(blocked))
     folder = blocked if explicit else None
-    for attempt in (lambda: check_folder(folder), lambda: create_run(folder, info(), FILES)):
+    for attempt in (lambda: check_output_folder(folder), lambda: create_run(folder, info(), FILES)):
         with pytest.raises(ResourceError) as caught:
             attempt()
         assert caught.value.exit_code == 5
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
 def test_a_read_only_disk_is_noticed_without_a_trace(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_folder(tmp_path / "a" / "b")
+    check_output_folder(tmp_path / "a" / "b")
     assert names(tmp_path) == []
 
     def read_only(**keywords: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_read_only_disk_is_noticed_without_a_trace(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     with pytest.raises(ResourceError, match="Read-only file system"):
-        check_folder(tmp_path / "a" / "b")
+        check_output_folder(tmp_path / "a" / "b")
 
 
 @pytest.mark.parametrize("failing", range(1, 6))
@@ -176,11 +176,11 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(
 def test_only_one_process_writes(make: MakeRun) -> None:
     run = make()
     with pytest.raises(RuntimeError, match="lock"):
-        run.save(Snapshot(30, {}, {}, {}), keep_last=1)
+        run.save_checkpoint(Snapshot(30, {}, {}, {}), keep_last=1)
     with pytest.raises(RuntimeError, match="lock"):
-        run.start(step=0, command=[], environment={})
+        run.start_session(step=0, command=[], environment={})
     with pytest.raises(RuntimeError, match="lock"):
-        run.end("finished")
+        run.end_session("finished")
     with pytest.raises(RuntimeError, match="lock"):
         run.write_recipe("")
     with run:
@@ -188,7 +188,7 @@ def test_only_one_process_writes(make: MakeRun) -> None:
         run.lock()
         with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
             Run.open(run.path).lock()
-        assert Run.open(run.path).newest()[0].step == 20
+        assert Run.open(run.path).newest_checkpoint()[0].step == 20
     Run.open(run.path).lock()
 
 
@@ -197,12 +197,12 @@ def test_states(make: MakeRun) -> None:
     assert run.state == "stopped"
     run.lock()
     assert Run.open(run.path).state == "running"
-    run.end("finished")
-    run.release()
+    run.end_session("finished")
+    run.release_lock()
     assert Run.open(run.path).state == "finished"
     run.lock()
-    run.start(step=20, command=[], environment={})
-    run.release()
+    run.start_session(step=20, command=[], environment={})
+    run.release_lock()
     assert Run.open(run.path).state == "stopped"
 
 
@@ -212,13 +212,13 @@ def test_resuming_takes_away_what_came_after(make: MakeRun) -> None:
         file.write(b'{"step": 31, "lo')
     with run:
         run.lock()
-        run.start(step=20, command=["lmtool", "resume"], environment={})
-        assert [record["step"] for record in run.metrics.read()] == [10, 20]
-        assert [record["step"] for record in run.samples.read()] == [10, 20]
+        run.start_session(step=20, command=["lmtool", "resume"], environment={})
+        assert [record["step"] for record in run.metrics.read_records()] == [10, 20]
+        assert [record["step"] for record in run.samples.read_records()] == [10, 20]
         assert names(run.path / "checkpoints") == ["step-000010", "step-000020", "step-000030.aside-1"]
         assert [session.step for session in run.info.sessions] == [0, 20]
-        run.save(Snapshot(30, {"w": torch.tensor([-30])}, {}, {}, 10), keep_last=1)
-        assert run.newest()[0].model()["w"].item() == -30
+        run.save_checkpoint(Snapshot(30, {"w": torch.tensor([-30])}, {}, {}, 10), keep_last=1)
+        assert run.newest_checkpoint()[0].load_model()["w"].item() == -30
         assert names(run.path / "checkpoints") == ["step-000010", "step-000030", "step-000030.aside-1"]
 
 
@@ -239,10 +239,10 @@ def test_the_recipe_is_replaced_whole(make: MakeRun, monkeypatch: pytest.MonkeyP
 
 def test_the_best_is_found(make: MakeRun) -> None:
     run = make(steps=(10, 20, 30))
-    best, warnings = run.best()
+    best, warnings = run.best_checkpoint()
     assert (best.step, warnings) == (10, [])
     (best.path / "state.json").unlink()
-    best, (warning,) = run.best()
+    best, (warning,) = run.best_checkpoint()
     assert best.step == 30
     assert "using step-000030 instead of the best, step-000010: state.json is missing" in warning
 
@@ -254,39 +254,39 @@ def test_the_best_is_found_without_a_look_at_the_weights_of_others(make: MakeRun
     if noted is not None:
         with run:
             run.lock()
-            run.note_validation(validated(30, noted))
+            run.save_validation(validated(30, noted))
     best_step = noted or 10
     for step in {10, 20, 30} - {best_step}:
         for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
             file = run.path / "checkpoints" / f"step-{step:06d}" / name
             file.write_bytes(bytes(len(file.read_bytes())))
-    best, warnings = run.best()
+    best, warnings = run.best_checkpoint()
     assert (best.step, warnings) == (best_step, [])
-    assert best.model()["w"].item() == best_step
+    assert best.load_model()["w"].item() == best_step
 
 
 def test_a_best_that_is_the_newest_and_damaged_is_told_once(make: MakeRun) -> None:
     run = make(steps=(10, 20))
     with run:
         run.lock()
-        run.note_validation(validated(20, 20))
+        run.save_validation(validated(20, 20))
     (run.path / "checkpoints" / "step-000020" / "state.json").unlink()
-    best, warnings = run.best()
+    best, warnings = run.best_checkpoint()
     assert best.step == 10
     assert warnings == ["skipped the damaged checkpoint step-000020: state.json is missing"]
 
 
 def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make()
-    assert run.validated is None
+    assert run.last_validation is None
     with pytest.raises(RuntimeError, match="lock"):
-        run.note_validation(validated(20, 10))
+        run.save_validation(validated(20, 10))
     with run:
         run.lock()
-        run.note_validation(validated(20, None))
-        assert without_checksum(Run.open(run.path).validated) == validated(20, None)
+        run.save_validation(validated(20, None))
+        assert without_checksum(Run.open(run.path).last_validation) == validated(20, None)
         assert run.best_step is None
-        run.note_validation(validated(20, 20))
+        run.save_validation(validated(20, 20))
 
         def full(handle: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -294,18 +294,18 @@ def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             with refuses("no_space"):
-                run.note_validation(validated(20, 10))
-        assert (run.best_step, run.best()[0].step) == (20, 20)
+                run.save_validation(validated(20, 10))
+        assert (run.best_step, run.best_checkpoint()[0].step) == (20, 20)
 
 
 @pytest.mark.parametrize("noted", [None, validated(20, 10)])
-def test_a_session_begins_with_what_is_known_of_its_step(make: MakeRun, noted: Validated | None) -> None:
+def test_a_session_begins_with_what_is_known_of_its_step(make: MakeRun, noted: ValidationState | None) -> None:
     run = make(steps=(10, 20, 30))
     with run:
         run.lock()
-        run.note_validation(validated(30, 30))
-        run.start(step=20, command=[], environment={}, validated=noted)
-        assert without_checksum(run.validated) == noted
+        run.save_validation(validated(30, 30))
+        run.start_session(step=20, command=[], environment={}, validated=noted)
+        assert without_checksum(run.last_validation) == noted
         assert run.best_step == 10
 
 
@@ -314,10 +314,10 @@ def test_a_step_that_is_still_to_be_validated_is_still_to_be_logged(make: MakeRu
     run = make(steps=(10, 20, 30))
     with run:
         run.lock()
-        run.start(step=20, command=[], environment={}, pending=pending)
-        assert [record["step"] for record in run.metrics.read()] == [10, 20][: 2 - pending]
-        assert [record["step"] for record in run.samples.read()] == [10, 20][: 2 - pending]
-        assert run.newest()[0].step == 20
+        run.start_session(step=20, command=[], environment={}, pending=pending)
+        assert [record["step"] for record in run.metrics.read_records()] == [10, 20][: 2 - pending]
+        assert [record["step"] for record in run.samples.read_records()] == [10, 20][: 2 - pending]
+        assert run.newest_checkpoint()[0].step == 20
 
 
 def test_what_was_measured_at_the_end_goes_when_a_run_goes_on(make: MakeRun) -> None:
@@ -325,7 +325,7 @@ def test_what_was_measured_at_the_end_goes_when_a_run_goes_on(make: MakeRun) -> 
     (run.path / "metrics.json").write_text("{}")
     with run:
         run.lock()
-        run.start(step=20, command=[], environment={})
+        run.start_session(step=20, command=[], environment={})
     assert not (run.path / "metrics.json").exists()
 
 
@@ -334,7 +334,7 @@ def test_a_damaged_note_is_refused(make: MakeRun, content: bytes) -> None:
     run = make()
     (run.path / "validated.json").write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged") as caught:
-        run.best()
+        run.best_checkpoint()
     assert len(caught.value.lines()) == 3
     assert "delete it" in caught.value.fix
 
@@ -342,10 +342,10 @@ def test_a_damaged_note_is_refused(make: MakeRun, content: bytes) -> None:
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
     with create_run(None, info(), FILES) as run:
         with refuses("no_checkpoint"):
-            run.best()
+            run.best_checkpoint()
         for step in (1, 2):
-            run.save(Snapshot(step, {}, {}, {}), keep_last=9)
-        assert run.best()[0].step == 2
+            run.save_checkpoint(Snapshot(step, {}, {}, {}), keep_last=9)
+        assert run.best_checkpoint()[0].step == 2
 
 
 @pytest.mark.parametrize(
@@ -394,15 +394,15 @@ def test_a_full_disk_is_a_resource_error_everywhere(make: MakeRun, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         for attempt in (
-            lambda: run.start(step=20, command=[], environment={}),
-            lambda: run.start(step=10, command=[], environment={}),
-            lambda: run.end("finished"),
-            lambda: run.save(Snapshot(30, {}, {}, {}), keep_last=1),
+            lambda: run.start_session(step=20, command=[], environment={}),
+            lambda: run.start_session(step=10, command=[], environment={}),
+            lambda: run.end_session("finished"),
+            lambda: run.save_checkpoint(Snapshot(30, {}, {}, {}), keep_last=1),
         ):
             with refuses("no_space") as caught:
                 attempt()
             assert isinstance(caught.value, ResourceError)
             assert "free some disk space" in caught.value.fix
-    run.release()
+    run.release_lock()
     assert Run.open(run.path).info == run.info
-    assert Run.open(run.path).newest()[0].step >= 10
+    assert Run.open(run.path).newest_checkpoint()[0].step >= 10

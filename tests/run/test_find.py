@@ -8,7 +8,7 @@ from lmtool.errors import CheckpointError
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.run.creation import create_run
 from lmtool.run.files import RunInfo
-from lmtool.run.find import find_resumable
+from lmtool.run.find import find_resumable_run
 from tests.run.conftest import MakeRun
 
 
@@ -29,7 +29,7 @@ def test_last_is_the_one_resumed_last(make: MakeRun) -> None:
     assert resolve_reference("last").run.name == second.name
     with first:
         first.lock()
-        first.start(step=20, command=[], environment={})
+        first.start_session(step=20, command=[], environment={})
     assert resolve_reference("last").run.name == first.name
     (first.path / "run.json").write_text("damaged")
     assert resolve_reference("last").run.name == second.name
@@ -43,7 +43,7 @@ def test_a_run_elsewhere_is_remembered(make: MakeRun, tmp_path: Path) -> None:
     assert resolve_reference("last").run.name == inside.name
     with run:
         run.lock()
-        run.start(step=20, command=[], environment={})
+        run.start_session(step=20, command=[], environment={})
     assert resolve_reference("last").run.path.samefile(run.path)
     shutil.rmtree(run.path)
     assert resolve_reference("last").run.name == inside.name
@@ -69,7 +69,7 @@ def test_a_runs_folder_that_cannot_be_written_does_not_matter(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "file"))
-    assert make(folder=tmp_path / "out").newest()[0].step == 20
+    assert make(folder=tmp_path / "out").newest_checkpoint()[0].step == 20
 
 
 def test_a_checkpoint_is_found_by_its_path(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +143,13 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm"):
         create_run(
             runs / name,
-            RunInfo.new(
+            RunInfo.create(
                 recipe=name,
                 summary="",
                 fingerprints={"data": "", "tokenizer": ""},
             ),
             {"recipe.yaml": b"", "tokenizer.json": b""},
-        ).release()
+        ).release_lock()
     with pytest.raises(CheckpointError) as caught:
         resolve_reference("gpt-tyni")
     assert caught.value.exit_code == 4
@@ -167,13 +167,13 @@ def test_dates_make_no_names_similar(runs: Path) -> None:
     for name in ("2026-11-20-lstm-7f3a", "2026-11-21-tiny-01bc"):
         create_run(
             runs / name,
-            RunInfo.new(
+            RunInfo.create(
                 recipe=name,
                 summary="",
                 fingerprints={"data": "", "tokenizer": ""},
             ),
             {"recipe.yaml": b"", "tokenizer.json": b""},
-        ).release()
+        ).release_lock()
     with pytest.raises(CheckpointError, match="has a similar name"):
         resolve_reference("2026-11-20-names-7f3b")
     with pytest.raises(CheckpointError, match="similar: 2026-11-21-tiny-01bc"):
@@ -218,7 +218,7 @@ def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None
     used = make()
     with used:
         used.lock()
-        run, passed = find_resumable(longer=False)
+        run, passed = find_resumable_run(longer=False)
         assert run.name == stopped.name
         assert passed == [
             f"{used.name} is running",
@@ -227,15 +227,15 @@ def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None
             "2 other newer runs are finished",
         ]
         shutil.rmtree(empty.path)
-        assert find_resumable(longer=False)[1][2:] == ["2 other newer runs are finished"]
+        assert find_resumable_run(longer=False)[1][2:] == ["2 other newer runs are finished"]
         shutil.rmtree(another.path)
-        assert find_resumable(longer=True)[0].name == finished.name
-    assert find_resumable(longer=False)[0].name == used.name
+        assert find_resumable_run(longer=True)[0].name == finished.name
+    assert find_resumable_run(longer=False)[0].name == used.name
     for other in (used, stopped):
         shutil.rmtree(other.path)
-    assert find_resumable(longer=False)[0].name == older.name
+    assert find_resumable_run(longer=False)[0].name == older.name
     shutil.rmtree(older.path)
-    assert find_resumable(longer=False)[0].name == finished.name
+    assert find_resumable_run(longer=False)[0].name == finished.name
 
 
 def test_a_misspelt_last_is_recognized_and_a_file_is_no_run(make: MakeRun, tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from lmtool.checks.runs import damaged_records
-from lmtool.run.listing import evaluations_of, figures_on_tests, keep_evaluation, summaries, summarise
+from lmtool.checks.runs import find_damaged_records
+from lmtool.run.listing import collect_test_scores, read_evaluations, save_evaluation, summarize_run, summarize_runs
 from tests.run.conftest import MakeRun
 
 
 def test_a_summary_of_a_run(make: MakeRun) -> None:
     run = make(finished=True)
-    summary = summarise(run.path)
+    summary = summarize_run(run.path)
     assert (summary.name, summary.recipe, summary.model) == (run.name, "tiny", "decoder, 4 x 128")
     assert (summary.step, summary.valid_loss, summary.best_valid_loss) == (20, 1.2, 1.1)
     assert (summary.state, summary.problem) == ("finished", "")
@@ -24,7 +24,7 @@ def test_a_summary_of_a_run(make: MakeRun) -> None:
 
 def test_the_last_started_comes_first(make: MakeRun) -> None:
     first, second = make(), make()
-    assert [summary.name for summary in summaries()] == [second.name, first.name]
+    assert [summary.name for summary in summarize_runs()] == [second.name, first.name]
 
 
 def test_damage_does_not_hide_the_others(make: MakeRun, runs: Path) -> None:
@@ -40,7 +40,7 @@ def test_damage_does_not_hide_the_others(make: MakeRun, runs: Path) -> None:
     (runs / "file").write_text("")
     (runs / "dangling").symlink_to("nowhere")
     (runs / "json" / "run.json").mkdir(parents=True)
-    found = {summary.recipe or summary.problem.split(": ")[1]: summary for summary in summaries()}
+    found = {summary.recipe or summary.problem.split(": ")[1]: summary for summary in summarize_runs()}
     assert set(found) == {"tiny", "torn", "bare", "run.json is damaged", "run.json cannot be read"}
     assert found["run.json is damaged"].state == "damaged"
     assert "metrics.jsonl:1" in found["torn"].problem
@@ -52,7 +52,7 @@ def test_damage_does_not_hide_the_others(make: MakeRun, runs: Path) -> None:
 
 
 def test_no_runs_directory(runs: Path) -> None:
-    assert summaries() == []
+    assert summarize_runs() == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_counts_for_a_run(
     run.metrics.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if results is not None:
         (run.path / "metrics.json").write_text(json.dumps(results))
-    summary = summarise(run.path)
+    summary = summarize_run(run.path)
     assert (summary.metric, summary.value, summary.part) == expected
     assert summary.problem == ""
 
@@ -97,19 +97,19 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
     """What `lmtool eval` has measured at the best checkpoint is listed beside."""
     run = make()
     (run.path / "metrics.json").write_text('{"part": "validation", "rows": 12, "loss": 1.0, "accuracy": 0.9}')
-    summary = summarise(run.path)
+    summary = summarize_run(run.path)
     assert (summary.value, summary.part, summary.rows, summary.test) == (0.9, "validation", 12, {})
     assert summary.standard_error == pytest.approx(0.1, abs=0.02)
     for step, accuracy in ((20, 0.1), (10, 0.5), (10, 0.6)):
-        keep_evaluation(
+        save_evaluation(
             run.path, ["data/new.csv"], [], {"step": step, "rows": 400, "accuracy": accuracy, "classes": {}}
         )
-    summary = summarise(run.path)
+    summary = summarize_run(run.path)
     assert (summary.value, summary.part, summary.rows) == (0.9, "validation", 12)
     assert summary.test == {"new.csv": {"rows": 400, "accuracy": 0.6}}
     (run.path / "metrics.json").write_text('{"part": "test", "rows": 100, "loss": 1.0, "accuracy": 0.7}')
-    assert list(figures_on_tests(run)) == ["test", "new.csv"]
-    summary = summarise(run.path)
+    assert list(collect_test_scores(run)) == ["test", "new.csv"]
+    summary = summarize_run(run.path)
     assert (summary.value, summary.part, summary.rows) == (0.7, "test", 100)
     assert summary.standard_error == pytest.approx(0.046, abs=0.001)
     assert summary.test == {
@@ -117,8 +117,8 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
         "new.csv": {"rows": 400, "accuracy": 0.6},
     }
     (run.path / "evaluations.json").write_text("[{}]")
-    assert "evaluations.json is damaged" in summarise(run.path).problem
-    assert "evaluations.json" in [name for name, _ in damaged_records(run)]
+    assert "evaluations.json is damaged" in summarize_run(run.path).problem
+    assert "evaluations.json" in [name for name, _ in find_damaged_records(run)]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
 def test_what_a_run_was_trained_on_is_no_test_set(make: MakeRun, tmp_path: Path, source: str) -> None:
     run = make()
     known = ["train.csv", "texts", "shards/part-*.jsonl", "valid.csv"]
-    keep_evaluation(run.path, [source], known, {"step": 10, "loss": 1.0})
-    assert evaluations_of(run) == []
-    keep_evaluation(run.path, ["new.csv"], known, {"step": 10, "loss": float("nan")})
-    assert [found.source for found in evaluations_of(run)] == ["new.csv"]
+    save_evaluation(run.path, [source], known, {"step": 10, "loss": 1.0})
+    assert read_evaluations(run) == []
+    save_evaluation(run.path, ["new.csv"], known, {"step": 10, "loss": float("nan")})
+    assert [found.source for found in read_evaluations(run)] == ["new.csv"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"{", b"\xff", b'{"tasks": {}}', b'{"tasks": [1]}'])
 def test_damaged_results_are_a_problem_of_their_run(make: MakeRun, content: bytes) -> None:
     run = make()
     (run.path / "metrics.json").write_bytes(content)
-    assert "metrics.json is damaged" in summarise(run.path).problem
+    assert "metrics.json is damaged" in summarize_run(run.path).problem

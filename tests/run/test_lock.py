@@ -8,7 +8,7 @@ import pytest
 
 import lmtool
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.run.lock import RunLock, is_held
+from lmtool.run.lock import RunLock, is_run_locked
 
 HOLD = """
 import os, sys, time
@@ -46,7 +46,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     process, _ = hold(tmp_path, "alone")
     try:
-        assert is_held(tmp_path)
+        assert is_run_locked(tmp_path)
         with pytest.raises(CheckpointError) as caught:
             RunLock(tmp_path)
     finally:
@@ -60,7 +60,7 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
 def test_kill_9_frees_the_lock(tmp_path: Path) -> None:
     process, _ = hold(tmp_path, "alone")
     kill(process)
-    assert not is_held(tmp_path)
+    assert not is_run_locked(tmp_path)
     RunLock(tmp_path).release()
 
 
@@ -79,12 +79,12 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path)
 
 def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
-    assert is_held(tmp_path)
+    assert is_run_locked(tmp_path)
     with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
         RunLock(tmp_path)
     lock.release()
     lock.release()
-    assert not is_held(tmp_path)
+    assert not is_run_locked(tmp_path)
     RunLock(tmp_path).release()
 
 
@@ -100,7 +100,7 @@ def test_looking_does_not_refuse_a_run_that_starts(tmp_path: Path) -> None:
 
 
 def test_no_lock_file_means_not_held(tmp_path: Path) -> None:
-    assert not is_held(tmp_path)
+    assert not is_run_locked(tmp_path)
     assert os.listdir(tmp_path) == []
     with pytest.raises(ResourceError, match="cannot write to the run directory"):
         RunLock(tmp_path / "none")

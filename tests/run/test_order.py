@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from lmtool.errors import DataError
 from lmtool.printable import counted
-from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute, rank_samples
+from lmtool.run.order import (
+    LaneOrder,
+    MixtureOrder,
+    SampleOrder,
+    StreamWindows,
+    derive_seed,
+    permute,
+    sample_numbers_of_rank,
+)
 from tests.examples import examples
 from tests.reference import order as reference
 
@@ -90,13 +98,13 @@ def test_neighbours_go_to_independent_places(n: int) -> None:
 
 def test_hash_key_is_the_documented_one() -> None:
     digest = hashlib.blake2b(b'[3,"order",0]', digest_size=8).digest()
-    assert hash_key(3, "order", 0) == int.from_bytes(digest, "little") // 2
+    assert derive_seed(3, "order", 0) == int.from_bytes(digest, "little") // 2
 
 
 def test_hash_key_tells_parts_apart() -> None:
     parts = [(), (1,), ("1",), (1, 2), (12,), ("1", "2"), ("12",), ("", "12"), ("é",), ("\ud800",), ('","',), (-1,)]
-    assert len({hash_key(*part) for part in parts}) == len(parts)
-    assert all(0 <= hash_key(*part) < 2**63 for part in parts)
+    assert len({derive_seed(*part) for part in parts}) == len(parts)
+    assert all(0 <= derive_seed(*part) < 2**63 for part in parts)
 
 
 @settings(deadline=None, max_examples=examples(15, 30))
@@ -104,7 +112,7 @@ def test_hash_key_tells_parts_apart() -> None:
 def test_every_item_comes_once_an_epoch(n: int, seed: int, batch_size: int) -> None:
     order = SampleOrder(n, seed)
     n_steps = -(-3 * n // batch_size)
-    epochs, items = zip(*(order(rank_samples(step, batch_size)) for step in range(n_steps)), strict=True)
+    epochs, items = zip(*(order(sample_numbers_of_rank(step, batch_size)) for step in range(n_steps)), strict=True)
     epoch_S, item_S = np.concatenate(epochs), np.concatenate(items)
     for epoch in range(3):
         assert sorted(item_S[epoch_S == epoch]) == list(range(n))
@@ -117,9 +125,9 @@ def test_epochs_and_seeds_have_their_own_order() -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(1, 9))
 def test_ranks_share_the_same_batch(step: int, batch_size: int, n_ranks: int) -> None:
-    shares = [rank_samples(step, batch_size, rank, n_ranks) for rank in range(n_ranks)]
-    assert np.concatenate(shares).tolist() == rank_samples(step, batch_size).tolist()
-    assert rank_samples(step, batch_size).tolist() == list(range(step * batch_size, (step + 1) * batch_size))
+    shares = [sample_numbers_of_rank(step, batch_size, rank, n_ranks) for rank in range(n_ranks)]
+    assert np.concatenate(shares).tolist() == sample_numbers_of_rank(step, batch_size).tolist()
+    assert sample_numbers_of_rank(step, batch_size).tolist() == list(range(step * batch_size, (step + 1) * batch_size))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
@@ -131,7 +139,7 @@ def test_windows_lie_in_the_stream_and_do_not_overlap(context: int, more: int, s
     n = windows.n_items
     assert n == max(1, (n_tokens - context) // context)
     for epoch in range(5):
-        starts = [windows.start(epoch, window) for window in range(n)]
+        starts = [windows.window_start(epoch, window) for window in range(n)]
         assert starts[0] == windows.phase(epoch) in range(context)
         assert np.diff(starts).tolist() == [context] * (n - 1)
         assert starts[-1] + context + 1 <= n_tokens
@@ -162,11 +170,11 @@ def test_lanes_go_on_from_step_to_step_and_cover_what_they_can(n: int, n_lanes: 
             LaneOrder(n, n_lanes, seed)
         return
     order = LaneOrder(n, n_lanes, seed)
-    steps = [order(rank_samples(step, n_lanes)) for step in range(3 * order.n_steps)]
+    steps = [order(sample_numbers_of_rank(step, n_lanes)) for step in range(3 * order.n_steps)]
     for step, (epoch_S, item_S) in enumerate(steps):
         assert set(epoch_S) == {step // order.n_steps}
-        assert order.restarts(step) == (step % order.n_steps == 0)
-        if not order.restarts(step):
+        assert order.is_lane_start(step) == (step % order.n_steps == 0)
+        if not order.is_lane_start(step):
             assert (item_S == steps[step - 1][1] + 1).all()
     for epoch in range(3):
         items = np.concatenate([item_S for epoch_S, item_S in steps if epoch_S[0] == epoch])
@@ -195,7 +203,7 @@ def test_a_mixture_reads_each_text_in_order_and_in_any_place() -> None:
     some = np.array([4999, 0, 1234, 1234, 2000])
     assert [found.tolist() for found in order(some)] == [text_S[some].tolist(), own_S[some].tolist()]
     for sample in (0, 1, 999, 1000, 3217):
-        assert order.before(sample) == np.bincount(text_S[:sample], minlength=3).tolist()
+        assert order.count_before(sample) == np.bincount(text_S[:sample], minlength=3).tolist()
 
 
 def test_a_mixture_is_shuffled_by_seed_and_block() -> None:

@@ -12,7 +12,7 @@ from lmtool.records import sealed
 from lmtool.run.directory import Run
 from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
-from lmtool.run.removal import named_runs, parse_age, remove_run, runs_older_than
+from lmtool.run.removal import find_removable_runs, find_runs_older_than, parse_age, remove_run
 from tests.errors import refuses
 from tests.run.conftest import MakeRun
 
@@ -65,11 +65,11 @@ def test_a_run_in_the_runs_directory_goes_as_a_whole(make: MakeRun, runs: Path) 
     (run.path / "notes.txt").write_text("mine")
     (run.path / "checkpoints" / "step-000005.aside-1").mkdir()
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
-    assert named_runs([run.name, str(run.path)]) == [run.path]
+    assert find_removable_runs([run.name, str(run.path)]) == [run.path]
     assert remove_run(run.path) == size
     assert [path.name for path in runs.iterdir()] == [other.name]
     with refuses("run_not_found"):
-        named_runs([run.name])
+        find_removable_runs([run.name])
 
 
 def test_files_of_others_stay_where_a_run_is_elsewhere(make: MakeRun, tmp_path: Path) -> None:
@@ -111,30 +111,30 @@ def test_links_in_a_run_are_not_followed(make: MakeRun, tmp_path: Path) -> None:
 def test_a_run_that_is_used_is_not_removed(make: MakeRun) -> None:
     run = aged(make(), 100)
     lock = RunLock(run.path)
-    for attempt in (lambda: named_runs([run.name]), lambda: remove_run(run.path)):
+    for attempt in (lambda: find_removable_runs([run.name]), lambda: remove_run(run.path)):
         with pytest.raises(CheckpointError, match="process is using this run"):
             attempt()
-    assert runs_older_than(timedelta(days=1)) == []
+    assert find_runs_older_than(timedelta(days=1)) == []
     lock.release()
-    assert runs_older_than(timedelta(days=1)) == [run.path]
+    assert find_runs_older_than(timedelta(days=1)) == [run.path]
 
 
 def test_what_is_no_run_is_not_removed(make: MakeRun, tmp_path: Path) -> None:
     run = make()
     (tmp_path / "photos").mkdir()
     with pytest.raises(CheckpointError, match="not a run"):
-        named_runs([run.name, str(tmp_path / "photos")])
+        find_removable_runs([run.name, str(tmp_path / "photos")])
     for reference in (f"{run.name}@10", str(run.path / "checkpoints" / "step-000010")):
         with pytest.raises(CheckpointError, match="names a checkpoint, not a run"):
-            named_runs([reference])
-    assert run.newest()[0].step == 20
+            find_removable_runs([reference])
+    assert run.newest_checkpoint()[0].step == 20
 
 
 def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
     run = aged(make(), 100)
     (run.path / "run.json").write_text("{")
-    assert runs_older_than(timedelta(days=1)) == []
-    assert named_runs([run.name]) == [run.path]
+    assert find_runs_older_than(timedelta(days=1)) == []
+    assert find_removable_runs([run.name]) == [run.path]
     remove_run(run.path)
     assert list(runs.iterdir()) == []
 
@@ -145,24 +145,24 @@ def test_only_old_runs_are_old(make: MakeRun) -> None:
     origin = {"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}}
     info = unsealed(imported) | {"origin": origin}
     (imported.path / "run.json").write_bytes(sealed(info))
-    assert runs_older_than(timedelta(days=30)) == [oldest.path, old.path]
-    assert runs_older_than(timedelta(days=300)) == [oldest.path]
-    assert named_runs([imported.name]) == [imported.path]
-    assert new.path not in runs_older_than(timedelta(days=1))
+    assert find_runs_older_than(timedelta(days=30)) == [oldest.path, old.path]
+    assert find_runs_older_than(timedelta(days=300)) == [oldest.path]
+    assert find_removable_runs([imported.name]) == [imported.path]
+    assert new.path not in find_runs_older_than(timedelta(days=1))
 
 
 def test_the_base_of_adapters_stays(make: MakeRun) -> None:
     base, adapters, whole = aged(make(), 100), make("adapters"), make("whole")
     adapted(whole, base, BASE)
-    assert named_runs([base.name]) == [base.path]
+    assert find_removable_runs([base.name]) == [base.path]
     adapted(adapters, base)
     with pytest.raises(CheckpointError, match=f"{adapters.name} holds only adapters") as caught:
-        named_runs([base.name])
+        find_removable_runs([base.name])
     assert f"lmtool runs merge {adapters.name}" in caught.value.fix
-    assert runs_older_than(timedelta(days=30)) == []
-    assert named_runs([base.name, adapters.name]) == [base.path, adapters.path]
+    assert find_runs_older_than(timedelta(days=30)) == []
+    assert find_removable_runs([base.name, adapters.name]) == [base.path, adapters.path]
     aged(adapters, 90)
-    assert runs_older_than(timedelta(days=30)) == [base.path, adapters.path]
+    assert find_runs_older_than(timedelta(days=30)) == [base.path, adapters.path]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may remove everything")
@@ -186,6 +186,6 @@ def test_a_removal_that_fails_can_be_repeated(make: MakeRun, monkeypatch: pytest
         patch.setattr(shutil, "rmtree", fail)
         with pytest.raises(ResourceError, match="Permission denied"):
             remove_run(run.path)
-    assert named_runs([run.name]) == [run.path]
+    assert find_removable_runs([run.name]) == [run.path]
     remove_run(run.path)
     assert not run.path.exists()

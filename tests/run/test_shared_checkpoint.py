@@ -37,7 +37,7 @@ class Thread:
     told: list[str]
     size: int = N
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         self.told[self.rank] = text
         self.meeting.wait(60)
         found = [*self.told]
@@ -77,10 +77,10 @@ def save(folder: Path, step: int) -> Checkpoint:
     def lead(peers: Any) -> Checkpoint:
         own = part(whole, 0), part(moments, 0)
         state = {"step": step}
-        return saving.save(folder, Snapshot(step, *own, state), keep_last=9, peers=peers)
+        return saving.save_checkpoint(folder, Snapshot(step, *own, state), keep_last=9, peers=peers)
 
     def follow(peers: Any) -> None:
-        saving.save_part(Snapshot(0, part(whole, peers.rank), part(moments, peers.rank), {}), peers)
+        saving.save_shard(Snapshot(0, part(whole, peers.rank), part(moments, peers.rank), {}), peers)
 
     return together(lead, follow)
 
@@ -91,27 +91,27 @@ def test_each_writes_its_rows_and_all_are_read(tmp_path: Path) -> None:
     shards = [f"{kind}-{i}-of-3.safetensors" for kind in ("model", "optimizer") for i in (1, 2, 3)]
     assert sorted(file.name for file in path.iterdir()) == ["MANIFEST.json", *shards, "state.json"]
     assert list(safetensors.torch.load_file(path / "model-3-of-3.safetensors")) == ["weight"]
-    loaded = checkpoint.verify(path)
+    loaded = checkpoint.verify_checkpoint(path)
     assert loaded.files == saved.files
-    found = loaded.model()
+    found = loaded.load_model()
     assert safetensors.torch.save(dict(found)) == safetensors.torch.save(tensors(4))
-    assert loaded.optimizer()["moment"].tolist() == [4.0] * 4
-    assert loaded.state() == {"step": 4}
+    assert loaded.load_optimizer()["moment"].tolist() == [4.0] * 4
+    assert loaded.load_state() == {"step": 4}
     for start in range(6):
         for stop in range(6):
-            rows = found.rows("weight", slice(start, stop))
+            rows = found.read_rows("weight", slice(start, stop))
             assert rows.tolist() == tensors(4)["weight"][start:stop].tolist()
-    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.outlines.items()} == {
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.meta_tensors.items()} == {
         name: (tensor.shape, tensor.dtype) for name, tensor in tensors(4).items()
     }
 
 
 def test_only_files_with_the_rows_are_read(tmp_path: Path) -> None:
     path = save(tmp_path, 4).path
-    found = checkpoint.verify(path).model()
+    found = checkpoint.verify_checkpoint(path).load_model()
     with (path / "model-1-of-3.safetensors").open("r+b") as file:
         file.truncate(0)  # a read of it would end the process
-    assert found.rows("weight", slice(2, 5)).tolist() == tensors(4)["weight"][2:].tolist()
+    assert found.read_rows("weight", slice(2, 5)).tolist() == tensors(4)["weight"][2:].tolist()
 
 
 @pytest.mark.parametrize("name", ["model-2-of-3.safetensors", "optimizer-1-of-3.safetensors", "optimizer-3-of-3"])
@@ -126,36 +126,36 @@ def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, n
     else:
         file.write_bytes(content if how == "changed" else content[:-1])
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.verify(file.parent)
+        checkpoint.verify_checkpoint(file.parent)
     assert caught.value.what.startswith(file.name)
     assert caught.value.where == str(file)
     assert len(caught.value.lines()) == 3
-    taken, (warning,) = checkpoint.newest_valid(tmp_path)
+    taken, (warning,) = checkpoint.find_newest_valid(tmp_path)
     assert taken.step == 4
     assert file.name in warning
     if name.startswith("opt") and how != "cut":
-        assert checkpoint.verify(file.parent, optimizer=False).model()["count"] == 6
+        assert checkpoint.verify_checkpoint(file.parent, optimizer=False).load_model()["count"] == 6
 
 
 def test_each_compares_some_digests_and_all_hear_of_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 4)
-    path, genuine = save(tmp_path, 6).path, checkpoint._compare_digest
+    path, genuine = save(tmp_path, 6).path, checkpoint._verify_digest
     compared: list[Path] = []
 
     def compare(file: Path, expected: str) -> None:
         compared.append(file)
         genuine(file, expected)
 
-    monkeypatch.setattr(checkpoint, "_compare_digest", compare)
+    monkeypatch.setattr(checkpoint, "_verify_digest", compare)
     found: list[tuple[int, list[str]]] = []
 
     def verified(peers: Any) -> Any:
-        newest, warnings = checkpoint.newest_valid(tmp_path, peers=peers)
+        newest, warnings = checkpoint.find_newest_valid(tmp_path, peers=peers)
         found.append((newest.step, warnings))
 
     together(verified, verified)
     assert found == [(6, [])] * N
-    assert sorted(compared) == sorted(path / name for name in checkpoint.verify(path).files)
+    assert sorted(compared) == sorted(path / name for name in checkpoint.verify_checkpoint(path).files)
     with (path / "optimizer-2-of-3.safetensors").open("r+b") as file:
         file.write(b"\0")
     found.clear()
@@ -173,7 +173,7 @@ def test_shards_that_disagree_are_refused(tmp_path: Path) -> None:
         safetensors.torch.save_file({"weight": weight}, second)
         sign(path)
         with pytest.raises(CheckpointError, match=r"model-2-of-3\.safetensors has no rows of 'weight'"):
-            checkpoint.verify(path).model()
+            checkpoint.verify_checkpoint(path).load_model()
 
 
 def sign(path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_manifest_that_lacks_shards_is_refused(tmp_path: Path, change: dict[st
     kept |= {name: checkpoint.FileEntry(n, "") for name, n in change.items() if n is not None}
     (path / "MANIFEST.json").write_bytes(checkpoint.encode_manifest(4, None, kept))
     with pytest.raises(CheckpointError, match="should name"):
-        checkpoint.verify(path)
+        checkpoint.verify_checkpoint(path)
 
 
 @pytest.mark.parametrize("failing", range(N))
@@ -246,7 +246,7 @@ def test_nobody_waits_where_the_checkpoint_is_there_already(tmp_path: Path) -> N
 def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = create_run(
         tmp_path / "run",
-        RunInfo.new(
+        RunInfo.create(
             recipe="r",
             summary="",
             fingerprints={"data": "", "tokenizer": ""},
@@ -260,8 +260,8 @@ def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatc
     monkeypatch.setattr(run, "_sync_logs", fail)
     with run, refuses("no_space"):
         together(
-            lambda peers: run.save(Snapshot(4, {}, {}, {}), keep_last=1, peers=peers),
-            lambda peers: saving.save_part(Snapshot(0, {}, {}, {}), peers),
+            lambda peers: run.save_checkpoint(Snapshot(4, {}, {}, {}), keep_last=1, peers=peers),
+            lambda peers: saving.save_shard(Snapshot(0, {}, {}, {}), peers),
         )
 
 
@@ -279,10 +279,10 @@ def test_moments_are_removed_the_first_file_first(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", unlink)
         with pytest.raises(KeyboardInterrupt):
-            saving.drop_optimizers(tmp_path)
+            saving.remove_optimizer_states(tmp_path)
     assert removed == ["optimizer-1-of-3.safetensors"]
     assert not checkpoint.has_optimizer(path)
-    assert checkpoint.newest_valid(tmp_path)[0].model()["count"] == 4
-    saving.drop_optimizers(tmp_path)
+    assert checkpoint.find_newest_valid(tmp_path)[0].load_model()["count"] == 4
+    saving.remove_optimizer_states(tmp_path)
     assert not list(path.glob("optimizer*"))
-    assert checkpoint.verify(path, optimizer=False).step == 4
+    assert checkpoint.verify_checkpoint(path, optimizer=False).step == 4

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, pearsonr
 
-from lmtool.run.uncertainty import are_alike, interval, standard_error
+from lmtool.run.uncertainty import are_equivalent, confidence_interval, standard_error
 
 
 @pytest.mark.parametrize("n", [12, 50, 1000])
@@ -35,12 +35,12 @@ def test_the_error_falls_with_the_rows_and_is_never_zero() -> None:
 
 
 def test_few_rows_do_not_tell_figures_apart_and_many_do() -> None:
-    assert are_alike("accuracy", (0.75, 12), (0.5, 12))
-    assert are_alike("accuracy", (1.0, 12), (0.9167, 12))
-    assert not are_alike("accuracy", (0.75, 1200), (0.5, 1200))
-    assert are_alike("accuracy", (0.75, 1200), (0.5, 4))
-    assert are_alike("accuracy", (0.751, 1200), (0.75, 1200))
-    assert not are_alike("loss", (0.75, 12), (0.5, 12))
+    assert are_equivalent("accuracy", (0.75, 12), (0.5, 12))
+    assert are_equivalent("accuracy", (1.0, 12), (0.9167, 12))
+    assert not are_equivalent("accuracy", (0.75, 1200), (0.5, 1200))
+    assert are_equivalent("accuracy", (0.75, 1200), (0.5, 4))
+    assert are_equivalent("accuracy", (0.751, 1200), (0.75, 1200))
+    assert not are_equivalent("loss", (0.75, 12), (0.5, 12))
 
 
 @pytest.mark.parametrize("n", [10, 40, 300])
@@ -49,7 +49,7 @@ def test_the_interval_of_a_share_has_the_true_one_in_19_of_20_draws(n: int, p: f
     right = np.random.default_rng(0).binomial(n, p, 4000)
     inside = 0
     for k in right.tolist():
-        low, high = interval("accuracy", k / n, n) or (1.0, 0.0)
+        low, high = confidence_interval("accuracy", k / n, n) or (1.0, 0.0)
         inside += low <= p <= high
     assert 0.93 < inside / len(right) <= 1
 
@@ -57,7 +57,7 @@ def test_the_interval_of_a_share_has_the_true_one_in_19_of_20_draws(n: int, p: f
 def test_the_interval_of_a_share_is_near_wilsons() -> None:
     for k, n in ((0, 20), (7, 20), (250, 300), (300, 300)):
         wilson = binomtest(k, n).proportion_ci(method="wilson")
-        assert interval("macro-f1", k / n, n) == pytest.approx((wilson.low, wilson.high), abs=0.04)
+        assert confidence_interval("macro-f1", k / n, n) == pytest.approx((wilson.low, wilson.high), abs=0.04)
 
 
 def test_the_interval_of_a_correlation_is_scipys() -> None:
@@ -65,11 +65,13 @@ def test_the_interval_of_a_correlation_is_scipys() -> None:
     for n in (4, 9, 200):
         x = rng.standard_normal(n)
         found = pearsonr(x, x + rng.standard_normal(n))
-        assert interval("pearson", float(found.statistic), n) == pytest.approx(tuple(found.confidence_interval()))
+        assert confidence_interval("pearson", float(found.statistic), n) == pytest.approx(
+            tuple(found.confidence_interval())
+        )
 
 
 def test_what_does_not_follow_from_a_figure_has_no_interval() -> None:
-    assert interval("loss", 1.3, 12) is None
-    assert interval("accuracy", 0.5, 0) is None
-    assert interval("correlation", 0.5, 3) == (-1, 1)
-    assert interval("correlation", 1.0, 30) == pytest.approx((1, 1), abs=1e-6)
+    assert confidence_interval("loss", 1.3, 12) is None
+    assert confidence_interval("accuracy", 0.5, 0) is None
+    assert confidence_interval("correlation", 0.5, 3) == (-1, 1)
+    assert confidence_interval("correlation", 1.0, 30) == pytest.approx((1, 1), abs=1e-6)

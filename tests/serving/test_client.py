@@ -10,8 +10,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.data.stdin import table_of_texts
-from lmtool.data.survey import silent
+from lmtool.data.stdin import open_table_or_texts
+from lmtool.data.survey import no_progress
 from lmtool.generation.chat import Conversation
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.embedding import embed
@@ -41,7 +41,7 @@ def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served,
     answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     settings = SamplingParams(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
     assert [answer.choices[0].text] == alone(server, PROMPT, settings)
-    ids = server.generator.loaded.prompt_format.prompt(PROMPT).tokens
+    ids = server.generator.loaded.prompt_format.make_prompt(PROMPT).tokens
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(ids)
     again = client.completions.create(model=name, prompt=list(ids), max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
@@ -91,7 +91,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
     assert found.top_logprobs is not None
     loaded = load_run(str(server.generator.loaded.run_path), CPU)
     [completion] = server.generator.completions(PROMPT, SamplingParams(seed=2, temperature=0.5, max_new_tokens=5))
-    prompt = loaded.prompt_format.prompt(PROMPT).tokens
+    prompt = loaded.prompt_format.make_prompt(PROMPT).tokens
     ids = torch.tensor([[*prompt, *completion.tokens]])
     with torch.inference_mode():
         logprobs = loaded.model.logits(loaded.model(Batch(ids)).hidden_BTD)[0].log_softmax(-1)
@@ -148,7 +148,7 @@ def test_embeddings_are_those_of_embed(client: openai.OpenAI, server: Served, na
 def test_a_search_finds_what_lmtool_search_does(talker: str, server: Served, tmp_path: Path) -> None:
     loaded = server.generator.loaded
     texts = [Entry(f"a:{i}", "a", text) for i, text in enumerate(["Tom saw it", "yes", "no", "yes it is", "the cat"])]
-    add_texts(tmp_path / "i", loaded, texts, silent)
+    add_texts(tmp_path / "i", loaded, texts, no_progress)
     expected = Index(tmp_path / "i", loaded).search(["yes it", "cat"], 3)
     with served(talker, ServerConfig(index=Index(tmp_path / "i"))) as searching, searching.http() as http:
         answer = http.post("/search", json={"input": ["yes it", "cat"], "k": 3}).json()["data"]
@@ -173,7 +173,7 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
     with served(classifier) as server, server.http() as client:
         answer = client.post("/classify", json={"input": texts})
         assert answer.status_code == 200
-        with table_of_texts(None, texts, ("text",), False) as table:
+        with open_table_or_texts(None, texts, ("text",), False) as table:
             expected = [cells for _, cells in predict(server.generator.loaded, table).rows]
         found = [(one["label"], *one["probabilities"].values()) for one in answer.json()["data"]]
         assert [one[0] for one in found] == [cells[0] for cells in expected]

@@ -67,7 +67,7 @@ def opened(generator: TextGenerator, **options: Any) -> Iterator[Scheduler]:
 
 def asking(generator: TextGenerator, prompt: str, settings: SamplingParams, n: int = 1, **fields: Any) -> list[Request]:
     prompt_format = generator.loaded.prompt_format
-    prompts = [prompt_format.prompt(prompt)]
+    prompts = [prompt_format.make_prompt(prompt)]
     return [*build_requests(prompts, n, params=settings, prompt_format=prompt_format, **fields)]
 
 

@@ -229,7 +229,7 @@ def test_a_backlog_of_one_stream_leaves_others_their_turn(server: Served) -> Non
                 await asyncio.sleep(0)
 
         params = SamplingParams(seed=1, temperature=0.0, max_new_tokens=30)
-        asked = Request(prompt=prompt_format.prompt("Who"), params=params, prompt_format=prompt_format)
+        asked = Request(prompt=prompt_format.make_prompt("Who"), params=params, prompt_format=prompt_format)
         async with scheduler.generate([asked]) as updates:
             async for token in updates:
                 if not at:

@@ -7,14 +7,14 @@ import statistics
 
 import pytest
 
-from lmtool.run.history import History
+from lmtool.run.history import RunHistory
 from lmtool.sweeping.results import PointResults, goodness, rows_of, sweep_page, tabulated, validated
 from tests.report.test_training import make
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def history(folder, name="made", best=None, metric="loss", **more) -> History:
+def history(folder, name="made", best=None, metric="loss", **more) -> RunHistory:
     """A run whose best validation has this value."""
     run = make(folder, name=name, steps=20, **more)
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
@@ -22,7 +22,7 @@ def history(folder, name="made", best=None, metric="loss", **more) -> History:
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with (run.path / "recipe.yaml").open("a") as file:
         file.write(f"evaluation:\n  metric: {metric}\n")
-    return History.of(run)
+    return RunHistory.from_run(run)
 
 
 def test_a_row_is_all_seeds_of_a_setting(tmp_path):
@@ -56,7 +56,7 @@ def test_what_was_measured_on_test_rows_chooses_nothing(tmp_path):
     (one.run.path / "metrics.json").write_text(
         json.dumps({"part": "test", "step": 20, "rows": 9, "loss": 0.1, "accuracy": 1.0, "labels": []})
     )
-    measured = History.of(one.run)
+    measured = RunHistory.from_run(one.run)
     assert measured.results[""]["accuracy"] == 1.0
     assert validated(measured) == ("accuracy", 0.5)
     assert PointResults({}, [measured]).figures()["accuracy"] == 0.5
@@ -68,7 +68,7 @@ def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_pa
     info["sessions"][0]["outcome"] = "stopped"
     del info["checksum"]
     (stopped.run.path / "run.json").write_text(json.dumps(info))
-    stopped = History.of(type(stopped.run).open(stopped.run.path))
+    stopped = RunHistory.from_run(type(stopped.run).open(stopped.run.path))
     rows = rows_of([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
     assert [row.choice["lr"] for row in rows] == ["2", "1"]
 

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from lmtool.run.files import BaselineFigures
+from lmtool.run.files import BaselineScores
 from lmtool.tasks import baseline
 from lmtool.tasks.baseline import Baseline, has_words, mean_line, measure_baseline
 from lmtool.tasks.reading import LabelledTexts
@@ -166,7 +166,7 @@ def test_words_recur_in_half_of_the_texts() -> None:
 def test_a_baseline_is_read_back_and_compared() -> None:
     figures = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.223, "linear": 0.881}
     found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
-    assert Baseline(**dict(BaselineFigures.model_validate(found.model_dump()))) == found
+    assert Baseline(**dict(BaselineScores.model_validate(found.model_dump()))) == found
     assert found.line() == "baseline: majority 22.3 %, words and pairs 88.1 %"
     assert found.beside({"accuracy": 0.9}, 10_000) == f"{found.line()}; this model 90.0 %"
     below = f"{found.line()}; this model 70.0 % is below it"

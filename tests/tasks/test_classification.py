@@ -24,7 +24,7 @@ from lmtool.model.heads import Answer
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
-from lmtool.run.files import Figures
+from lmtool.run.files import TaskScores
 from lmtool.tasks import heads, text_to_text
 from lmtool.tasks.build import build_task
 from lmtool.tasks.classification import ClassTask
@@ -76,7 +76,7 @@ def a_model(recipe: Recipe, precision: Any = "float32") -> AnsweringModel:
 
 
 def a_task(recipe: Recipe, labels: tuple[str, ...] = ()) -> Task:
-    return build_task(recipe, PromptFormat.of(recipe, TOKENIZER), "", Columns(("text",)), labels)
+    return build_task(recipe, PromptFormat.from_recipe(recipe, TOKENIZER), "", Columns(("text",)), labels)
 
 
 def items(texts: list[str], labels: list[Label] | None = None) -> list[LabelledText]:
@@ -140,7 +140,7 @@ def bpe_task(name: str, dropout: float, **data: object) -> Task:
     """A task on pairs for a tokenizer of pieces."""
     plain = a_recipe((MODELS | DECODERS)[name], {"kind": "seq2seq"}).model_dump(mode="json")
     recipe = Recipe.model_validate(plain | {"tokenizer": {"kind": "bpe", "dropout": dropout}, "data": data})
-    return build_task(recipe, PromptFormat.of(recipe, BPE), "", Columns(("text",), target="target"), ())
+    return build_task(recipe, PromptFormat.from_recipe(recipe, BPE), "", Columns(("text",), target="target"), ())
 
 
 @pytest.mark.parametrize("name", ["transformer", "prefix", "decoder"])
@@ -183,7 +183,7 @@ def test_pairs_are_segmented_anew_where_the_recipe_says_so() -> None:
 def test_a_pair_as_ids() -> None:
     recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
     columns = Columns(("text",), target="target")
-    task = build_task(recipe, PromptFormat.of(recipe, TOKENIZER), "nli", columns, ())
+    task = build_task(recipe, PromptFormat.from_recipe(recipe, TOKENIZER), "nli", columns, ())
     first, second = task.encode([LabelledText(("ab",), None, "cde", 7), LabelledText(("",), None, None, 9)])
     assert first.tokens.tolist() == TOKENIZER.encode("nli: ab")
     assert first.target is not None
@@ -385,7 +385,7 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
     if precision == "float32":
         for source, answer in zip(sources[:-1], found, strict=False):
             settings = SamplingParams("greedy", max_new_tokens=150)
-            (alone,) = complete(model.lm, [source], settings, PromptFormat.of(greedy, TOKENIZER))
+            (alone,) = complete(model.lm, [source], settings, PromptFormat.from_recipe(greedy, TOKENIZER))
             assert alone.text.startswith(answer)
             assert answer
     assert len(answer_task(beams).write(model, rows)) == len(sources)
@@ -520,4 +520,4 @@ def test_a_class_that_no_row_has_is_read_back() -> None:
     figures = class_metrics(np.array([0, 1]), np.array([0, 0]), ("a", "b", "c"))
     assert [type(scores["support"]) for scores in figures["classes"].values()] == [int] * 3
     old = {"part": "test", "classes": {"c": figures["classes"]["c"] | {"support": 0.0}}}
-    assert Figures.model_validate_json(json.dumps(old)).classes["c"].support == 0
+    assert TaskScores.model_validate_json(json.dumps(old)).classes["c"].support == 0

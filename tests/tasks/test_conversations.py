@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lmtool.data.table import RowFault, Table, open_table
+from lmtool.data.table import RowError, Table, open_table
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.cells import as_messages
@@ -88,7 +88,7 @@ FAULTS = [
 @pytest.mark.parametrize(("cell", "kind", "what"), FAULTS)
 def test_faults_name_row_and_column(tmp_path: Path, cell: Any, kind: str, what: str) -> None:
     own = table(tmp_path, MESSAGES, cell)
-    with pytest.raises(RowFault) as caught:
+    with pytest.raises(RowError) as caught:
         read(own)
     assert caught.value.kind == kind
     assert what in caught.value.what
@@ -99,9 +99,9 @@ def test_faults_name_row_and_column(tmp_path: Path, cell: Any, kind: str, what: 
 
 
 def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
-    chat = ChatFormat.of(published(tmp_path / "model", "gemma"))
+    chat = ChatFormat.from_tokenizer(published(tmp_path / "model", "gemma"))
     own = table(tmp_path, MESSAGES, [MESSAGES[0], *MESSAGES[2:]])
-    with pytest.raises(RowFault, match="must alternate") as caught:
+    with pytest.raises(RowError, match="must alternate") as caught:
         read(own, chat=chat)
     assert caught.value.kind == "refused messages"
     assert "row 2" in caught.value.where
@@ -110,7 +110,7 @@ def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
 
 def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
     own = table(tmp_path, [ANSWER])
-    with pytest.raises(RowFault, match="there is no message to answer"):
+    with pytest.raises(RowError, match="there is no message to answer"):
         list(stream_texts(own, choose_columns(own)))
 
 
@@ -181,7 +181,7 @@ def test_tools_may_be_json(tmp_path: Path) -> None:
 )
 def test_faults_of_calls_name_row_and_column(tmp_path: Path, messages: Any, tools: Any, column: str, what: str) -> None:
     own = calls(tmp_path, (CALLED, [TOOL]), (messages, tools))
-    with pytest.raises(RowFault) as caught:
+    with pytest.raises(RowError) as caught:
         read_labelled(own, choose_columns(own))
     assert what in caught.value.what
     assert caught.value.where == f"{tmp_path}/calls.jsonl:2, row 2, column '{column}'"
@@ -189,10 +189,10 @@ def test_faults_of_calls_name_row_and_column(tmp_path: Path, messages: Any, tool
 
 
 def test_a_template_without_tools_is_a_fault_of_the_rows_that_have_some(tmp_path: Path) -> None:
-    chat = ChatFormat.of(published(tmp_path / "model", "gemma"))
+    chat = ChatFormat.from_tokenizer(published(tmp_path / "model", "gemma"))
     for row in ((CALLED, None), (MESSAGES, [TOOL])):
         own = calls(tmp_path, (MESSAGES, None), row)
-        with pytest.raises(RowFault, match="takes no tools") as caught:
+        with pytest.raises(RowError, match="takes no tools") as caught:
             read_labelled(own, choose_columns(own), chat=chat)
         assert "calls.jsonl:2, row 2" in caught.value.where
         assert len(read_labelled(own, choose_columns(own), chat=chat, skip_bad_rows=True)) == 1
@@ -204,7 +204,7 @@ def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
     recipe = Recipe.model_validate(
         {"model": model, "objective": {"kind": "seq2seq"}, "training": {"steps": 1, "batch_size": 1}}
     )
-    prompt_format = replace(PromptFormat.of(recipe, chat._tokenizer), chat=chat)
+    prompt_format = replace(PromptFormat.from_recipe(recipe, chat._tokenizer), chat=chat)
     task = AnswerTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
     own = calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], [TOOL]))
     last, call = task.encode(read_labelled(own, choose_columns(own), chat=chat).items)
@@ -212,7 +212,7 @@ def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
     assert last.target is not None
     assert last.learned is not None
     assert call.target is not None
-    assert task.prompt_format.text(last.tokens[last.learned].tolist()) == call.answer == written
+    assert task.prompt_format.decode_generated(last.tokens[last.learned].tolist()) == call.answer == written
     assert (last.answer, chat._tokenizer.decode(last.target.tolist())) == ("Noon.", "Noon.")
     assert '"name": "now"' in chat._tokenizer.decode(call.tokens.tolist())  # the definition, in the system message
-    assert chat._tokenizer.name(int(call.target[-1])) == "<|im_end|>"
+    assert chat._tokenizer.token_name(int(call.target[-1])) == "<|im_end|>"

@@ -207,7 +207,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         ("two", 2.0, 18, 2),
     ]
     assert data.split is not None
-    assert [len(data.split.of(name).test) for name in ("one", "two")] == [6, 2]
+    assert [len(data.split.split_of_task(name).test) for name in ("one", "two")] == [6, 2]
     assert read_tables(recipe, open_tables(recipe.data), None, data.split)[1].fingerprint == data.fingerprint
     examples = data.examples(data.objective)
     assert examples.per_epoch == 54 + 2 * 18

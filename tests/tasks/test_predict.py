@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.data.table import RowFault
+from lmtool.data.table import RowError
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.text import Data
@@ -112,7 +112,7 @@ def test_columns_under_other_names_are_inferred(work: Work) -> None:
 def test_bad_rows_are_told_or_counted(work: Work) -> None:
     loaded, table = learned(work, "class")
     table.write_text(table.read_text() + "24,a,b,c\n25,the cat,a\n")
-    with pytest.raises(RowFault, match="fields"):
+    with pytest.raises(RowError, match="fields"):
         list(predict(loaded, str(table)).rows)
     found = predict(loaded, str(table), reading=Data(skip_bad_rows=True))
     assert len(list(found.rows)) == 25

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.rowfile import Delimited
+from lmtool.data.rowfile import DelimitedFile
 from lmtool.data.table import open_table
 from lmtool.errors import DataError
 from lmtool.tasks.reading import LabelledTexts, read_labelled
@@ -97,7 +97,7 @@ def test_official_columns(name: str, tmp_path: Path) -> None:
     assert found.columns.texts == tuple(names(texts))
     assert found.columns.label == label
     assert found.columns.ignored == ()
-    assert isinstance(found.table.file, Delimited)
+    assert isinstance(found.table.file, DelimitedFile)
     assert not found.table.file.dialect.quoted
     assert [item.texts for item in found.items] == [
         tuple(cell(text, row, "") for text in names(texts)) for row in range(len(labels))

@@ -51,7 +51,7 @@ def setting(
     )  # fmt: skip
     tokenizer, compute = TOKENIZERS[kind], choose_compute("cpu", "float32")
     lm = build_model(recipe, tokenizer, compute)
-    task = SpanTask(PromptFormat.of(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
+    task = SpanTask(PromptFormat.from_recipe(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
     return task, AnsweringModel(lm, build_objective(recipe, tokenizer), compute)
 
 
@@ -113,7 +113,7 @@ def test_windows_cover_the_context_and_overlap(stride: int | None) -> None:
     assert len([row for row in rows if row.number == 2]) == 1
 
 
-TOKENS = np.array(TOKENIZERS["word"].encode_with_places(CONTEXT)[1])
+TOKENS = np.array(TOKENIZERS["word"].encode_with_offsets(CONTEXT)[1])
 
 
 class Scripted:

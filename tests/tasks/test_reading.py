@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lmtool.data.table import RowFault, Skipped, open_table
+from lmtool.data.table import RowError, SkippedRows, open_table
 from lmtool.errors import DataError
 from lmtool.tasks.labels import LabelMap
 from lmtool.tasks.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
@@ -119,7 +119,7 @@ FAULTS = [
 def test_bad_rows_are_named_or_left_out(
     content: str, kind: str, found: list[str], rows: list[int], tmp_path: Path
 ) -> None:
-    with pytest.raises(RowFault) as caught:
+    with pytest.raises(RowError) as caught:
         read(tmp_path / "a.csv", content)
     assert caught.value.kind == kind
     assert caught.value.exit_code == 3
@@ -143,7 +143,7 @@ def test_bad_rows_are_named_or_left_out(
 def test_values_that_are_no_texts_or_labels(row: dict[str, Any], message: str, tmp_path: Path) -> None:
     rows = [{"text": f"t{i}", "label": "xy"[i % 2]} for i in range(4)]
     content = "".join(json.dumps(r) + "\n" for r in [*rows, row])
-    with pytest.raises(RowFault, match=message) as caught:
+    with pytest.raises(RowError, match=message) as caught:
         read(tmp_path / "a.jsonl", content)
     assert "a.jsonl:5, row 5, column '" in caught.value.where
     assert len(read(tmp_path / "a.jsonl", content, skip_bad_rows=True)) == 4
@@ -158,7 +158,7 @@ def test_values_that_are_no_texts_or_labels(row: dict[str, Any], message: str, t
     ],
 )
 def test_labels_that_are_not_of_the_given_kind(labels: list[str], kind: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(RowFault, match=message) as caught:
+    with pytest.raises(RowError, match=message) as caught:
         labelled(tmp_path, *labels, kind=kind)
     assert "row 3, column 'label'" in caught.value.where
     assert len(labelled(tmp_path, *labels, kind=kind, skip_bad_rows=True)) == 3
@@ -214,7 +214,7 @@ def test_labels_with_commas_that_stay_classes_are_told(tmp_path: Path) -> None:
     mixed = ['"1,8"', '"2,3"', "x"] * 2
     (notice,) = labelled(tmp_path, *mixed).notices
     assert str(notice) == "4 labels with a comma, such as '1,8', are read as classes: --labels number reads decimals"
-    with pytest.raises(RowFault, match="the label is '1,8', not a number") as caught:
+    with pytest.raises(RowError, match="the label is '1,8', not a number") as caught:
         labelled(tmp_path, *mixed, kind="number")
     fix = "write a point for the comma, or name another kind of labels: --labels class or multi"
     assert caught.value.fix.startswith(fix)
@@ -225,7 +225,7 @@ def test_labels_with_commas_that_stay_classes_are_told(tmp_path: Path) -> None:
 def test_a_number_that_no_model_can_learn_is_named(huge: str, known: LabelMap | None, tmp_path: Path) -> None:
     """In a column of numbers, whether it trains a model or measures one."""
     labels = ["0.5", "1", huge, "1e15", "-1e15", "1e-300"]
-    with pytest.raises(RowFault, match=r"the label is .*, not a number from -1e\+15 to 1e\+15") as caught:
+    with pytest.raises(RowError, match=r"the label is .*, not a number from -1e\+15 to 1e\+15") as caught:
         labelled(tmp_path, *labels, labels=known)
     assert "a.csv:4, row 3, column 'label'" in caught.value.where
     assert len(str(caught.value)) < 400
@@ -235,7 +235,7 @@ def test_a_number_that_no_model_can_learn_is_named(huge: str, known: LabelMap | 
 
 def test_a_list_is_no_single_class(tmp_path: Path) -> None:
     content = '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": "x"}\n{"text": "c", "label": "x"}\n'
-    with pytest.raises(RowFault, match="several labels, not one class"):
+    with pytest.raises(RowError, match="several labels, not one class"):
         read(tmp_path / "a.jsonl", content, kind="class")
 
 
@@ -258,19 +258,19 @@ def test_nothing_can_be_learnt(labels: list[str], options: dict[str, Any], messa
 
 def test_a_label_unseen_in_training(tmp_path: Path) -> None:
     known = LabelMap("class", ("negative", "positive"))
-    with pytest.raises(RowFault, match="the label 'Positiv' is not among those of the training data") as caught:
+    with pytest.raises(RowError, match="the label 'Positiv' is not among those of the training data") as caught:
         labelled(tmp_path, "positive", "Positiv", labels=known)
     assert caught.value.kind == "label unseen in training"
     assert "a.csv:3, row 2, column 'label'" in caught.value.where
     assert "did you mean 'positive'?" in caught.value.fix
-    with pytest.raises(RowFault, match="not among") as caught:
+    with pytest.raises(RowError, match="not among") as caught:
         labelled(tmp_path, "3", labels=known)
     assert "the classes are 'negative', 'positive'" in caught.value.fix
     found = labelled(tmp_path, "positive", "Positiv", labels=known, skip_bad_rows=True)
     assert [item.row for item in found.items] == [1]  # and a class with one row is not a fault in a test table
     assert found.labels == known
     several = LabelMap("multi", ("a", "b"))
-    with pytest.raises(RowFault, match="the label 'c' is not among"):
+    with pytest.raises(RowError, match="the label 'c' is not among"):
         labelled(tmp_path, "a;c", labels=several)
 
 
@@ -278,9 +278,9 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("id,text,label\n7,t,x\n8,u\n9,v,\n", encoding="utf-8")
     table = open_table(str(tmp_path / "b.csv"))
     columns = choose_columns(table)
-    with pytest.raises(RowFault, match="2 fields"):
+    with pytest.raises(RowError, match="2 fields"):
         list(stream_texts(table, columns))
-    skipped = Skipped()
+    skipped = SkippedRows()
     found = list(stream_texts(table, columns, skipped))
     assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "")]
     assert [(example.texts, example.label) for _, example in found] == [(("t",), None), (("v",), None)]
@@ -350,7 +350,7 @@ def test_the_pages_on_tables_name_every_fault_and_notice() -> None:
             "tasks/reading",
         )
     )
-    found = set(re.findall(r'(?:\bFault|\bCellFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
+    found = set(re.findall(r'(?:\bFault|\bCellFault|\bNotice|\._?row_error|_fault)\(\s*"([^"]+)"', source))
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found
     assert len(found) > 15
     assert not [kind for kind in found if kind not in page]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, DataError
-from lmtool.run.files import HeldRows
+from lmtool.run.files import TableSplit
 from lmtool.tasks.reading import shared_rows
 from lmtool.tasks.split import divide, draw_folds, hold_out
 from tests.tasks.labelled import labelled, read
@@ -64,7 +64,7 @@ def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:
 def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
     examples = labelled(tmp_path, *["x", "y"] * 30)
     held = hold_out(examples, 0.2, 3)
-    saved = HeldRows.model_validate_json(held.model_dump_json())
+    saved = TableSplit.model_validate_json(held.model_dump_json())
     assert divide(examples, saved) == divide(examples, held)
     for test in saved.test[1:], [*saved.test[1:], 99], [*saved.test[1:], saved.test[1]]:
         with pytest.raises(CheckpointError, match="does not fit"):

@@ -46,7 +46,7 @@ def recipe(labels: tuple[str, ...], **model: Any) -> Recipe:
 def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TagTask, AnsweringModel]:
     made, compute = recipe(labels, **model), choose_compute("cpu", "float32")
     lm = build_model(made, tokenizer, compute)
-    built = build_task(made, PromptFormat.of(made, tokenizer), "", Columns(("words",)), ())
+    built = build_task(made, PromptFormat.from_recipe(made, tokenizer), "", Columns(("words",)), ())
     assert isinstance(built, TagTask)
     return built, AnsweringModel(lm, build_objective(made, tokenizer), compute)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.data.table import RowFault
+from lmtool.data.table import RowError
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.recipe.load import Setting, load
 from lmtool.tasks import metrics, reading
@@ -147,7 +147,7 @@ def test_an_imbalance_counts_similar_labels_together(tmp_path: Path) -> None:
 
 
 def test_a_class_with_one_row_that_resembles_no_other_is_still_refused(tmp_path: Path) -> None:
-    with pytest.raises(RowFault, match="the class 'neutral' has one row"):
+    with pytest.raises(RowError, match="the class 'neutral' has one row"):
         labelled(tmp_path, *["positive"] * 3, "postive", "neutral")
 
 
@@ -162,7 +162,7 @@ def test_several_labels_a_row_are_compared_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("known", [None, LabelMap("class", ("a", "b"))])
 def test_a_label_as_long_as_a_text_is_no_label(known: LabelMap | None, tmp_path: Path) -> None:
     long = "all work and no play " * 2400
-    with pytest.raises(RowFault, match="the label has 50,399 characters") as caught:
+    with pytest.raises(RowError, match="the label has 50,399 characters") as caught:
         labelled(tmp_path, "a", "b", long, "a", "b", long[:-9], long, labels=known)
     assert "a.csv:4, row 3, column 'label'" in caught.value.where
     assert "--label-column" in caught.value.fix
@@ -178,7 +178,7 @@ def test_a_label_may_be_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_tag_has_a_length_too(tmp_path: Path) -> None:
-    with pytest.raises(RowFault, match="the label has 2,000 characters"):
+    with pytest.raises(RowError, match="the label has 2,000 characters"):
         read(tmp_path / "a.conll", f"the X\ncat {'Y' * 2000}\n\nthe X\ncat Y\n", columns={"kind": "words"})
 
 
@@ -229,7 +229,7 @@ def test_the_words_that_a_notice_says_mend_what_it_is_about(tmp_path: Path) -> N
     merged = read_merges(words[1::2])
     assert set(words[::2]) == {"--merge-labels"}
     assert labelled(tmp_path, *labels, merged=merged).counts() == {"it's bad": 10, "very good": 10}
-    with pytest.raises(reading.RowFault) as caught:
+    with pytest.raises(reading.RowError) as caught:
         labelled(tmp_path, "very good", "very goood", labels=LabelMap("class", ("it's bad", "very good")))
     assert "--merge-labels 'very goood=very good'" in caught.value.fix
 

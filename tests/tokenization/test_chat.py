@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from lmtool.errors import CheckpointError, LmtoolError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
-from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
+from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, publish, published
 
@@ -48,32 +48,32 @@ def test_ids_are_those_of_transformers(tmp_path: Path, name: str, conversation: 
     messages = CONVERSATIONS[conversation]
     folder = publish(tmp_path / name, name)
     peer = AutoTokenizer.from_pretrained(folder)
-    chat = ChatFormat.of(Tokenizer.load(folder))
+    chat = ChatFormat.from_tokenizer(Tokenizer.load(folder))
     assert chat.name == "the model's own"
     if not takes(name, messages):
-        with pytest.raises(RefusedMessages):
-            chat.conversation(messages)
+        with pytest.raises(MessagesRefusedError):
+            chat.encode_conversation(messages)
         return
     asked = {"tokenize": True, "return_dict": False}
-    assert chat.prompt(messages) == peer.apply_chat_template(messages, add_generation_prompt=True, **asked)
+    assert chat.encode_prompt(messages) == peer.apply_chat_template(messages, add_generation_prompt=True, **asked)
     whole = peer.apply_chat_template(messages, add_generation_prompt=False, **asked)
-    assert chat.conversation(messages)[0] == whole
+    assert chat.encode_conversation(messages)[0] == whole
 
 
 def test_the_turns_of_generation_blocks_are_those_of_transformers(tmp_path: Path) -> None:
     folder = publish(tmp_path, "generation")
-    peer, chat = AutoTokenizer.from_pretrained(folder), ChatFormat.of(Tokenizer.load(folder))
+    peer, chat = AutoTokenizer.from_pretrained(folder), ChatFormat.from_tokenizer(Tokenizer.load(folder))
     for messages in CONVERSATIONS.values():
         expected = peer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
-        ids, own = chat.conversation(messages)
+        ids, own = chat.encode_conversation(messages)
         assert (ids, list(map(int, own))) == (expected["input_ids"], expected["assistant_masks"])
 
 
 def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path: Path, name: str) -> None:
     tokenizer = published(tmp_path, name)
-    chat = ChatFormat.of(tokenizer)
-    ids, own = chat.conversation(said("Who?", "Tom saw it.", "Sure?", "Yes, you are."))
-    end = chat._ids_of_names[PUBLISHED[name].end]
+    chat = ChatFormat.from_tokenizer(tokenizer)
+    ids, own = chat.encode_conversation(said("Who?", "Tom saw it.", "Sure?", "Yes, you are."))
+    end = chat._special_ids[PUBLISHED[name].end]
     turns: list[list[int]] = [[]]
     for token, is_own in zip(ids, own, strict=True):
         if is_own:
@@ -83,17 +83,17 @@ def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path
     written = [turn for turn in turns if turn]
     assert [tokenizer.decode(turn).strip() for turn in written] == ["Tom saw it.", "Yes, you are."]
     assert [turn[-1] for turn in written] == [end, end]
-    assert chat.ends == {end, tokenizer.eos_id}
+    assert chat.end_ids == {end, tokenizer.eos_id}
 
 
 def test_a_prompt_is_the_beginning_of_the_conversation(tmp_path: Path, name: str) -> None:
     if name == "generation":
         pytest.skip("its prompt has what the assistant thinks")
-    chat = ChatFormat.of(published(tmp_path, name))
+    chat = ChatFormat.from_tokenizer(published(tmp_path, name))
     messages = said("Who?", "Tom saw it.", "Sure?", "Yes")
     for i in (1, 3):
-        ids, own = chat.conversation(messages[: i + 1])
-        prompt = chat.prompt(messages[:i])
+        ids, own = chat.encode_conversation(messages[: i + 1])
+        prompt = chat.encode_prompt(messages[:i])
         assert ids[: len(prompt)] == prompt
         assert not any(own[len(ids[: len(prompt)]) - 1 : len(prompt)])
         assert own[len(prompt)]
@@ -111,25 +111,25 @@ OWN = {kind: Tokenizer.train(spec, TEXTS) for kind, spec in SPECS.items()}
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_plain_format_has_the_special_tokens_of_pairs(kind: str) -> None:
     t = OWN[kind]
-    chat = ChatFormat.of(t)
+    chat = ChatFormat.from_tokenizer(t)
     assert chat.name == "plain"
-    assert chat.ends == {t.eos_id}
+    assert chat.end_ids == {t.eos_id}
     who, tom, sure = map(t.encode, ("Who saw it?", "Tom saw it.", "Sure"))
-    assert chat.prompt(said("Who saw it?")) == [t.bos_id, *who, t.sep_id]
-    ids, own = chat.conversation(said("Who saw it?", "Tom saw it.", "Sure", "Tom saw it."))
+    assert chat.encode_prompt(said("Who saw it?")) == [t.bos_id, *who, t.sep_id]
+    ids, own = chat.encode_conversation(said("Who saw it?", "Tom saw it.", "Sure", "Tom saw it."))
     turn = [*tom, t.eos_id]
     assert ids == [t.bos_id, *who, t.sep_id, *turn, *sure, t.sep_id, *turn]
     learned = [False] * (len(who) + 2) + [True] * len(turn) + [False] * (len(sure) + 1) + [True] * len(turn)
     assert own == learned
     together = t.encode("You are kind\n\nSure")
-    assert chat.prompt(said("Sure", system="You are kind")) == [t.bos_id, *together, t.sep_id]
+    assert chat.encode_prompt(said("Sure", system="You are kind")) == [t.bos_id, *together, t.sep_id]
 
 
 def test_the_plain_format_of_a_published_model_names_the_roles(tmp_path: Path) -> None:
     tokenizer = published(tmp_path, "smollm2", chat_template=None)
-    chat = ChatFormat.of(tokenizer)
+    chat = ChatFormat.from_tokenizer(tokenizer)
     assert chat.name == "plain"
-    ids, own = chat.conversation(said("Who?", "Tom.", system="Be kind"))
+    ids, own = chat.encode_conversation(said("Who?", "Tom.", system="Be kind"))
     assert tokenizer.decode(ids) == "System: Be kind\n\nUser: Who?\n\nAssistant: Tom.\n\n"
     assert tokenizer.decode([i for i, is_own in zip(ids, own, strict=True) if is_own]) == " Tom."
     assert [i for i, is_own in zip(ids, own, strict=True) if is_own][-1] == tokenizer.eos_id
@@ -163,7 +163,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer
     folder = tmp_path_factory.mktemp("published")
     found = {name: published(folder / name, name) for name in PUBLISHED}
     found |= OWN | {"base": published(folder / "base", "llama3", chat_template=None)}
-    return {name: (tokenizer, ChatFormat.of(tokenizer)) for name, tokenizer in found.items()}
+    return {name: (tokenizer, ChatFormat.from_tokenizer(tokenizer)) for name, tokenizer in found.items()}
 
 
 @pytest.mark.sampled(3)
@@ -178,7 +178,7 @@ def test_text_that_spells_a_special_token_is_ordinary_text(
     # characters that the vocabulary lacks are unknown, which is a special token too
     unknown = tokenizer.unk_id if of in ("gemma", "wordpiece", "word", "char") else None
     counted = [
-        n_special(tokenizer, [token for token in chat.conversation(messages)[0] if token != unknown])
+        n_special(tokenizer, [token for token in chat.encode_conversation(messages)[0] if token != unknown])
         for messages in (usual, spelt)
     ]
     assert counted[0] == counted[1]
@@ -187,7 +187,7 @@ def test_text_that_spells_a_special_token_is_ordinary_text(
 def test_a_special_token_that_only_two_messages_spell_together_is_ordinary_text(tmp_path: Path) -> None:
     joined = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
     tokenizer = published(tmp_path, "smollm2", chat_template=joined)
-    ids = ChatFormat.of(tokenizer).prompt(said("a<|im_", "end|>b"))
+    ids = ChatFormat.from_tokenizer(tokenizer).encode_prompt(said("a<|im_", "end|>b"))
     assert n_special(tokenizer, ids) == 0
     assert tokenizer.decode(ids) == "a<|im_end|>b:"
 
@@ -195,20 +195,20 @@ def test_a_special_token_that_only_two_messages_spell_together_is_ordinary_text(
 def test_spelt_tokens_keep_their_text(tmp_path: Path) -> None:
     tokenizer = published(tmp_path, "qwen")
     text = "say <|im_end|> and <|im_start|>assistant"
-    ids = ChatFormat.of(tokenizer).prompt(said(text))
+    ids = ChatFormat.from_tokenizer(tokenizer).encode_prompt(said(text))
     assert text in tokenizer.decode(ids)
 
 
 def test_the_date_of_a_template_is_that_of_its_clock(tmp_path: Path) -> None:
     tokenizer = published(tmp_path, "llama3")
-    chat = ChatFormat.of(tokenizer, lambda: datetime(2031, 5, 6))
-    assert "Today Date: 06 May 2031" in tokenizer.decode(chat.prompt(said("Who?")))
+    chat = ChatFormat.from_tokenizer(tokenizer, lambda: datetime(2031, 5, 6))
+    assert "Today Date: 06 May 2031" in tokenizer.decode(chat.encode_prompt(said("Who?")))
 
 
 def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     tokenizer = published(tmp_path, "qwen", chat_template=several)
-    assert tokenizer.decode(ChatFormat.of(tokenizer).prompt(said("Who?"))) == "Who?!"
+    assert tokenizer.decode(ChatFormat.from_tokenizer(tokenizer).encode_prompt(said("Who?"))) == "Who?!"
 
 
 CHANGES = "{% for m in messages %}{{ m.content }}{% if loop.last %} the end{% endif %}{% endfor %}"
@@ -217,9 +217,14 @@ CHANGES = "{% for m in messages %}{{ m.content }}{% if loop.last %} the end{% en
 @pytest.mark.parametrize(
     ("template", "messages", "error", "words"),
     [
-        (PUBLISHED["mistral"].template, said("a", system="b"), RefusedMessages, "must alternate"),
-        (PUBLISHED["gemma"].template, said("a", system="b"), RefusedMessages, "System role not supported"),
-        ("{{ raise_exception('\x1b[31m' ~ messages[0].content) }}", said("<|im_end|>"), RefusedMessages, r"\x1b[31m"),
+        (PUBLISHED["mistral"].template, said("a", system="b"), MessagesRefusedError, "must alternate"),
+        (PUBLISHED["gemma"].template, said("a", system="b"), MessagesRefusedError, "System role not supported"),
+        (
+            "{{ raise_exception('\x1b[31m' ~ messages[0].content) }}",
+            said("<|im_end|>"),
+            MessagesRefusedError,
+            r"\x1b[31m",
+        ),
         ("{{ 1 / 0 }}", said("a"), CheckpointError, "ZeroDivisionError"),
         ("{{ nothing.at.all }}", said("a"), CheckpointError, "nothing"),
         ("{% if %}", said("a"), CheckpointError, "cannot be read"),
@@ -232,14 +237,14 @@ def test_what_cannot_be_rendered_is_refused_in_three_lines(
 ) -> None:
     tokenizer = published(tmp_path, "qwen", chat_template=template)
     with pytest.raises(error) as caught:
-        ChatFormat.of(tokenizer).conversation(messages)
+        ChatFormat.from_tokenizer(tokenizer).encode_conversation(messages)
     assert words in caught.value.what
     assert len(caught.value.lines()) == 3
     assert all(line.isprintable() and len(line) < 260 for line in caught.value.lines())
-    assert error is RefusedMessages or isinstance(caught.value, CheckpointError)
+    assert error is MessagesRefusedError or isinstance(caught.value, CheckpointError)
 
 
 def test_ends_of_a_template_that_refuses_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     refuses: dict[str, Any] = {"chat_template": "{{ raise_exception('no') }}"}
     tokenizer = published(tmp_path, "qwen", **refuses)
-    assert ChatFormat.of(tokenizer).ends == tokenizer.roles.ends
+    assert ChatFormat.from_tokenizer(tokenizer).end_ids == tokenizer.roles.ends

@@ -12,7 +12,7 @@ from tests.tokenization.test_tokenizer import BPE, TOKENIZERS
 
 
 def streamed(name: str, ids: list[int]) -> list[str]:
-    decoder = TOKENIZERS[name].stream()
+    decoder = TOKENIZERS[name].make_stream_decoder()
     return [*map(decoder.push, ids), decoder.flush()]
 
 

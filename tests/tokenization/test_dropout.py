@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer
-from lmtool.tokenization.merging import SEGMENTATIONS, BpeDropout
+from lmtool.tokenization.merging import SEGMENTATIONS_PER_WORD, BpeDropout
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.data.texts import HOSTILE, prose
 
@@ -59,7 +59,7 @@ def test_a_word_has_many_segmentations() -> None:
     dropout = BpeDropout(BPE, 0.5, 1)
     word = max(TEXT.split(), key=len)
     found = {tuple(segmented(dropout, word, seed)) for seed in range(200)}
-    assert 5 < len(found) <= SEGMENTATIONS
+    assert 5 < len(found) <= SEGMENTATIONS_PER_WORD
 
 
 def test_only_tokenizers_with_merges_have_it() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers
 
-from lmtool.data.corpus import safe_cut
+from lmtool.data.corpus import find_safe_cut
 from lmtool.recipe.spec.text import BpeTokenizer
-from lmtool.tokenization.decoder import byte_alphabet
-from lmtool.tokenization.encoder import batch_encoder, fast_encoder
+from lmtool.tokenization.decoder import build_byte_alphabet
+from lmtool.tokenization.encoder import make_reference_encoder, make_tiktoken_encoder
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.data.texts import HOSTILE, prose
 from tests.examples import examples
@@ -65,7 +65,7 @@ def test_any_texts_at_once(texts: list[str]) -> None:
 @given(st.one_of(NASTY, st.text()))
 @settings(max_examples=300, deadline=None)
 def test_a_safe_cut_changes_nothing(text: str) -> None:
-    cut = safe_cut(text)
+    cut = find_safe_cut(text)
     for tokenizer in ODD, TOKENIZERS["char"], TOKENIZERS["word-lower"], TOKENIZERS["wordpiece-lower"]:
         assert tokenizer.encode(text[:cut]) + tokenizer.encode(text[cut:]) == tokenizer.encode(text)
 
@@ -86,16 +86,16 @@ def test_very_long_runs_of_one_character(mark: str) -> None:
 @pytest.mark.slow
 def test_both_libraries_class_all_characters_alike() -> None:
     """Letters, digits, white space and the rest: a merge with a leading x or 1 shows whether a character joins it."""
-    names = {byte: name for name, byte in byte_alphabet().items()}
+    names = {byte: name for name, byte in build_byte_alphabet().items()}
     vocabulary = {names[b]: b for b in range(256)}
     merges = [(names[lead], names[b]) for lead in b"x1!\n" for b in range(256)]
     for a, b in merges:
         vocabulary[a + b] = len(vocabulary)
     inner = Inner(models.BPE(vocabulary, merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = byte_alphabet()
+    alphabet = build_byte_alphabet()
     pieces = [bytes(alphabet[c] for c in name) for name in vocabulary]
-    encode = fast_encoder(inner, pieces, batch_encoder(inner))
+    encode = make_tiktoken_encoder(inner, pieces, make_reference_encoder(inner))
     assert encode is not None
     # Planes 4 to 13 are unassigned, 15 and 16 private.
     points = [c for c in (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200)) if chr(c) != "\v"]
@@ -106,11 +106,11 @@ def test_both_libraries_class_all_characters_alike() -> None:
 
 def test_a_vocabulary_that_tiktoken_would_encode_otherwise_is_left_to_the_library() -> None:
     """Here "abc" was learned from (ab, c), but b and c merge first, so the library never forms it; tiktoken would."""
-    names = [name for name, _ in sorted(byte_alphabet().items(), key=lambda item: item[1])]
+    names = [name for name, _ in sorted(build_byte_alphabet().items(), key=lambda item: item[1])]
     vocabulary = {name: i for i, name in enumerate([*names, "bc", "ab", "abc"])}
     inner = Inner(models.BPE(vocabulary, [("b", "c"), ("a", "b"), ("ab", "c")]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     assert inner.encode("abc").tokens == ["a", "bc"]
-    alphabet = byte_alphabet()
+    alphabet = build_byte_alphabet()
     pieces = [bytes(alphabet[c] for c in name) for name in vocabulary]
-    assert fast_encoder(inner, pieces, batch_encoder(inner)) is None
+    assert make_tiktoken_encoder(inner, pieces, make_reference_encoder(inner)) is None

@@ -9,7 +9,7 @@ import pytest
 from lmtool.errors import CheckpointError
 from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
 from lmtool.tokenization import inner
-from lmtool.tokenization.inner import inner_of
+from lmtool.tokenization.inner import parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
 
 TEXT = "the cat sat on the mat and the dog sat on the cat"
@@ -28,10 +28,10 @@ def bpe() -> dict[str, Any]:
 def test_merges_that_do_not_go_on_with_the_prefix_are_refused(bpe: dict[str, Any]) -> None:
     bpe["model"]["continuing_subword_prefix"] = "Ġ"
     with pytest.raises(ValueError, match="does not go on with 'Ġ'"):
-        inner_of(json.dumps(bpe))
+        parse_tokenizer_json(json.dumps(bpe))
     bpe["model"]["merges"] = [" ".join(merge) for merge in bpe["model"]["merges"]]
     with pytest.raises(ValueError, match="does not go on with 'Ġ'"):
-        inner_of(json.dumps(bpe))
+        parse_tokenizer_json(json.dumps(bpe))
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -43,10 +43,10 @@ def test_templates_define_their_tokens(nested: bool, bpe: dict[str, Any]) -> Non
         "special_tokens": {"[BOS]": {"id": "[BOS]", "ids": [1], "tokens": ["[BOS]"]}},
     }
     bpe["post_processor"] = {"type": "Sequence", "processors": [template]} if nested else template
-    assert inner_of(json.dumps(bpe)).encode("cat").ids[0] == 1
+    assert parse_tokenizer_json(json.dumps(bpe)).encode("cat").ids[0] == 1
     template["special_tokens"] = {}
     with pytest.raises(ValueError, match=r"'\[BOS\]' that it does not define"):
-        inner_of(json.dumps(bpe))
+        parse_tokenizer_json(json.dumps(bpe))
 
 
 def test_a_vocabulary_without_its_unknown_token(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_vocabulary_without_its_unknown_token(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(words))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("the cat") == tokenizer.encode_many(["the cat"])[0].tolist()
-    for encode in (tokenizer.encode, tokenizer.encode_with_places, lambda text: tokenizer.encode_many([text])):
+    for encode in (tokenizer.encode, tokenizer.encode_with_offsets, lambda text: tokenizer.encode_many([text])):
         with pytest.raises(CheckpointError, match="cannot encode this text"):
             encode("an unheard word")
 
@@ -89,7 +89,7 @@ GROWING = {
 @pytest.mark.parametrize("parts", GROWING.values(), ids=GROWING)
 def test_texts_that_would_grow_without_bound_are_refused(parts: dict[str, Any], bpe: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="its normalizer"):
-        inner_of(json.dumps(bpe | parts))
+        parse_tokenizer_json(json.dumps(bpe | parts))
 
 
 SPACES = replace(" {2,}", " ", "Regex")
@@ -108,23 +108,23 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("normalizer", PUBLISHED.values(), ids=PUBLISHED)
 def test_normalizers_of_published_models_are_read(normalizer: dict[str, Any], bpe: dict[str, Any]) -> None:
-    assert inner_of(json.dumps(bpe | {"normalizer": normalizer, "pre_tokenizer": None})).encode("cat").ids
+    assert parse_tokenizer_json(json.dumps(bpe | {"normalizer": normalizer, "pre_tokenizer": None})).encode("cat").ids
 
 
-@pytest.mark.parametrize("name", inner._GROWTH)
+@pytest.mark.parametrize("name", inner._GROWTH_BY_NORMALIZER)
 def test_a_step_makes_no_more_of_a_character_than_it_is_held_to(name: str, bpe: dict[str, Any]) -> None:
     step = BERT if name == "BertNormalizer" else {"type": name}
-    normalize = inner_of(json.dumps(bpe | {"normalizer": step})).normalizer.normalize_str
+    normalize = parse_tokenizer_json(json.dumps(bpe | {"normalizer": step})).normalizer.normalize_str
     rare = (0x130, 0x390, 0x1F82, 0x2057, 0x3300, 0xFDFA, 0x1D160, 0x2F800)
     sizes = [len(normalize(chr(c))) for c in (*rare, *range(1, 0xD800, 5), *range(0xF900, 0x30000, 11))]
-    assert max(sizes) <= inner._GROWTH[name]
+    assert max(sizes) <= inner._GROWTH_BY_NORMALIZER[name]
 
 
 def test_a_text_is_in_a_template_once(bpe: dict[str, Any]) -> None:
     texts = [{"Sequence": {"id": "A", "type_id": n}} for n in range(2)]
     bpe["post_processor"] = {"type": "TemplateProcessing", "single": texts, "pair": texts, "special_tokens": {}}
     with pytest.raises(ValueError, match="more than once"):
-        inner_of(json.dumps(bpe))
+        parse_tokenizer_json(json.dumps(bpe))
 
 
 SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -137,7 +137,7 @@ def test_a_panic_on_a_text_is_an_error_of_that_text(bpe: dict[str, Any], tmp_pat
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
     tokenizer = Tokenizer.load(tmp_path)
     text, long = "a" * 40 + "b", "a" * 5000 + "b"
-    for encode in (tokenizer.encode, tokenizer.encode_with_places, tokenizer.words):
+    for encode in (tokenizer.encode, tokenizer.encode_with_offsets, tokenizer.pre_tokenize):
         for one in (text, long):
             with pytest.raises(CheckpointError, match="fails on this text"):
                 encode(one)

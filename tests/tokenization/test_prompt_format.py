@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer
 from lmtool.tokenization.chat import Message
-from lmtool.tokenization.prompt_format import Prompt, PromptFormat, fit
+from lmtool.tokenization.prompt_format import Prompt, PromptFormat, truncate_longest_first
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.tokenization import chat_templates
 
@@ -45,7 +45,7 @@ def prompt_format(model: str, objective: str, split: str = "auto") -> PromptForm
         "data": {"split": split},
         "training": {"steps": 1, "batch_size": 1},
     }
-    return PromptFormat.of(Recipe.model_validate(recipe), TOKENIZER)
+    return PromptFormat.from_recipe(Recipe.model_validate(recipe), TOKENIZER)
 
 
 def ids(text: str) -> list[int]:
@@ -54,7 +54,7 @@ def ids(text: str) -> list[int]:
 
 def row(prompt_format: PromptFormat, *texts: str) -> list[int]:
     """Texts as complete rows."""
-    return prompt_format.row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
+    return prompt_format.encode_row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
 
 
 AB, CDE = ids("ab"), ids("cde")
@@ -128,8 +128,8 @@ def test_a_prompt_stands_where_a_text_stood_in_training(
     model: str, objective: str, split: str, prompt: Prompt, empty: Prompt, ends: set[int]
 ) -> None:
     made = prompt_format(model, objective, split)
-    assert made.prompt("ab") == prompt
-    assert made.prompt("") == empty
+    assert made.make_prompt("ab") == prompt
+    assert made.make_prompt("") == empty
     assert made.end_ids == ends
 
 
@@ -137,18 +137,18 @@ def test_a_prompt_stands_where_a_text_stood_in_training(
 def test_what_is_written_may_have_begun(
     model: str, objective: str, split: str, prompt: Prompt, empty: Prompt, ends: set[int]
 ) -> None:
-    begun = prompt_format(model, objective, split).prompt("ab", "cd")
+    begun = prompt_format(model, objective, split).make_prompt("ab", "cd")
     assert begun.text == (*prompt.text, *ids("cd"))
     assert begun.joined == prompt.joined
     assert begun.joined or begun.source == prompt.source
-    assert begun.begun == (*prompt.begun, *ids("cd"))
+    assert begun.generated_prefix == (*prompt.generated_prefix, *ids("cd"))
 
 
 @pytest.mark.parametrize(("split", "before", "after"), [("document", [BOS], [EOS]), ("slice", [], [])])
 def test_masks_stand_in_a_row_of_training(split: str, before: list[int], after: list[int]) -> None:
     """[CLS] is followed by a document with its special tokens, as in training windows."""
     made = prompt_format("encoder", "masked", split)
-    assert list(made.masks("ab_cde", placeholder="_", length=2)) == [
+    assert list(made.make_masked_prompt("ab_cde", placeholder="_", length=2)) == [
         *(CLS, *before),
         *(*AB, MASK, *CDE, MASK, MASK),
         *(*after, SEP),
@@ -157,11 +157,11 @@ def test_masks_stand_in_a_row_of_training(split: str, before: list[int], after: 
 
 def test_segments_are_told_where_a_model_knows_them() -> None:
     texts = [np.array(AB), np.array(CDE)]
-    _, segments, _ = prompt_format("bert", "classification").row(texts)
+    _, segments, _ = prompt_format("bert", "classification").encode_row(texts)
     assert segments is not None
     # the special token after a text belongs to it, the first one to the first text
     assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert prompt_format("encoder", "classification").row(texts)[1] is None
+    assert prompt_format("encoder", "classification").encode_row(texts)[1] is None
 
 
 def test_text_that_spells_a_mark_is_text() -> None:
@@ -176,7 +176,7 @@ def test_a_row_is_never_empty() -> None:
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 60))
 def test_the_longest_texts_are_cut(sizes: list[int], room: int) -> None:
     texts = [np.arange(size) for size in sizes]
-    found = [len(text) for text in fit(texts, room)]
+    found = [len(text) for text in truncate_longest_first(texts, room)]
     assert sum(found) == min(sum(sizes), room)
     wanted = list(sizes)
     while sum(wanted) > room:
@@ -189,7 +189,7 @@ def test_rows_fill_the_context_and_no_more(
     model: str, objective: str, split: str, one: list[int], two: list[int]
 ) -> None:
     made = prompt_format(model, objective, split)
-    tokens, _, cut = made.row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
+    tokens, _, cut = made.encode_row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
     # recurrent models have no context limit
     unlimited = model in ("lstm", "elmo", "recurrent encoder-decoder", "ngram", "skipgram")
     assert cut == (not unlimited)
@@ -206,7 +206,7 @@ CAUSAL = ("decoder", "lstm")
 
 
 def pair(made: PromptFormat, source: str, answer: str | None) -> tuple[list[int], list[int] | None, bool]:
-    found = made.pair(
+    found = made.encode_pair(
         np.array(ids(source), dtype=np.int64), None if answer is None else np.array(ids(answer), dtype=np.int64)
     )
     return found.source.tolist(), None if found.target is None else found.target.tolist(), found.cut
@@ -226,9 +226,9 @@ def test_what_is_asked_is_what_was_learned(model: str, objective: str) -> None:
     """The source of a prompt is that of a pair, and the target follows [BOS]."""
     made = prompt_format(model, objective)
     source, _, _ = pair(made, "ab", None)
-    assert made.answer_to(source) == made.prompt("ab") == Prompt((BOS,), tuple(AB))
+    assert made.make_answer_prompt(source) == made.make_prompt("ab") == Prompt((BOS,), tuple(AB))
     empty, _, _ = pair(made, "", None)
-    assert made.answer_to(empty) == made.prompt("")
+    assert made.make_answer_prompt(empty) == made.make_prompt("")
 
 
 def test_pairs_fill_the_context_and_no_more() -> None:
@@ -247,9 +247,9 @@ def test_a_row_that_is_shared_keeps_room_for_an_answer(n_source: int) -> None:
     source, _, cut = pair(made, "a" * n_source, None)
     assert len(source) == min(n_source, CONTEXT // 2)
     assert cut == (n_source > CONTEXT // 2)
-    assert len(source) + made.room_to_answer(len(source)) == CONTEXT
-    assert prompt_format("encoder-decoder", "seq2seq").room_to_answer(len(source)) == CONTEXT
-    assert prompt_format("recurrent encoder-decoder", "seq2seq").room_to_answer(10) == 60
+    assert len(source) + made.max_answer_tokens(len(source)) == CONTEXT
+    assert prompt_format("encoder-decoder", "seq2seq").max_answer_tokens(len(source)) == CONTEXT
+    assert prompt_format("recurrent encoder-decoder", "seq2seq").max_answer_tokens(10) == 60
 
 
 # Decoders that learn answers
@@ -261,8 +261,12 @@ def test_a_decoder_reads_a_pair_as_one_text(model: str) -> None:
     assert pair(made, "ab", "cde") == ([BOS, *AB, SEP], [*CDE, EOS], False)
     assert pair(made, "", "a") == ([BOS, SEP], [*ids("a"), EOS], False)
     source, _, _ = pair(made, "ab", None)
-    assert made.answer_to(source) == made.prompt("ab")
-    assert made.answer_to(source, CDE) == made.prompt("ab", "cde") == Prompt((BOS, *AB, SEP, *CDE), n_question=4)
+    assert made.make_answer_prompt(source) == made.make_prompt("ab")
+    assert (
+        made.make_answer_prompt(source, CDE)
+        == made.make_prompt("ab", "cde")
+        == Prompt((BOS, *AB, SEP, *CDE), n_question=4)
+    )
 
 
 def test_a_decoder_loses_the_beginning_of_a_long_source_and_the_end_of_a_long_answer() -> None:
@@ -272,7 +276,7 @@ def test_a_decoder_loses_the_beginning_of_a_long_source_and_the_end_of_a_long_an
     assert pair(made, answer, text) == ([BOS, *ids(answer), SEP], ids(text)[:19], True)
     asked, _, cut = pair(made, text, None)
     assert (asked, cut) == ([BOS, *ids(text)[-10:], SEP], True)
-    assert len(asked) + made.room_to_answer(len(asked)) == CONTEXT
+    assert len(asked) + made.max_answer_tokens(len(asked)) == CONTEXT
     assert pair(prompt_format("lstm", "seq2seq"), text, answer)[2] is False
 
 
@@ -283,24 +287,24 @@ def published(folder: Path, name: str, context: int = 200, messages: str | None 
         "data": {"messages_column": messages},
         "training": {"steps": 1, "batch_size": 1},
     }
-    return PromptFormat.of(Recipe.model_validate(recipe), chat_templates.published(folder, name, **changes))
+    return PromptFormat.from_recipe(Recipe.model_validate(recipe), chat_templates.published(folder, name, **changes))
 
 
 def test_a_published_decoder_reads_its_chat_template(tmp_path: Path) -> None:
     made = published(tmp_path, "smollm2")
     assert made.chat is not None
     asked = [Message(role="user", content="Who?")]
-    prompt = made.chat.prompt(asked)
-    assert made.prompt("Who?") == Prompt(tuple(prompt), n_question=len(prompt))
-    assert made.prompt("Who?", "Tom").begun == tuple(made.tokenizer.encode("Tom"))
-    assert made.end_ids == set(made.chat.ends)
-    found = made.conversation([*asked, Message(role="assistant", content="Tom.")])
+    prompt = made.chat.encode_prompt(asked)
+    assert made.make_prompt("Who?") == Prompt(tuple(prompt), n_question=len(prompt))
+    assert made.make_prompt("Who?", "Tom").generated_prefix == tuple(made.tokenizer.encode("Tom"))
+    assert made.end_ids == set(made.chat.end_ids)
+    found = made.encode_conversation([*asked, Message(role="assistant", content="Tom.")])
     assert found.source.tolist() == prompt
     assert found.target is not None
     assert found.target.tolist() == [*made.tokenizer.encode("Tom."), made.tokenizer.eos_id]
     assert (found.cut, found.learned) == (False, None)
-    assert made.conversation(asked).source.tolist() == prompt
-    assert made.conversation(asked).target is None
+    assert made.encode_conversation(asked).source.tolist() == prompt
+    assert made.encode_conversation(asked).target is None
 
 
 @pytest.mark.parametrize(("name", "begins"), [("llama3", True), ("qwen", False)])
@@ -309,11 +313,11 @@ def test_a_published_decoder_without_a_template_continues_the_source(tmp_path: P
     t = made.tokenizer
     before = [t.bos_id] if begins else []
     source, target = t.encode("Who?"), t.encode(" Tom.")
-    found = made.pair(np.array(source), np.array(target))
+    found = made.encode_pair(np.array(source), np.array(target))
     assert found.source.tolist() == [*before, *source]
     assert found.target is not None
     assert found.target.tolist() == [*target, t.eos_id]
-    assert made.pair(np.array([], dtype=np.int64), np.array(target)).source.tolist() == (before or [t.eos_id])
+    assert made.encode_pair(np.array([], dtype=np.int64), np.array(target)).source.tolist() == (before or [t.eos_id])
 
 
 def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> None:
@@ -321,14 +325,14 @@ def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> Non
     assert made.chat is not None
     texts = ("Who saw it?", "Tom saw it.", "Sure?", "Yes, Tom.")
     messages = [Message(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(texts)]
-    found = made.conversation(messages)
+    found = made.encode_conversation(messages)
     assert found.target is not None
     assert found.learned is not None
     assert made.tokenizer.decode(found.target) == "Yes, Tom."
     assert made.tokenizer.decode(found.source[found.learned]) == "Tom saw it."
-    assert found.source.tolist() == made.chat.prompt(messages[:-1])
-    assert {int(found.target[-1]), int(found.source[found.learned][-1])} == made.chat.ends - {made.tokenizer.eos_id}
-    short = published(tmp_path, "llama3", context=50).conversation(messages)
+    assert found.source.tolist() == made.chat.encode_prompt(messages[:-1])
+    assert {int(found.target[-1]), int(found.source[found.learned][-1])} == made.chat.end_ids - {made.tokenizer.eos_id}
+    short = published(tmp_path, "llama3", context=50).encode_conversation(messages)
     assert short.target is not None
     assert short.learned is not None
     assert short.cut
@@ -344,7 +348,7 @@ def test_a_template_that_never_ends_a_turn_is_given_an_end(tmp_path: Path) -> No
     open_ended = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     made = published(tmp_path, "qwen", chat_template=open_ended + "{% if add_generation_prompt %}assistant:{% endif %}")
     messages = [Message(role="user", content="Who?"), Message(role="assistant", content="Tom")]
-    target = made.conversation(messages).target
+    target = made.encode_conversation(messages).target
     assert target is not None
     assert target[-1] == made.tokenizer.eos_id
     assert made.tokenizer.decode(target).strip() == "Tom"
@@ -352,4 +356,4 @@ def test_a_template_that_never_ends_a_turn_is_given_an_end(tmp_path: Path) -> No
 
 def test_the_date_in_prompts_does_not_depend_on_the_day(tmp_path: Path) -> None:
     made = published(tmp_path, "llama3")
-    assert "26 Jul 2024" in made.tokenizer.decode(made.prompt("Who?").tokens)
+    assert "26 Jul 2024" in made.tokenizer.decode(made.make_prompt("Who?").tokens)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization import training
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.tokenization.training import LONGEST_RUN, cut_runs
+from lmtool.tokenization.training import MAX_RUN_CHARACTERS, split_long_runs
 from tests.data.texts import prose
 
 SPECS: dict[str, TokenizerSpec] = {
@@ -47,17 +47,17 @@ def same_class(text: str) -> Iterator[str]:
 def test_pieces_are_the_text_without_long_runs(parts: list[tuple[str, int]]) -> None:
     text = "".join(character * n for character, n in parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "LONGEST_RUN", 4)
-        pieces = list(cut_runs(text))
+        patch.setattr(training, "MAX_RUN_CHARACTERS", 4)
+        pieces = list(split_long_runs(text))
     assert "".join(pieces) == text
     assert all(len(run) < 8 for piece in pieces for run in same_class(piece))
     if all(len(run) < 4 for run in same_class(text)):
         assert pieces == [text]
 
 
-@pytest.mark.parametrize("text", ["", prose(9000), "a" * (LONGEST_RUN - 1) + " " + "b" * 900])
+@pytest.mark.parametrize("text", ["", prose(9000), "a" * (MAX_RUN_CHARACTERS - 1) + " " + "b" * 900])
 def test_ordinary_text_is_not_cut(text: str) -> None:
-    assert list(cut_runs(text)) == [text]
+    assert list(split_long_runs(text)) == [text]
 
 
 @pytest.mark.sampled(3)
@@ -66,7 +66,7 @@ def test_ordinary_text_is_not_cut(text: str) -> None:
 def test_a_tokenizer_is_trained_on_a_long_run_as_on_its_parts(kind: str, run: str) -> None:
     """200,000 characters in one run, which took over a minute."""
     text = prose(3000)
-    plain = [text, *re.findall(f"(?s).{{1,{LONGEST_RUN}}}", RUNS[run]), text]
+    plain = [text, *re.findall(f"(?s).{{1,{MAX_RUN_CHARACTERS}}}", RUNS[run]), text]
     trained = Tokenizer.train(SPECS[kind], [text, RUNS[run], text])
     assert trained.to_json() == Tokenizer.train(SPECS[kind], plain).to_json()
 

@@ -9,7 +9,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmtool.tokenization import template as rooms
-from lmtool.tokenization.template import Refusal, SandboxedTemplate
+from lmtool.tokenization.template import SandboxedTemplate, TemplateRefusal
 
 MESSAGES = [{"role": "user", "content": " Hi <b>\n"}, {"role": "assistant", "content": "Ho & é"}]
 
@@ -62,7 +62,7 @@ def test_what_transformers_adds_to_jinja() -> None:
         SandboxedTemplate("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render()
         == "01"
     )
-    with pytest.raises(Refusal, match="no"):
+    with pytest.raises(TemplateRefusal, match="no"):
         SandboxedTemplate("{{ raise_exception('no') }}").render()
 
 
@@ -161,7 +161,7 @@ HARMFUL = [
     "{% extends 'a.txt' %}",
     "{% import 'os' as os %}",
     "{{ open('a.txt') }}",
-    "x" * (rooms.LARGEST_SOURCE + 1),
+    "x" * (rooms.MAX_SOURCE_CHARACTERS + 1),
     "(" * 5000 + "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
 ]
 
@@ -169,7 +169,7 @@ HARMFUL = [
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("source", HARMFUL, ids=range(len(HARMFUL)))
 def test_harm_is_refused_at_once(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "WORK", 1_000_000)
+    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 1_000_000)
     began = time.process_time()
     with pytest.raises((TemplateError, TypeError, RecursionError, SyntaxError, ValueError)):
         SandboxedTemplate(source).render(messages=[dict(one) for one in MESSAGES])
@@ -200,7 +200,7 @@ REPEATED = {
 @pytest.mark.parametrize("source", REPEATED.values(), ids=REPEATED)
 def test_what_is_written_is_counted_each_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(SandboxedTemplate(source).render()) >= 0
-    monkeypatch.setattr(rooms, "WORK", 16_000)
+    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 16_000)
     with pytest.raises(SecurityError, match="handles more"):
         SandboxedTemplate(source).render()
 
@@ -230,13 +230,13 @@ GREEDY = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", GREEDY.values(), ids=GREEDY)
 def test_memory_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "WORK", 200_000)
+    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 200_000)
     template = SandboxedTemplate(source)
     tracemalloc.start()
     try:
         with pytest.raises((SecurityError, ValueError)):
             template.render()
-        assert tracemalloc.get_traced_memory()[1] < 100 * rooms.WORK
+        assert tracemalloc.get_traced_memory()[1] < 100 * rooms.MAX_WORK_UNITS
     finally:
         tracemalloc.stop()
 
@@ -254,13 +254,13 @@ def test_a_long_conversation_is_within_the_bounds() -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "SECONDS", 0.05)
+    monkeypatch.setattr(rooms, "MAX_SECONDS", 0.05)
     with pytest.raises(SecurityError, match="seconds"):
         SandboxedTemplate(grows("{% for j in range(5000) %}{% endfor %}")).render()
 
 
 def test_each_rendering_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "WORK", 1000)
+    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 1000)
     template = SandboxedTemplate("{{ messages[0].content }}")
     for _ in range(100):
         assert template.render(messages=[{"content": "a" * 100}]) == "a" * 100

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message
-from lmtool.tokenization.encoder import LONG_TEXT
-from lmtool.tokenization.inner import SPECIALS
-from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
+from lmtool.tokenization.encoder import LONG_TEXT_CHARACTERS
+from lmtool.tokenization.inner import SPECIAL_TOKENS
+from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
 from tests.data.texts import HOSTILE, prose
 from tests.reference import tokenizers as reference
 
@@ -45,12 +45,12 @@ def test_special_tokens_come_first_and_are_distinct(tokenizer: Tokenizer) -> Non
     t = tokenizer
     ids = [t.pad_id, t.bos_id, t.eos_id, t.unk_id, t.mask_id, t.sep_id, t.cls_id, *t.sentinel_ids]
     assert ids == list(range(10))
-    names = [*SPECIALS, "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
-    assert [t.piece(i) for i in ids] == names
+    names = [*SPECIAL_TOKENS, "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+    assert [t.display_token(i) for i in ids] == names
 
 
 def test_text_never_gives_special_tokens(tokenizer: Tokenizer) -> None:
-    for text in [*HOSTILE.values(), *(tokenizer.piece(i) for i in range(10))]:
+    for text in [*HOSTILE.values(), *(tokenizer.display_token(i) for i in range(10))]:
         assert set(tokenizer.encode(text)) & set(range(10)) <= {tokenizer.unk_id}
 
 
@@ -69,8 +69,8 @@ def test_bpe_is_lossless_for_any_text(text: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_long_text_has_the_ids_of_the_reference(tokenizer: Tokenizer, name: str) -> None:
     text = (HOSTILE[name] + prose(300)) * 7
-    assert len(text) > 2 * LONG_TEXT
-    expected = tokenizer._inner.encode(without_surrogates(text), add_special_tokens=False).ids
+    assert len(text) > 2 * LONG_TEXT_CHARACTERS
+    expected = tokenizer._inner.encode(replace_surrogates(text), add_special_tokens=False).ids
     assert tokenizer.encode(text) == expected
 
 
@@ -100,11 +100,11 @@ def one_thread_beside() -> Iterator[list[None]]:
 @pytest.mark.parametrize("name", ["bpe", "wordpiece", "word"])
 def test_other_threads_run_while_a_long_text_is_encoded(name: str) -> None:
     tokenizer, text = TOKENIZERS[name], prose(4000) * 5
-    chat = ChatFormat.of(tokenizer)
+    chat = ChatFormat.from_tokenizer(tokenizer)
     calls: list[Callable[[], object]] = [
         lambda: tokenizer.encode(text),
-        lambda: tokenizer.encode_with_places(text),
-        lambda: chat.prompt([Message(role="user", content=text)]),
+        lambda: tokenizer.encode_with_offsets(text),
+        lambda: chat.encode_prompt([Message(role="user", content=text)]),
     ]
     for call in calls:
         call()
@@ -137,8 +137,8 @@ def test_characters_are_lossless_but_for_the_unknown() -> None:
 )
 def test_parts_that_are_unknown_are_named_once(spec: TokenizerSpec, unknown: list[str]) -> None:
     tokenizer = Tokenizer.train(spec, ["a cat sat a cat"])
-    assert tokenizer.unknown_parts("a Z cat 猫 sat Z !") == unknown
-    assert tokenizer.unknown_parts("a cat") == []
+    assert tokenizer.find_unknown_parts("a Z cat 猫 sat Z !") == unknown
+    assert tokenizer.find_unknown_parts("a cat") == []
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:
@@ -177,13 +177,13 @@ def test_lowercased_characters_may_be_another_number_of_them() -> None:
 
 def test_word_vocabulary_holds_the_most_frequent_words() -> None:
     words = Tokenizer.train(WordTokenizer(kind="word", vocab_size=10), ["b b b a a a a c c d"])
-    assert [words.piece(i) for i in range(7, 10)] == ["a", "b", "c"]
+    assert [words.display_token(i) for i in range(7, 10)] == ["a", "b", "c"]
     assert words.encode("a d") == [7, words.unk_id]
 
 
 def test_bpe_merges_the_most_frequent_pair_first() -> None:
     tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300), ["low lower lowest low low newer newest"])
-    learnt = [tokenizer.piece(i) for i in range(7 + 256, tokenizer.vocab_size)]
+    learnt = [tokenizer.display_token(i) for i in range(7 + 256, tokenizer.vocab_size)]
     assert learnt[:2] == ["lo", "low"]
 
 
@@ -213,7 +213,7 @@ def test_bpe_merges_a_most_frequent_pair_within_words_at_each_step(texts: list[s
 @given(ASCII)
 def test_bpe_pieces_are_those_of_all_merges_in_their_order(text: str) -> None:
     wanted = [piece for word in reference.bpe_words(text) for piece in reference.bpe_pieces(word, LEARNT.merges)]
-    assert [LEARNT.name(i) for i in LEARNT.encode(text)] == wanted
+    assert [LEARNT.token_name(i) for i in LEARNT.encode(text)] == wanted
 
 
 LEARNT = Tokenizer.train(
@@ -226,20 +226,20 @@ PIECES = Tokenizer.train(
 
 @given(st.text("abcdegz ", max_size=40) | st.text("ab", min_size=95, max_size=105))
 def test_wordpieces_are_the_longest_matches(text: str) -> None:
-    names = {PIECES.name(i) for i in range(PIECES.vocab_size)}
+    names = {PIECES.token_name(i) for i in range(PIECES.vocab_size)}
     assert "z" not in names
     assert any(len(name) > 3 and name.startswith("##") for name in names)
     wanted = [piece for word in text.split() for piece in reference.longest_matches(word, names)]
-    assert [PIECES.name(i) for i in PIECES.encode(text)] == wanted
+    assert [PIECES.token_name(i) for i in PIECES.encode(text)] == wanted
 
 
 def test_bpe_merges_no_pair_that_is_too_rare() -> None:
     for fewest, learnt in ((1, {"ab", "cd"}), (2, {"ab"}), (4, set())):
         spec = BpeTokenizer(vocab_size=300, min_frequency=fewest)
         tokenizer = Tokenizer.train(spec, ["ab.ab.ab.cd"])
-        assert {tokenizer.piece(i) for i in range(7 + 256, tokenizer.vocab_size)} >= learnt
+        assert {tokenizer.display_token(i) for i in range(7 + 256, tokenizer.vocab_size)} >= learnt
         assert (tokenizer.vocab_size == 7 + 256) == (not learnt)
-        assert ("cd" in {tokenizer.piece(i) for i in range(tokenizer.vocab_size)}) == (fewest == 1)
+        assert ("cd" in {tokenizer.display_token(i) for i in range(tokenizer.vocab_size)}) == (fewest == 1)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -257,7 +257,7 @@ def test_vocabulary_keeps_its_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(
-    "text", [" ".join(SPECIALS), f"x{''.join(SPECIALS)}y [pad] <extra_id_0> <extra_id_9>", "[PAD]"]
+    "text", [" ".join(SPECIAL_TOKENS), f"x{''.join(SPECIAL_TOKENS)}y [pad] <extra_id_0> <extra_id_9>", "[PAD]"]
 )
 def test_texts_that_spell_special_tokens_are_ordinary_texts(name: str, text: str) -> None:
     """Also in training, where they are all there is."""
@@ -348,6 +348,6 @@ def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_pieces_are_readable() -> None:
     ids = BPE.encode("the\n\té\x00")
-    pieces = [BPE.piece(i) for i in ids]
+    pieces = [BPE.display_token(i) for i in ids]
     assert "".join(pieces).startswith("the\\n\\t")
     assert all(piece.isprintable() for piece in pieces)

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
-from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
+from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.tokenization.tools import UNREADABLE, CallParser, Convention, NoTools, ToolCall, read_calls, read_tools
+from lmtool.tokenization.tools import (
+    UNSUPPORTED,
+    CallSyntax,
+    ToolCall,
+    ToolCallParser,
+    ToolsUnsupportedError,
+    parse_tool_calls,
+    validate_tools,
+)
 from tests.examples import examples
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, published
 from tests.tokenization.tool_templates import CALLING, QWEN, TOOLS, calling
@@ -34,9 +42,9 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def of(name: str) -> ChatFormat:
         if name == "plain":
-            return ChatFormat.of(OWN)
+            return ChatFormat.from_tokenizer(OWN)
         if name == "plain-published":
-            return ChatFormat.of(published(folder / name, "smollm2", chat_template=None))
+            return ChatFormat.from_tokenizer(published(folder / name, "smollm2", chat_template=None))
         return calling(folder, name)
 
     return of
@@ -48,15 +56,15 @@ def asked(content: str, *calls: ToolCall) -> list[Message]:
 
 def written(chat: ChatFormat, messages: list[Message]) -> str:
     """What a model that has learnt these messages writes last, as it is shown."""
-    ids, own = chat.conversation(messages)
+    ids, own = chat.encode_conversation(messages)
     last = max(n for n, is_own in enumerate(own) if not is_own and any(own[n:])) + 1
-    stream = chat._tokenizer.stream(chat.shown)
+    stream = chat._tokenizer.make_stream_decoder(chat.visible_special_tokens)
     turn = [token for token, is_own in zip(ids[last:], own[last:], strict=True) if is_own]
-    assert turn[-1] in chat.ends
+    assert turn[-1] in chat.end_ids
     return ("".join(map(stream.push, turn[:-1])) + stream.flush()).lstrip()
 
 
-def parsed(parser: CallParser, *pieces: str) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
+def parsed(parser: ToolCallParser, *pieces: str) -> tuple[str, list[tuple[str, dict[str, Any]]], list[str]]:
     """The text, the calls and their ids."""
     text, calls = "", list[ToolCall]()
     for i, piece in enumerate((*pieces, "")):
@@ -80,47 +88,47 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_the_convention_is_recognised_by_what_the_template_contains(formats: Any, name: str) -> None:
-    found: Convention = formats(name).convention
-    assert (found.marker, found.key) == EXPECTED[name]
+    found: CallSyntax = formats(name).call_syntax
+    assert (found.marker, found.arguments_key) == EXPECTED[name]
 
 
-@pytest.mark.parametrize("mark", UNREADABLE)
+@pytest.mark.parametrize("mark", UNSUPPORTED)
 def test_conventions_that_are_not_read_are_refused_by_name(tmp_path: Path, mark: str) -> None:
     template = QWEN.replace("You may call", f"{mark} You may call")
-    with pytest.raises(NoTools, match=UNREADABLE[mark].split()[0].strip(",")) as refused:
-        ChatFormat.of(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
+    with pytest.raises(ToolsUnsupportedError, match=UNSUPPORTED[mark].split()[0].strip(",")) as refused:
+        ChatFormat.from_tokenizer(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
     assert len(refused.value.lines()) == 3
 
 
 def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: Any) -> None:
     chat: ChatFormat = formats("mistral")
-    (token,) = chat.with_tools(TOOLS).shown
-    assert chat._tokenizer.name(token) == "[TOOL_CALLS]"
+    (token,) = chat.with_tools(TOOLS).visible_special_tokens
+    assert chat._tokenizer.token_name(token) == "[TOOL_CALLS]"
     assert token in chat._tokenizer.special_ids
-    assert chat.shown == {}
-    assert set(formats("hermes").with_tools([]).shown.values()) == {"<tool_call>", "</tool_call>"}
-    assert formats("qwen").with_tools(TOOLS).shown == {}
+    assert chat.visible_special_tokens == {}
+    assert set(formats("hermes").with_tools([]).visible_special_tokens.values()) == {"<tool_call>", "</tool_call>"}
+    assert formats("qwen").with_tools(TOOLS).visible_special_tokens == {}
 
 
 @pytest.mark.parametrize("name", sorted({*PUBLISHED} - {"qwen"}))
 def test_templates_without_tools_are_refused(tmp_path: Path, name: str) -> None:
-    chat = ChatFormat.of(published(tmp_path, name))
-    with pytest.raises(NoTools, match="no tools, or no calls of them") as refused:
+    chat = ChatFormat.from_tokenizer(published(tmp_path, name))
+    with pytest.raises(ToolsUnsupportedError, match="no tools, or no calls of them") as refused:
         chat.with_tools(TOOLS)
     assert len(refused.value.lines()) == 3
-    with pytest.raises(NoTools):
-        chat.prompt([*asked("", ToolCall("now", {}, "a")), USER])
+    with pytest.raises(ToolsUnsupportedError):
+        chat.encode_prompt([*asked("", ToolCall("now", {}, "a")), USER])
 
 
 def test_templates_whose_calls_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoTools, match="none of the conventions"):
-        ChatFormat.of(published(tmp_path / "silent", "qwen")).with_tools(TOOLS)
+    with pytest.raises(ToolsUnsupportedError, match="none of the conventions"):
+        ChatFormat.from_tokenizer(published(tmp_path / "silent", "qwen")).with_tools(TOOLS)
     other = QWEN.replace("tool_call>", "call>").replace('"arguments": ', '"with": ')
-    with pytest.raises(NoTools, match="none of the conventions"):
-        ChatFormat.of(published(tmp_path / "other", "qwen", chat_template=other)).with_tools(TOOLS)
+    with pytest.raises(ToolsUnsupportedError, match="none of the conventions"):
+        ChatFormat.from_tokenizer(published(tmp_path / "other", "qwen", chat_template=other)).with_tools(TOOLS)
     loose = Tokenizer.train(WordTokenizer(kind="word", vocab_size=60), TEXTS)
-    with pytest.raises(NoTools, match="does not keep the text of a call"):
-        ChatFormat.of(loose).with_tools(TOOLS)
+    with pytest.raises(ToolsUnsupportedError, match="does not keep the text of a call"):
+        ChatFormat.from_tokenizer(loose).with_tools(TOOLS)
 
 
 JSON = st.recursive(
@@ -152,8 +160,8 @@ def test_what_a_template_writes_is_read_back_from_any_pieces(formats: Any, name:
     answer = written(chat, asked(content, *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=6)))
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    text, found, ids = parsed(chat.parser("a"), *pieces)
-    assert (text.removeprefix(chat.convention.lead.strip()).strip(), found) == (content, calls)
+    text, found, ids = parsed(chat.make_call_parser("a"), *pieces)
+    assert (text.removeprefix(chat.call_syntax.lead.strip()).strip(), found) == (content, calls)
     assert len(set(ids)) == len(ids)
     assert all(len(one) == 9 and one.isalnum() for one in ids)
 
@@ -190,9 +198,12 @@ def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     chat: ChatFormat = formats(name).with_tools(TOOLS)
     answer = "".join(pieces)
     ends = sorted(min(cut, len(answer)) for cut in cuts)
-    text, calls, ids = whole = parsed(chat.parser(), answer)
-    assert parsed(chat.parser(), *answer) == whole
-    assert parsed(chat.parser(), *(answer[a:b] for a, b in zip([0, *ends], [*ends, len(answer)], strict=True))) == whole
+    text, calls, ids = whole = parsed(chat.make_call_parser(), answer)
+    assert parsed(chat.make_call_parser(), *answer) == whole
+    assert (
+        parsed(chat.make_call_parser(), *(answer[a:b] for a, b in zip([0, *ends], [*ends, len(answer)], strict=True)))
+        == whole
+    )
     assert len(ids) == len(calls)
     if not calls:
         assert text == answer
@@ -220,12 +231,12 @@ def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     ],
 )
 def test_what_is_no_call_stays_text(formats: Any, answer: str, text: str | None, names: list[str]) -> None:
-    found, calls, _ = parsed(formats("qwen").with_tools(TOOLS).parser(), answer)
+    found, calls, _ = parsed(formats("qwen").with_tools(TOOLS).make_call_parser(), answer)
     assert (found, [name for name, _ in calls]) == (answer if text is None else text, names)
 
 
 def test_text_is_shown_before_its_call_is_complete(formats: Any) -> None:
-    parser = formats("qwen").with_tools(TOOLS).parser()
+    parser = formats("qwen").with_tools(TOOLS).make_call_parser()
     assert parser.push("I see. <to") == ("I see.", [])
     assert parser.push("wn> it") == (" <town> it", [])
     assert parser.push("<tool_call>\n" + GOOD[:-1]) == ("", [])
@@ -238,7 +249,7 @@ def test_text_is_shown_before_its_call_is_complete(formats: Any) -> None:
 def test_ids_differ_between_answers_and_are_those_of_the_model_where_it_writes_some(formats: Any) -> None:
     chat = formats("mistral").with_tools(TOOLS)
     answer = '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}, "id": "abcdefghi"}]'
-    ids, others = (parsed(chat.parser(key), answer)[2] for key in ("a", "b"))
+    ids, others = (parsed(chat.make_call_parser(key), answer)[2] for key in ("a", "b"))
     assert ids[0] != others[0]
     assert ids[1] == others[1] == "abcdefghi"
 
@@ -247,13 +258,13 @@ def test_tools_answer_calls_by_their_ids_or_in_their_order(formats: Any) -> None
     chat = formats("mistral").with_tools(TOOLS)
     calls = (ToolCall("now", {}, "call_long_id_1"), ToolCall("get_weather", {"city": "Rome"}, "123456789"))
     results = [Message(role="tool", content="sun", tool_call_id="123456789"), Message(role="tool", content="noon")]
-    seen = chat._seen([*asked("", *calls), *results])
+    seen = chat._to_template_messages([*asked("", *calls), *results])
     ids = [call["id"] for call in seen[1]["tool_calls"]]
     assert [(one["name"], one["tool_call_id"]) for one in seen[2:]] == [("get_weather", ids[1]), ("now", ids[0])]
     assert ids[1] == "123456789"
     assert "[TOOL_RESULTS]" in chat._render([*asked("", *calls), *results])
-    with pytest.raises(RefusedMessages, match="answers the call nobody"):
-        chat.prompt([*asked("", *calls), Message(role="tool", content="sun", tool_call_id="nobody")])
+    with pytest.raises(MessagesRefusedError, match="answers the call nobody"):
+        chat.encode_prompt([*asked("", *calls), Message(role="tool", content="sun", tool_call_id="nobody")])
 
 
 def test_spellings_of_special_tokens_in_tools_and_calls_are_text(formats: Any) -> None:
@@ -265,8 +276,8 @@ def test_spellings_of_special_tokens_in_tools_and_calls_are_text(formats: Any) -
     call = ToolCall("now", {"<tool_call>": ["<|im_start|>"]}, "a")
     plain = [chat.with_tools([tool]), chat.with_tools([{"type": "function", "function": {"name": "now"}}])]
     special = chat._tokenizer.special_ids
-    with_text = plain[0].prompt([*asked("", call), USER])
-    without = plain[1].prompt([*asked("", ToolCall("now", {}, "a")), USER])
+    with_text = plain[0].encode_prompt([*asked("", call), USER])
+    without = plain[1].encode_prompt([*asked("", ToolCall("now", {}, "a")), USER])
     assert [i for i in with_text if i in special] == [i for i in without if i in special]
 
 
@@ -285,18 +296,18 @@ def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: 
     tokenizer = chat._tokenizer
 
     def ids(*calls: tuple[str, dict[str, Any]]) -> list[int]:
-        found, own = chat.conversation(asked("", *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
+        found, own = chat.encode_conversation(asked("", *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
         turn = [token for token, is_own in zip(found, own, strict=True) if is_own]
         return turn[:-1]
 
     rome, now = ("get_weather", {"city": 'R"ome', "days": 2}), ("now", {})
-    one, several = (chat.grammar(TOOLS, several=several) for several in (False, True))
+    one, several = (chat.build_grammar(TOOLS, several=several) for several in (False, True))
     assert accepts(tokenizer, one, ids(rome))
     assert accepts(tokenizer, several, ids(now))
     if name in SEVERAL:
         assert accepts(tokenizer, several, ids(rome, now, rome))
         assert not accepts(tokenizer, one, ids(rome, now))
-    only = chat.grammar(TOOLS[1:], several=True)
+    only = chat.build_grammar(TOOLS[1:], several=True)
     assert accepts(tokenizer, only, ids(now))
     assert not accepts(tokenizer, only, ids(rome))
     assert not accepts(tokenizer, one, ids(("get_weather", {"days": 2})))
@@ -306,7 +317,7 @@ def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: 
 
 def test_a_grammar_writes_json_as_the_template_does(formats: Any) -> None:
     chat: ChatFormat = formats("qwen").with_tools(TOOLS)
-    grammar, around = chat.grammar(TOOLS, several=True), "<tool_call>\n{}\n</tool_call>"
+    grammar, around = chat.build_grammar(TOOLS, several=True), "<tool_call>\n{}\n</tool_call>"
 
     def taken(arguments: str) -> bool:
         call = around.format('{"name": "get_weather", "arguments": ' + arguments + "}")
@@ -318,7 +329,7 @@ def test_a_grammar_writes_json_as_the_template_does(formats: Any) -> None:
 
 
 def test_long_answers_take_no_longer_than_their_length() -> None:
-    parser = ChatFormat.of(OWN).with_tools(TOOLS).parser()
+    parser = ChatFormat.from_tokenizer(OWN).with_tools(TOOLS).make_call_parser()
     assert parser is not None
     started = time.perf_counter()
     for piece in ["\n\n"] * 2000 + ["x "] * 2000 + ["<tool_call>"] * 400 + [GOOD[:-1] + " " * 4000]:
@@ -341,17 +352,17 @@ def test_long_answers_take_no_longer_than_their_length() -> None:
 )
 def test_what_defines_no_tools_is_refused(value: Any, what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        read_tools(value)
+        validate_tools(value)
 
 
 def test_tools_and_calls_are_read_as_objects_and_as_json() -> None:
-    assert read_tools(json.dumps(TOOLS)) == read_tools(list(TOOLS)) == TOOLS
+    assert validate_tools(json.dumps(TOOLS)) == validate_tools(list(TOOLS)) == TOOLS
     given = [{"function": {"name": "now", "arguments": arguments}} for arguments in ({"a": 1}, '{"a": 1}', "", None)]
-    assert [call.arguments for call in read_calls(given, 3)] == [{"a": 1}, {"a": 1}, {}, {}]
-    assert [call.id for call in read_calls(given[:2], 3)] == ["000030000", "000030001"]
-    assert read_calls(None, 1) == ()
-    (call,) = read_calls([{"id": "x", **given[0]}], 1)
-    assert read_calls([call.record()], 1) == read_calls([call.record(as_text=False)], 1) == (call,)
+    assert [call.arguments for call in parse_tool_calls(given, 3)] == [{"a": 1}, {"a": 1}, {}, {}]
+    assert [call.id for call in parse_tool_calls(given[:2], 3)] == ["000030000", "000030001"]
+    assert parse_tool_calls(None, 1) == ()
+    (call,) = parse_tool_calls([{"id": "x", **given[0]}], 1)
+    assert parse_tool_calls([call.to_openai()], 1) == parse_tool_calls([call.to_openai(as_text=False)], 1) == (call,)
 
 
 @pytest.mark.parametrize(
@@ -373,4 +384,4 @@ def test_tools_and_calls_are_read_as_objects_and_as_json() -> None:
 )
 def test_what_is_no_call_is_refused(value: Any, what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        read_calls(value, 1)
+        parse_tool_calls(value, 1)

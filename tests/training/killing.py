@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from lmtool.run.checkpoint import listed, verify
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
-from lmtool.run.lock import is_held
+from lmtool.run.lock import is_run_locked
 from tests.run.killing import die_at_event, in_child
 from tests.training.tiny import Work, lasting
 
@@ -70,7 +70,7 @@ def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random, 
 def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random, _: int) -> bool:
     """Train, and be killed from outside."""
     pid = in_child(lambda: [start()])
-    while not is_held(run) and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    while not is_run_locked(run) and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
     time.sleep(rng.uniform(0, 0.04))
     os.kill(pid, signal.SIGKILL)
@@ -91,9 +91,9 @@ def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[
         assert len(outcome["steps"]) < 200, "no progress"
         kill = rng.choice([killed_at_an_event, killed_at_an_event, killed_after_a_while])
         killed = kill(run, lambda: work.resume(name=name), rng, events)
-        found = listed(run / "checkpoints")
+        found = list_checkpoints(run / "checkpoints")
         for step, path in found:
-            if verify(path).step != step:
+            if verify_checkpoint(path).step != step:
                 outcome["problems"].append(f"{path} holds another step")
         outcome["kills"] += killed
         outcome["in a save"] += bool(list((run / "checkpoints").glob(".tmp-step-*")))

@@ -16,7 +16,7 @@ class Ended:
 
     rank, size = 1, 2
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         raise PeerEnded("another process has ended")
 
 

@@ -13,7 +13,7 @@ from lmtool.inference.load import load_run
 from lmtool.model.heads import Classifier
 from lmtool.objective import build_objective
 from lmtool.objective.heads import ContrastiveObjective
-from lmtool.run.checkpoint import verify
+from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.convex import PLAIN_PENALTY, fit_head
@@ -29,7 +29,7 @@ def base(work: Work) -> Path:
 
 
 def weights(run: Path, step: int = 12) -> Mapping[str, torch.Tensor]:
-    return verify(run / "checkpoints" / f"step-{step:06d}").model()
+    return verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
 
 
 def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, base: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtool.data.prepare import Prepared, prepare
+from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import NGramModel
@@ -27,16 +27,16 @@ NGRAM = (
 )
 
 
-def counted(work: Work) -> Prepared:
+def counted(work: Work) -> TokenizedData:
     """The training text of a run, whose tokens are then cached."""
     work.pretrain(*NGRAM)
     recipe = load(work.run() / "recipe.yaml").recipe
-    return prepare(recipe.data, recipe.tokenizer, seed=recipe.seed, report=no_report)
+    return tokenize_data(recipe.data, recipe.tokenizer, seed=recipe.seed, report=no_report)
 
 
-def documents_of(prepared: Prepared, part: str) -> list[list[int]]:
+def documents_of(prepared: TokenizedData, part: str) -> list[list[int]]:
     store = prepared.train if part == "train" else prepared.valid
-    return [store.read(*store.document(i)).tolist() for i in range(store.n_documents)]
+    return [store.read(*store.document_range(i)).tolist() for i in range(store.n_documents)]
 
 
 def nats(plain: KneserNey, document: list[int], first: int = 1) -> float:
@@ -100,7 +100,7 @@ def test_from_a_run_the_other_text_is_added_whole(work: Work) -> None:
     work.text.write_text(documents(12, seed=9), encoding="utf-8")
     work.pretrain(*NGRAM, name="both", source=work.run())
     recipe = load(work.run("both") / "recipe.yaml").recipe
-    other = prepare(recipe.data, recipe.tokenizer, seed=recipe.seed, report=no_report)
+    other = tokenize_data(recipe.data, recipe.tokenizer, seed=recipe.seed, report=no_report)
     model = load_run(str(work.run("both"))).model
     assert isinstance(model, NGramModel)
     added = documents_of(other, "train")

@@ -22,7 +22,7 @@ from lmtool.cli import app
 from lmtool.data import store as store_module
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError
 from lmtool.inference.evaluation import Validation
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
@@ -33,7 +33,7 @@ SAMPLES = ("evaluation.prompts=[the]", "evaluation.sample_tokens=4")
 
 
 def kept(run: Path) -> list[int]:
-    return [step for step, _ in listed(run / "checkpoints")]
+    return [step for step, _ in list_checkpoints(run / "checkpoints")]
 
 
 def reseal(checkpoint: Path) -> None:
@@ -88,17 +88,9 @@ def test_damage_of_the_logs_is_told_and_not_continued(work: Work) -> None:
     assert list(verify_run(work.run())) == [(log, "metrics.jsonl has no record of step 3")]
 
 
-def test_a_log_that_was_lost_or_changed_is_told(work: Work) -> None:
-    work.pretrain(stop=after(6))
+def test_a_log_that_was_lost_is_told(work: Work) -> None:
+    work.pretrain(stop=after(8))
     log = work.run() / "metrics.jsonl"
-    first = lines_of(log)
-    number = re.search(rb'"loss": (\d)', first[0])
-    assert number is not None
-    changed = b'"loss": %d' % ((int(number[1]) + 1) % 10)
-    log.write_bytes(b"".join([first[0].replace(number[0], changed), *first[1:]]))
-    told = warnings_in(work.resume(stop=after(1)))
-    assert "metrics.jsonl has been changed since it was written: its numbers may be wrong" in told
-    assert not any("jsonl" in line for line in warnings_in(work.resume(stop=after(1))))
     log.unlink()
     told = warnings_in(work.resume())
     assert "metrics.jsonl has no record of steps 1, 2, 3, 4, 5 and 3 more" in told
@@ -204,17 +196,6 @@ def test_a_lost_split_is_drawn_anew_and_told(work: Work) -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"bytes": 9}}'])
-def test_damaged_marks_of_the_logs_are_told(work: Work, content: bytes) -> None:
-    work.pretrain(stop=after(3))
-    (work.run() / "logs.json").write_bytes(content)
-    assert [problem for path, problem in verify_run(work.run()) if path.name == "logs.json"]
-    (warning,) = warnings_in(work.resume())
-    assert warning.startswith("logs.json is damaged")
-    assert not list(verify_run(work.run()))
-
-
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"": {"kind": "class"}}'])
 def test_a_damaged_floor_is_refused(work: Work, content: bytes) -> None:
     work.pretrain(name="base")
@@ -259,7 +240,7 @@ def test_a_run_killed_before_its_optimizer_state_went_loses_it_when_resumed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "drop_optimizers", lambda _: [][0])
+        patch.setattr(Run, "remove_optimizer_states", lambda _: [][0])
         with pytest.raises(IndexError):
             work.pretrain("checkpoint.keep_optimizer=false")
     assert len(list(work.run().rglob("optimizer.safetensors"))) > 0
@@ -298,12 +279,12 @@ def test_a_changed_digit_is_found_by_the_checksum(name: str, work: Work) -> None
         other = b"1" if digit[0] != b"1" else b"2"
         file.write_bytes(whole[: digit.start()] + other + whole[digit.end() :])
         with pytest.raises(CheckpointError, match=r"checksum|run\.json is damaged"):
-            assert Run.open(work.run()).validated is None
+            assert Run.open(work.run()).last_validation is None
 
 
 def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> None:
     work.pretrain()
-    best = Run.open(work.run()).best()[0].path
+    best = Run.open(work.run()).best_checkpoint()[0].path
     (best / "MANIFEST.json").write_bytes(b"damaged")
     told = warnings_in(work.pretrain(name="further", source=work.run()))
     assert any(best.name in warning for warning in told)
@@ -457,7 +438,7 @@ def test_a_large_damaged_cache_stops_a_run_that_then_goes_on(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr(store_module, "AT_ONCE", 0)
+    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
     with pytest.raises(DataError, match=r"tokens-00000\.bin has changed") as caught:
         work.resume()
     assert caught.value.exit_code == 3

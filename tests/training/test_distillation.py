@@ -10,10 +10,10 @@ from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
-from lmtool.run.checkpoint import verify
+from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.start import start
@@ -63,9 +63,9 @@ def test_what_is_validated_is_the_loss_of_the_targets(work: Work, teacher: Path)
 
 
 def test_the_teacher_is_named_and_stays(work: Work, teacher: Path) -> None:
-    before = verify(teacher / "checkpoints" / "step-000004").model()
+    before = verify_checkpoint(teacher / "checkpoints" / "step-000004").load_model()
     work.pretrain(teacher=teacher)
-    after_all = verify(teacher / "checkpoints" / "step-000004").model()
+    after_all = verify_checkpoint(teacher / "checkpoints" / "step-000004").load_model()
     assert all(torch.equal(before[name], after_all[name]) for name in before)
     assert Run.open(work.run()).info.teacher.run == "teacher"
     names = set(load_run(str(work.run()), CPU).model.state_dict())
@@ -149,7 +149,7 @@ def test_distilbert_learns_from_bert_by_soft_targets_masked_tokens_and_cosine(wo
         ("student", "distilbert-tiny", teacher),
     ):
         own = [one for one in short if of is None or not one.startswith("tokenizer.")]
-        settings = settings_of(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
+        settings = parse_settings(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
         assert ended(list(start(plan_pretraining(None, recipe, settings, no_report), work.session(name)))).step == 3
     distillation = load(work.run("student") / "recipe.yaml").recipe.distillation
     assert distillation.weight / (1 - distillation.weight) == pytest.approx(5 / 2, rel=0.01)

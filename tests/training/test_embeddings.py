@@ -11,7 +11,7 @@ import pytest
 from lmtool.data.table import open_table
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.predict import measure_tables, predict
@@ -72,7 +72,7 @@ def tuned(work: Work, kind: str, *overrides: str, name: str, source: str = "enco
 def planned(work: Work, source: str, kind: str, *overrides: str) -> Plan:
     table = write(work.folder / f"{kind}.csv", kind)
     return plan_finetuning(
-        str(work.run(source)), None, settings_of(overrides, [Setting("data.train", [str(table)], "TABLE")])
+        str(work.run(source)), None, parse_settings(overrides, [Setting("data.train", [str(table)], "TABLE")])
     )
 
 

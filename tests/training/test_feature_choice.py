@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.survey import silent
-from lmtool.recipe.load import settings_of
+from lmtool.data.survey import no_progress
+from lmtool.recipe.load import parse_settings
 from lmtool.sweeping.sweep import Typed
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
@@ -33,14 +33,13 @@ def table(path: Path, n_rows: int, telling: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("telling", "best", "other"),
-    [("ending", FEATURES[1], FEATURES[0]), ("order", FEATURES[0], FEATURES[1])],
+    ("telling", "best", "other"), [("ending", FEATURES[1], FEATURES[0]), ("order", FEATURES[0], FEATURES[1])]
 )
 def test_the_better_features_are_chosen_and_both_figures_are_told(
     folder: Path, telling: str, best: str, other: str
 ) -> None:
     path = table(folder / "rows.csv", 600, telling)
-    plan = plan_finetuning(None, None, settings_of([f"data.train={path}", "model.buckets=2000"]))
+    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000"]))
     assert f"a linear model of {best} (chosen by cross-validation on 540 rows: loss " in plan.choice
     assert f", {other} " in plan.choice
     assert (plan.resolved.recipe.tokenizer.kind == "char") == (telling == "ending")
@@ -52,7 +51,7 @@ def test_the_features_of_the_least_loss_are_taken(
 ) -> None:
     path, left = table(folder / "rows.csv", 600, "ending"), list(losses)
     monkeypatch.setattr(folds, "cross_validate", lambda *_: ChosenPenalty(1.0, prior=True, loss=left.pop(0)))
-    plan = plan_finetuning(None, None, settings_of([f"data.train={path}", "model.buckets=2000"]))
+    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000"]))
     assert f"a linear model of {FEATURES[best]} (chosen by cross-validation on " in plan.choice
 
 
@@ -63,7 +62,7 @@ def test_words_and_characters_are_taken_where_no_rows_are_held_out(
     """A score by cross-validation is then of all that was chosen."""
     path = table(folder / "rows.csv", n_rows, "order")
     monkeypatch.delattr(finetuning, "choose_features")
-    plan = plan_finetuning(None, None, settings_of([f"data.train={path}", *settings]))
+    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", *settings]))
     assert f"a linear model of {FEATURES[1]} (" in plan.choice
     assert plan.resolved.recipe.model.word_buckets
 
@@ -72,13 +71,13 @@ def test_many_classes_take_words(folder: Path) -> None:
     """Characters of them would take minutes."""
     path, words = folder / "rows.csv", "word " * 100
     path.write_text("text,label\n" + "".join(f"{words} of the class {i},c{i % 400}\n" for i in range(1200)))
-    plan = plan_finetuning(None, None, settings_of([f"data.train={path}"]))
+    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}"]))
     assert f"a linear model of {FEATURES[0]} is trained" in plan.choice
 
 
 def test_a_recipe_that_is_named_is_taken(folder: Path) -> None:
     path = table(folder / "rows.csv", 600, "ending")
-    plan = plan_finetuning(None, "linear", settings_of([f"data.train={path}"]))
+    plan = plan_finetuning(None, "linear", parse_settings([f"data.train={path}"]))
     assert plan.choice == ""
     assert plan.resolved.recipe.tokenizer.kind == "word"
 
@@ -87,7 +86,7 @@ def test_a_recipe_that_is_named_is_taken(folder: Path) -> None:
 def test_features_that_are_named_are_taken(folder: Path, setting: str) -> None:
     """Both candidates would have them."""
     path = table(folder / "rows.csv", 600, "ending")
-    plan = plan_finetuning(None, None, settings_of([f"data.train={path}", setting]))
+    plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", setting]))
     assert "cross-validation" not in plan.choice
 
 
@@ -96,7 +95,7 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     folder: Path, monkeypatch: pytest.MonkeyPatch, telling: str
 ) -> None:
     path = str(table(folder / "rows.csv", 600, telling))
-    alone = plan_finetuning(None, None, settings_of([f"data.train={path}", "model.buckets=2000", "seed=2"]))
+    alone = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000", "seed=2"]))
     stages = []
     typed = Typed([path], None, None, ["model.buckets=2000"])
     typed, verb, told = typed.planned({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
@@ -105,7 +104,7 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     assert typed.resolved({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
     words = typed.command(verb, {"seed": "2"})
     assert words[:3] == ["lmtool", "finetune", path]
-    again = plan_finetuning(None, None, settings_of([f"data.train={path}", *words[4::2]]))
+    again = plan_finetuning(None, None, parse_settings([f"data.train={path}", *words[4::2]]))
     assert again.resolved.recipe == alone.resolved.recipe
     assert told.partition(" (")[0] == alone.choice.partition(" (")[0]
 
@@ -121,19 +120,19 @@ def test_a_linear_model_whose_head_is_fitted_is_not_said_to_be_trained_whole(tmp
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
     work = Work(tmp_path / "work")
     work.learn_table("linear", tmp_path / "t.csv")
-    plan = plan_finetuning(str(work.run()), None, settings_of([f"data.train={tmp_path / 't.csv'}"]))
+    plan = plan_finetuning(str(work.run()), None, parse_settings([f"data.train={tmp_path / 't.csv'}"]))
     assert "weights" not in plan.choice
 
 
 @pytest.mark.parametrize("recipe", [None, "linear"])
 def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recipe: str | None) -> None:
     path = str(table(folder / "rows.csv", 200, "ending"))
-    assert not plan_finetuning(None, recipe, settings_of([f"data.train={path}"])).resolved.recipe.data.holds_out
+    assert not plan_finetuning(None, recipe, parse_settings([f"data.train={path}"])).resolved.recipe.data.holds_out
     axes = {"optimizer.l2": ["0.1", "10"]}
-    typed, _, told = Typed([path], None, recipe, []).planned(axes, silent)
+    typed, _, told = Typed([path], None, recipe, []).planned(axes, no_progress)
     assert typed.resolved({}).data.valid_fraction == 0.25
     assert told.splitlines()[-1].startswith("a quarter of the rows is held out, to compare settings")
     for fixed in (["data.valid_fraction=0"], [f"data.valid=[{path}]"]):
-        named, _, told = Typed([path], None, recipe, fixed).planned(axes, silent)
+        named, _, told = Typed([path], None, recipe, fixed).planned(axes, no_progress)
         assert named.fixed[-1:] == fixed
         assert "a quarter" not in told

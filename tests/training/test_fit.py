@@ -253,7 +253,7 @@ def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
     for row in trainer.examples.read(sample_S):
         start = positions[tuple(row.tokens.tolist())]
         for number in range(trainer.store.n_documents):
-            begin, end = trainer.store.document(number)
+            begin, end = trainer.store.document_range(number)
             if begin < start + 13 and start < end:
                 touched.add(number)
     assert trainer.examples.documents(sample_S) == sorted(touched)

@@ -12,10 +12,10 @@ import pytest
 from lmtool.export.card import _measured
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.load import settings_of
+from lmtool.recipe.load import parse_settings
 from lmtool.report.training import write_report
 from lmtool.run.directory import Run
-from lmtool.run.listing import summarise
+from lmtool.run.listing import summarize_run
 from lmtool.tasks.predict import TablePredictor
 from lmtool.tasks.results import Results, spread
 from lmtool.training.events import Ended, FitStarted, Info
@@ -56,7 +56,7 @@ WORDS = [
 
 def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:
     """The events of a run on a table, its features chosen by cross-validation where no recipe is named."""
-    plan = plan_finetuning(None, recipe, settings_of([f"data.train={table}", FEW_FEATURES, *settings]))
+    plan = plan_finetuning(None, recipe, parse_settings([f"data.train={table}", FEW_FEATURES, *settings]))
     return list(start(plan, Invocation(["test"], lambda *progress: None, stop, run)))
 
 
@@ -102,7 +102,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
     assert (saved["part"], saved["accuracy"], saved["rows"]) == ("cross-validation", accuracy, 200)
     assert saved["interval"] == list(results.interval)  # type: ignore[arg-type]
 
-    summary = summarise(path)
+    summary = summarize_run(path)
     assert (summary.part, summary.metric, summary.value, summary.rows) == (
         "cross-validation",
         "accuracy",
@@ -122,7 +122,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
 
     (ended,) = (event for event in events if isinstance(event, Ended))
     assert ended.reason == "finished"
-    assert f"accuracy {accuracy:.4f} ±" in spread([run.all_results, run.all_results])[0]
+    assert f"accuracy {accuracy:.4f} ±" in spread([run.results_by_task, run.results_by_task])[0]
 
 
 def test_the_model_that_is_saved_is_fitted_to_all_rows(random_run: tuple[Path, list[Any]]) -> None:
@@ -172,7 +172,7 @@ def test_very_few_rows_are_no_error(tmp_path: Path, rows: list[str]) -> None:
     events = learn(tmp_path / "run", path, recipe="linear")
     scored = [event for event in events if isinstance(event, Results)]
     assert len(scored) == (len({row.split(",")[0] for row in rows}) > 1)
-    assert summarise(tmp_path / "run").value in (None, *(results.figures["accuracy"] for results in scored))
+    assert summarize_run(tmp_path / "run").value in (None, *(results.figures["accuracy"] for results in scored))
 
 
 DAN = """\
@@ -196,7 +196,7 @@ def test_a_network_is_scored_on_other_rows_and_trained_on_all(
     results = results_in(work.learn_table(recipe, table))
     assert (results.part, results.rows) == (part, n_scored)
     assert results.figures["accuracy"] < 0.9
-    assert summarise(work.run()).part == part
+    assert summarize_run(work.run()).part == part
     records = [json.loads(line) for line in (work.run() / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["loss"] < 0.3
     assert not any("accuracy" in record for record in records)

@@ -11,10 +11,10 @@ from lmtool.errors import CheckpointError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run
 from lmtool.run import saving
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
-from lmtool.run.history import History
-from lmtool.run.listing import summarise
+from lmtool.run.history import RunHistory
+from lmtool.run.listing import summarize_run
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Sampled, Stepped
 from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in
@@ -42,11 +42,15 @@ def session(work: Work) -> dict[str, Any]:
 
 
 def optimizers(work: Work, name: str = "run") -> list[int]:
-    return [step for step, path in listed(work.run(name) / "checkpoints") if (path / "optimizer.safetensors").exists()]
+    return [
+        step
+        for step, path in list_checkpoints(work.run(name) / "checkpoints")
+        if (path / "optimizer.safetensors").exists()
+    ]
 
 
 def steps_of(work: Work, name: str = "run") -> list[int]:
-    return [step for step, _ in listed(work.run(name) / "checkpoints")]
+    return [step for step, _ in list_checkpoints(work.run(name) / "checkpoints")]
 
 
 def test_its_last_step_is_validated_and_told(work: Work) -> None:
@@ -109,14 +113,14 @@ def test_a_former_best_goes_also_after_a_kill_at_the_end(
             raise Killed
         genuine(folder, spared, *others)
 
-    genuine = saving.prune
-    monkeypatch.setattr(saving, "prune", prune)
+    genuine = saving.prune_checkpoints
+    monkeypatch.setattr(saving, "prune_checkpoints", prune)
     validations(3.0, 2.0, 1.0)
     with pytest.raises(Killed):
         work.pretrain("checkpoint.keep_last=1")
     assert steps_of(work) == [8, 12]
     (work.run() / "checkpoints" / ".tmp-step-000010").mkdir()
-    monkeypatch.setattr(saving, "prune", genuine)
+    monkeypatch.setattr(saving, "prune_checkpoints", genuine)
     assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
     assert [path.name for path in (work.run() / "checkpoints").iterdir()] == ["step-000012"]
 
@@ -141,11 +145,11 @@ def test_the_best_weights_are_used_until_it_is_resumed(work: Work, validations: 
     last = ended(work.pretrain(stop=after(7)))
     assert (last.reason, last.best_step, last.best_value) == ("interrupted", 7, 1.5)
     assert (load_run(str(work.run())).step, load_run(str(work.run())).reference.newer_step) == (7, None)
-    summary = summarise(work.run())
+    summary = summarize_run(work.run())
     assert (summary.metric, summary.value, summary.part) == ("loss", 1.5, "validation")
     assert [saved.step for saved in summary.checkpoints if saved.best] == [7]
     assert (summary.valid_loss, summary.best_valid_loss) == (1.5, 1.5)
-    assert History.of(Run.open(work.run())).summary()["best_loss"] == 1.5
+    assert RunHistory.from_run(Run.open(work.run())).summary()["best_loss"] == 1.5
     validations(1.8, 1.9)
     assert ended(work.resume()).best_step == 8
     assert load_run(str(work.run())).step == 8
@@ -178,7 +182,7 @@ def test_a_validation_that_fails_leaves_the_step_saved(work: Work, monkeypatch: 
         patch.setattr(TextData, "validate", fail)
         with pytest.raises(RuntimeError):
             work.pretrain(stop=after(3))
-    assert listed(work.run() / "checkpoints")[-1][0] == 3
+    assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 3
     assert Run.open(work.run()).state == "stopped"
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
@@ -202,11 +206,11 @@ def test_a_finished_run_drops_it(work: Work, validations: Script, patience: int 
     validations(2.0, 3.0, 3.0)
     last = ended(work.pretrain(DROPS, f"evaluation.patience={patience or 'null'}"))
     assert last.reason == ("early" if patience else "finished")
-    kept = [step for step, _ in listed(work.run() / "checkpoints")]
+    kept = [step for step, _ in list_checkpoints(work.run() / "checkpoints")]
     assert kept == ([4, 6, 8] if patience else [4, 10, 12])
     assert optimizers(work) == []
     assert load_run(str(work.run())).step == 4
-    assert all(not saved.problem for saved in summarise(work.run()).checkpoints)
+    assert all(not saved.problem for saved in summarize_run(work.run()).checkpoints)
     assert work.resume() == [AlreadyFinished(work.run(), kept[-1], early=patience is not None)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
 from lmtool.inference.reference import read_tokenizer
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_tables, read_tables
@@ -332,9 +332,9 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
     """No passes of the rule, or of the recipe, end it before."""
     work.pretrain(name="base")
     flags = [Setting("data.train", [str(pairs_of_any_length(work))], "TABLE")]
-    rule = finetuning.plan_finetuning(str(work.run("base")), None, settings_of([key], flags))
+    rule = finetuning.plan_finetuning(str(work.run("base")), None, parse_settings([key], flags))
     assert rule.resolved.recipe.training.epochs is None
-    both = finetuning.plan_finetuning(str(work.run("base")), None, settings_of([key, "training.epochs=3"], flags))
+    both = finetuning.plan_finetuning(str(work.run("base")), None, parse_settings([key, "training.epochs=3"], flags))
     assert both.resolved.recipe.training.epochs == 3
     none = finetuning.plan_finetuning(str(work.run("base")), None, flags)
     assert none.resolved.recipe.training.epochs is not None

@@ -11,12 +11,12 @@ import pytest
 from lmtool.compute.device import choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import streaming
-from lmtool.data.blocks import AHEAD, BlockStores
+from lmtool.data.blocks import PREFETCHED_BLOCKS, BlockStores
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.load import Resolved, Setting, load, settings_of
+from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
-from lmtool.run.files import StreamMark
+from lmtool.run.files import StreamPosition
 from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.start import start
@@ -34,10 +34,10 @@ def mixture(work: Work, *overrides: str, web: float = 3, code: float = 1) -> lis
     for number in range(2):
         text = documents(30, number).upper()
         (work.folder / "code" / f"{number}.txt").write_text(text, encoding="utf-8")
-    return settings_of([f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}", *overrides])
+    return parse_settings([f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}", *overrides])
 
 
-def mixed(work: Work, *overrides: str, **shares: float) -> Resolved:
+def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
     return load(work.recipe, mixture(work, *overrides, **shares))
 
 
@@ -117,12 +117,12 @@ def test_a_run_goes_on_with_a_mixture_and_then_with_one_text(work: Work) -> None
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units and blocks so small that a test passes several of each text."""
-    monkeypatch.setattr(streaming, "UNIT", 300)
-    monkeypatch.setattr(streaming, "BLOCK", 1200)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", 300)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 1200)
 
 
 @contextmanager
-def streamed(data: TextData, *marks: StreamMark) -> Iterator[StreamedMixture]:
+def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
     with data.streaming(CPU, marks):
         examples = data.examples(data.objective)
         assert isinstance(examples, StreamedMixture)
@@ -180,7 +180,7 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
     streams = []
     for n, (own, (text, part)) in enumerate(zip(first._streams, data._prepared.streamed, strict=True)):
         stores = data._prepared.parts[n], data.prompt_format.tokenizer, own._blocks._path
-        blocks = BlockStores((text, part), *stores, makes=False)
+        blocks = BlockStores(text, part, *stores, is_writer=False)
         streams.append(StreamedWindows(blocks, own._cut, own._seed, batch_size, None))
     return StreamedMixture(streams, list(data._spec.mixture.values()), data._seed)
 
@@ -189,7 +189,7 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
 @pytest.mark.usefixtures("small_blocks")
 def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight, each has a sample of the smaller text in a few steps only, between which blocks of it come and go."""
-    monkeypatch.setattr(streaming, "BLOCK", 150)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 150)
     monkeypatch.setattr("lmtool.data.blocks.time.sleep", limited(2000))
     n_ranks, n_steps = 8, 60
     _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
@@ -208,7 +208,7 @@ def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: py
     assert both == alone
     assert min(blocks) > 5
     # of each text those ahead, in use, behind, and being written
-    assert most <= 2 * (AHEAD + 3)
+    assert most <= 2 * (PREFETCHED_BLOCKS + 3)
 
 
 def limited(calls: int) -> Callable[[float], None]:
@@ -225,10 +225,10 @@ def limited(calls: int) -> Callable[[float], None]:
 def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = mixed(work).recipe
     sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
-    monkeypatch.setattr(streaming, "LARGE", sum(sizes) - 200)
-    assert max(sizes) < streaming.LARGE
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", sum(sizes) - 200)
+    assert max(sizes) < streaming.STREAM_FROM_BYTES
     assert read_text(recipe, None, World(), no_report)[0].data.stream is True
-    monkeypatch.setattr(streaming, "LARGE", 2 * sum(sizes))
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 2 * sum(sizes))
     assert read_text(recipe, None, World(), no_report)[0].data.stream is False
 
 

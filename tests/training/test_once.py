@@ -9,7 +9,7 @@ import pytest
 from lmtool.data import survey
 from lmtool.inference import load as loading
 from lmtool.recipe import load as recipes
-from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.load import Setting, parse_settings
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import Stepped
@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counted)
 
     recipes._parse_file.cache_clear()
-    count(survey, "content_hash", "hashed")
+    count(survey, "hash_files", "hashed")
     count(recipes, "parse", "parsed")
     count(loading, "build_model", "built")
     count(TextData, "validate", "validated")
@@ -54,7 +54,7 @@ def test_of_pretraining(work: Work, calls: Counter[str]) -> None:
 
 def test_of_the_default_recipe_which_depends_on_the_text(work: Work, calls: Counter[str]) -> None:
     small = ("model.d_model=8", "model.n_layers=1", "model.context=16", "tokenizer.vocab_size=300")
-    settings = settings_of([*small, "training.steps=2"], [Setting("data.train", [str(work.text)], "TEXT")])
+    settings = parse_settings([*small, "training.steps=2"], [Setting("data.train", [str(work.text)], "TEXT")])
     events = list(start(plan_pretraining(None, None, settings, no_report), work.session()))
     assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtool.objective import Example
-from lmtool.recipe.load import Setting, settings_of, shipped
+from lmtool.recipe.load import Setting, parse_settings, shipped_recipes
 from lmtool.tasks.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.plan import plan_pretraining
@@ -30,7 +30,7 @@ HARD = {
 
 
 def trained_by_steps() -> list[str]:
-    names = [name for name in sorted(shipped()) if not name.startswith("gpt2") and name not in PAPERS]
+    names = [name for name in sorted(shipped_recipes()) if not name.startswith("gpt2") and name not in PAPERS]
     return [name for name in names if not recipe_of(name).model.counts]
 
 
@@ -77,7 +77,7 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
         events = work.learn_table(name, table_for(name, work.folder), *settings, "training.epochs=null", stop=at_times)
     else:
         flags = [Setting("data.train", [str(work.text)], "TEXT")]
-        plan = plan_pretraining(None, name, settings_of(settings, flags), no_report)
+        plan = plan_pretraining(None, name, parse_settings(settings, flags), no_report)
         events = list(start(plan, work.session(stop=at_times)))
     assert events
     assert learned()

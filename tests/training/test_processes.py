@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.inference.load import load_run
-from lmtool.run.checkpoint import listed, verify
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tasks.predict import predict
 from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
@@ -56,7 +56,7 @@ def test_two_processes(work: Work) -> None:
     os.kill(rank(process.pid, 1), signal.SIGTERM)
     assert process.wait() != 0
     stdout, stderr = output(work)
-    (step, _) = listed(work.run() / "checkpoints")[-1]
+    (step, _) = list_checkpoints(work.run() / "checkpoints")[-1]
     assert f"interrupted and saved at step {step}" in stderr
     assert stdout == f"{work.run()}\n", "one process prints"
     assert stderr.count("plan: steps 1 to") == 1
@@ -87,10 +87,10 @@ def test_two_processes(work: Work) -> None:
             assert [record[key] for record in found] == pytest.approx([record[key] for record in expected], abs=1e-5)
 
     # What the killed ones saved is whole, and the run goes on.
-    left = listed(work.run() / "checkpoints")
+    left = list_checkpoints(work.run() / "checkpoints")
     assert left
     for at, path in left:
-        assert verify(path).step == at
+        assert verify_checkpoint(path).step == at
     assert Run.open(work.run()).state == "stopped"
     assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
 
@@ -140,7 +140,9 @@ def test_heads_without_a_loss_and_runs_without_a_step(group: Work) -> None:
     for found, expected in zip(metrics(group.run()), metrics(group.run("whole")), strict=True):
         assert found["tokens"] == expected["tokens"]
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
-    first, last = (verify(group.run() / "checkpoints" / name).model() for name in ("step-000010", "step-000012"))
+    first, last = (
+        verify_checkpoint(group.run() / "checkpoints" / name).load_model() for name in ("step-000010", "step-000012")
+    )
     assert {name.split(".")[0] for name in first if bool((first[name] == last[name]).all())} == {
         "pooler",
         "next_sentence",
@@ -157,7 +159,8 @@ def test_one_process_tokenizes_for_both(group: Work) -> None:
     losses, expected = ([r["loss"] for r in metrics(group.run(name))] for name in ("streamed", "streamed by one"))
     assert losses == pytest.approx(expected, abs=1e-5)
     states = (
-        verify(listed(group.run(name) / "checkpoints")[-1][1]).state() for name in ("streamed", "streamed by one")
+        verify_checkpoint(list_checkpoints(group.run(name) / "checkpoints")[-1][1]).load_state()
+        for name in ("streamed", "streamed by one")
     )
     [mark], [other] = (state["stream"] for state in states)
     assert mark == other

@@ -84,12 +84,12 @@ def test_models_that_do_not_continue_texts_write_none(work: Work) -> None:
 
 
 def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
-    from lmtool.data.prepare import prepare
+    from lmtool.data.prepare import tokenize_data
     from lmtool.recipe.spec.text import CharTokenizer, Data
 
     (tmp_path / "names.txt").write_text("\n".join(f"name{chr(97 + i)}{chr(97 + i)}" for i in range(20)) + "\n")
     data = Data(train=(str(tmp_path / "names.txt"),), documents="line")
-    prepared = prepare(data, CharTokenizer(kind="char"), seed=1)
+    prepared = tokenize_data(data, CharTokenizer(kind="char"), seed=1)
     assert isinstance(prepared.valid, TokenStore)
     assert prepared.data.split == "document"
     assert beginning(prepared.valid, prepared.tokenizer, False) == "na"

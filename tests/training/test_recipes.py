@@ -14,7 +14,7 @@ from lmtool.errors import UsageError
 from lmtool.inference import load as loading
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import LanguageModel
-from lmtool.recipe.load import Setting, load, settings_of, shipped
+from lmtool.recipe.load import Setting, load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import plan_pretraining
@@ -109,7 +109,7 @@ def assert_loads(run: Path, model: Any) -> LanguageModel:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) in TABLES])
+@pytest.mark.parametrize("name", [name for name in sorted(shipped_recipes()) if kind_of_objective(name) in TABLES])
 def test_a_shipped_recipe_for_tables_trains_and_answers(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
@@ -126,11 +126,11 @@ def test_a_shipped_recipe_for_tables_trains_and_answers(
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) not in TABLES])
+@pytest.mark.parametrize("name", [name for name in sorted(shipped_recipes()) if kind_of_objective(name) not in TABLES])
 def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
-    settings = settings_of(small(name), [Setting("data.train", [str(work.text)], "TEXT")])
+    settings = parse_settings(small(name), [Setting("data.train", [str(work.text)], "TEXT")])
     events = list(start(plan_pretraining(None, name, settings, no_report), work.session()))
     assert ended(events).step == 2
     assert without_gradient == set()
@@ -173,4 +173,6 @@ def test_there_are_recipes() -> None:
     small = "tiny shakespeare-char bert-tiny roberta-tiny longformer-tiny t5-tiny prefix-tiny transformer-tiny"
     families = "ngram skipgram elman gru lstm lstm-attention elmo-tiny seq2seq seq2seq-luong seq2seq-bahdanau"
     tables = "linear softmax dan naive-bayes"
-    assert {*papers.split(), "transformer-base", *small.split(), *families.split(), *tables.split()} <= set(shipped())
+    assert {*papers.split(), "transformer-base", *small.split(), *families.split(), *tables.split()} <= set(
+        shipped_recipes()
+    )

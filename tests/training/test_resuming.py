@@ -11,13 +11,13 @@ import pytest
 
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import Validation
-from lmtool.recipe.changes import RESUMING, changes
-from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.changes import CHANGE_RULES, diff_recipes
+from lmtool.recipe.load import load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
-from lmtool.run.files import Validated
+from lmtool.run.files import ValidationState
 from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, start
 from lmtool.training.events import AlreadyFinished, Info
@@ -93,8 +93,8 @@ OF_TABLES = {"data.test", "evaluation.metric", "evaluation.epochs"}
 OF_TASKS = {"data.task_tests", "evaluation.num_beams"}
 """Keys that only runs on a table, and on several, have; all others are tried on a text."""
 
-FREE = [key for key, rule in RESUMING.items() if rule.may_change]
-FIXED = [key for key in RESUMING if key not in FREE]
+FREE = [key for key, rule in CHANGE_RULES.items() if rule.may_change]
+FIXED = [key for key in CHANGE_RULES if key not in FREE]
 STEPS = ("training.epochs=null", "evaluation.patience=null", "objective.dropout=0")
 
 
@@ -119,7 +119,7 @@ class Bases:
             classes = (*STEPS, *held_out, "objective.kind=classification")
             work.learn_table(work.recipe, work.folder / "train.csv", *classes, name=f"{name}-table", stop=after(stop))
             scratch = (*STEPS[:2], *tests, f"data.tasks=[a:{pairs}, b:{pairs}]", writer, "objective.kind=seq2seq")
-            plan = finetuning.plan_finetuning(None, str(work.recipe), settings_of(scratch))
+            plan = finetuning.plan_finetuning(None, str(work.recipe), parse_settings(scratch))
             told = start.start(plan, work.session(f"{name}-tasks", after(stop)))
             assert list(told)
 
@@ -158,13 +158,13 @@ def written(run: Path) -> Recipe:
 
 def saved(run: Path) -> dict[str, Any]:
     """The state in the newest checkpoint."""
-    _, newest = listed(run / "checkpoints")[-1]
+    _, newest = list_checkpoints(run / "checkpoints")[-1]
     state: dict[str, Any] = json.loads((newest / "state.json").read_text())
     return state
 
 
 def test_every_rule_is_tested() -> None:
-    assert ANEW.keys() == RESUMING.keys()
+    assert ANEW.keys() == CHANGE_RULES.keys()
 
 
 @pytest.mark.sampled(2)
@@ -179,7 +179,7 @@ def test_what_may_not_change_is_refused_by_name(
     assert caught.value.exit_code == 2
     assert key in "\n".join(caught.value.lines())
     if isinstance(caught.value, UsageError):
-        assert RESUMING[key].note in caught.value.fix
+        assert CHANGE_RULES[key].note in caught.value.fix
     CommandLine(capsys, monkeypatch).refuses(2, "resume", work.run(), "-s", bases.override(key), words=[key])
     assert lasting(work.run(), 6) == before
 
@@ -191,7 +191,7 @@ def test_what_may_change_is_written_and_trained_by(key: str, bases: Bases) -> No
     before = written(work.run())
     override = bases.override(key)
     told = work.resume(override)
-    differences = changes(before, written(work.run()))
+    differences = diff_recipes(before, written(work.run()))
     expected = {key} - {"data.valid", "training.device", "training.precision"}
     assert expected <= differences.keys() <= {key, "evaluation.every"}
     assert differences.keys() <= {text.split()[0] for text in told[0].changes} | {"evaluation.every"}
@@ -207,9 +207,9 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     before = written(work.run())
     override = bases.override(key)
     told = work.resume(override)
-    differences = changes(before, written(work.run()))
+    differences = diff_recipes(before, written(work.run()))
     assert differences.keys() <= {key, "evaluation.every"}
-    goes_on = key == "training.steps" or key == "evaluation.baseline" or bool(RESUMING[key].resets)
+    goes_on = key == "training.steps" or key == "evaluation.baseline" or bool(CHANGE_RULES[key].resets)
     assert isinstance(told[-1], AlreadyFinished) != goes_on
     if not goes_on:
         assert [event.text.split()[0] for event in told[:-1] if isinstance(event, Info)] == [
@@ -239,8 +239,8 @@ def test_more_steps_of_a_stopped_run_count_from_its_planned_end(bases: Bases, na
 # What each does
 
 
-def noted(work: Work) -> Validated:
-    found = Run.open(work.run()).validated
+def noted(work: Work) -> ValidationState:
+    found = Run.open(work.run()).last_validation
     assert found is not None
     return found
 
@@ -260,7 +260,7 @@ def test_another_metric_has_another_best(name: str, bases: Bases) -> None:
     assert (best.best_step, best.best_value) in counted.items()
     assert best.best_value == max(counted.values())
     assert (ended(told).metric, ended(told).best_step) == ("accuracy", best.best_step)
-    assert Run.open(work.run()).best()[0].step == best.best_step
+    assert Run.open(work.run()).best_checkpoint()[0].step == best.best_step
     assert json.loads((work.run() / "metrics.json").read_text())["step"] == best.best_step
 
 
@@ -305,9 +305,9 @@ def test_another_beam_width_scores_the_best_checkpoint_anew(bases: Bases) -> Non
 
 def test_what_is_kept_of_a_finished_run_follows_its_new_recipe(bases: Bases) -> None:
     work = bases.of("checkpoint.keep_last", "finished")
-    steps = [step for step, _ in listed(work.run() / "checkpoints")]
+    steps = [step for step, _ in list_checkpoints(work.run() / "checkpoints")]
     work.resume("checkpoint.keep_last=1", "checkpoint.keep_optimizer=false")
-    left = listed(work.run() / "checkpoints")
+    left = list_checkpoints(work.run() / "checkpoints")
     assert {step for step, _ in left} == {steps[-1], noted(work).best_step} < set(steps)
     assert not any(checkpoints.has_optimizer(path) for _, path in left)
 

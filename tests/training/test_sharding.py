@@ -25,7 +25,7 @@ from lmtool.inference.reference import resolve_reference
 from lmtool.model.size import training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
-from lmtool.run.checkpoint import listed, verify
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.training.plan import _shards, agree
 from tests import forks
 from tests.compute.together import together
@@ -75,7 +75,7 @@ def assert_alike(found: Path, expected: Path) -> None:
         near = (5e-3 if key == "grad_norm" else 5e-4) if rough else 1e-5
         assert [record[key] for record in ours] == pytest.approx([record[key] for record in theirs], abs=near), key
     last = max(path.name for path in (expected / "checkpoints").iterdir())
-    weights, others = (verify(run / "checkpoints" / last).model() for run in (found, expected))
+    weights, others = (verify_checkpoint(run / "checkpoints" / last).load_model() for run in (found, expected))
     assert weights.keys() == others.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(weight, others[name], rtol=0, atol=0.02 if rough else 2e-5)
@@ -92,8 +92,8 @@ def test_two_processes_train_as_one(place: Work) -> None:
     assert len({path.read_text() for path in samples}) == 1
     assert (place.run("sharded bfloat16") / "samples.jsonl").read_text().count("\n") == 2
     for name in RECIPES:
-        saved = [checkpoint for _, checkpoint in listed(place.run(f"sharded {name}") / "checkpoints")]
-        assert [verify(checkpoint).n_shards for checkpoint in saved] == [2, 2]
+        saved = [checkpoint for _, checkpoint in list_checkpoints(place.run(f"sharded {name}") / "checkpoints")]
+        assert [verify_checkpoint(checkpoint).n_shards for checkpoint in saved] == [2, 2]
     results = [(place.run(f"{name}lora") / "metrics.json").read_text() for name in ("", "sharded ")]
     assert len(results[0]) > 10
     for name in ("adamw", "muon"):
@@ -119,7 +119,7 @@ def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
     back = place.run(f"{recipe} back")
     shutil.copytree(place.run(recipe), back)
     processes(place, 4, f"resume:{back.name}")
-    assert [verify(saved).n_shards for _, saved in listed(back / "checkpoints")][-2:] == [1, 4]
+    assert [verify_checkpoint(saved).n_shards for _, saved in list_checkpoints(back / "checkpoints")][-2:] == [1, 4]
     (warning,) = warnings_in(place.resume("training.steps=+2", name=back.name))
     assert "processes 4 -> 1" in warning
     assert "sharded True -> None" in warning

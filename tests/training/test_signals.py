@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lmtool.run.checkpoint import listed, verify
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
 from tests.training.tiny import Work, after, ended, lasting, metrics
@@ -24,7 +24,7 @@ def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals
     stdout, stderr = output(work)
     assert stdout == f"{work.run()}\n"
     assert "Traceback" not in stderr
-    step = listed(work.run() / "checkpoints")[-1][0]
+    step = list_checkpoints(work.run() / "checkpoints")[-1][0]
     assert f"interrupted and saved at step {step}" in stderr
     assert metrics(work.run())[-1]["step"] == step
     assert Run.open(work.run()).state == "stopped"
@@ -60,8 +60,8 @@ def test_a_second_signal_leaves_at_once(work: Work) -> None:
     assert process.poll() is None, "the first signal waits for the step"
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
-    (*_, (step, path)) = listed(work.run() / "checkpoints")
-    assert (step, verify(path).step) == (6, 6)
+    (*_, (step, path)) = list_checkpoints(work.run() / "checkpoints")
+    assert (step, verify_checkpoint(path).step) == (6, 6)
     assert [record["step"] for record in metrics(work.run())] == list(range(1, 6))
     assert ended(work.resume("training.steps=8")).step == 8
     work.pretrain("training.steps=50", "evaluation.every=6", name="whole", stop=after(6))

@@ -21,13 +21,13 @@ from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.data import survey
-from lmtool.data.files import content_hash
+from lmtool.data.files import hash_files
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_model, load_run
-from lmtool.recipe.load import Setting, settings_of
-from lmtool.run.checkpoint import listed, verify
+from lmtool.recipe.load import Setting, parse_settings
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan, start
@@ -43,7 +43,7 @@ PROMPTS = "evaluation.prompts=[the, a cat]"
 
 
 def kept(run: Path) -> list[int]:
-    return [step for step, _ in listed(run / "checkpoints")]
+    return [step for step, _ in list_checkpoints(run / "checkpoints")]
 
 
 # Events and saved files
@@ -158,8 +158,8 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
         work.pretrain(*ruin)
     (step,) = map(int, re.findall(r"step (\d+)", caught.value.what))
     assert kept(work.run())[-1] == step - 1
-    for _, path in listed(work.run() / "checkpoints"):
-        weights = verify(path).model()
+    for _, path in list_checkpoints(work.run() / "checkpoints"):
+        weights = verify_checkpoint(path).load_model()
         assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
     assert Run.open(work.run()).state == "stopped"
     assert metrics(work.run())[-1]["step"] == step - 1
@@ -406,7 +406,7 @@ def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
 
 def test_all_checkpoints_damaged(work: Work) -> None:
     work.pretrain()
-    for _, path in listed(work.run() / "checkpoints"):
+    for _, path in list_checkpoints(work.run() / "checkpoints"):
         damage(path / "optimizer.safetensors")
     with pytest.raises(CheckpointError, match="no checkpoint of this run is complete"):
         work.resume()
@@ -534,16 +534,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
 
 
 def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmtool.run.log import Log
+    from lmtool.run.log import RunLog
 
-    genuine = Log.append
+    genuine = RunLog.append
 
-    def append(self: Log, record: Any) -> None:
+    def append(self: RunLog, record: Any) -> None:
         if 3 <= record["step"] <= 5:
             raise ResourceError("cannot write the log: No space left on device", where=str(self.path))
         genuine(self, record)
 
-    monkeypatch.setattr(Log, "append", append)
+    monkeypatch.setattr(RunLog, "append", append)
     events = work.pretrain()
     assert len(warnings_in(events)) == 1
     assert ended(events).reason == "finished"
@@ -592,11 +592,11 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
 
     def hashes(files: Any) -> str:
         hashed.append(files)
-        return content_hash(files)
+        return hash_files(files)
 
-    monkeypatch.setattr(survey, "content_hash", hashes)
+    monkeypatch.setattr(survey, "hash_files", hashes)
     work.text.write_text(documents(200) if layout == "documents" else words(3000))
-    settings = settings_of(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
+    settings = parse_settings(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
     invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
     assert any(

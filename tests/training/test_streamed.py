@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from lmtool.compute.device import choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
-from lmtool.data.blocks import AHEAD, STREAMS, BlockStores
+from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BlockStores
 from lmtool.data.corpus import Chunk
-from lmtool.data.streaming import BlockStart
+from lmtool.data.streaming import BlockPosition
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.reference import resolve_for_text, resolve_reference
 from lmtool.model import LanguageModel
-from lmtool.recipe.finetuning import continued
-from lmtool.recipe.load import Resolved, Setting, load, settings_of
+from lmtool.recipe.finetuning import resolve_continued_training
+from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.training import start
 from lmtool.training.data import TextData, read_text
@@ -42,8 +42,8 @@ CPU = choose_compute("cpu", "float32")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units and blocks so small that a test passes several."""
-    monkeypatch.setattr(streaming, "UNIT", 300)
-    monkeypatch.setattr(streaming, "BLOCK", 1500)
+    monkeypatch.setattr(streaming, "UNIT_BYTES", 300)
+    monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 1500)
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def folder(work: Work) -> Path:
 
 
 def settings(work: Work, *overrides: str) -> list[Setting]:
-    return settings_of([f"data.train={work.folder}/corpus", "data.stream=true", *overrides])
+    return parse_settings([f"data.train={work.folder}/corpus", "data.stream=true", *overrides])
 
 
-def streamed(work: Work, *overrides: str) -> Resolved:
+def streamed(work: Work, *overrides: str) -> ResolvedRecipe:
     return load(work.recipe, settings(work, *overrides))
 
 
@@ -109,20 +109,22 @@ def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work
         turns = [Counter[str]() for _ in range(3)]
         number = 0
         while (place := _place(blocks, number)).turn < 3:
-            store = blocks.store(number)
-            texts = [tokenizer.decode(store.read(*store.document(i)).tolist()) for i in range(store.n_documents)]
+            store = blocks.wait_for_store(number)
+            texts = [tokenizer.decode(store.read(*store.document_range(i)).tolist()) for i in range(store.n_documents)]
             turns[place.turn].update(text.split()[0] for text in texts)
             number += 1
     held = data._prepared.valid
-    held_out = {tokenizer.decode(held.read(*held.document(i)).tolist()).split()[0] for i in range(held.n_documents)}
+    held_out = {
+        tokenizer.decode(held.read(*held.document_range(i)).tolist()).split()[0] for i in range(held.n_documents)
+    }
     every = {f"{number}-{line}" for number in range(4) for line in range(30)}
     assert held_out
     assert turns == 3 * [Counter(every - held_out)]
 
 
-def _place(blocks: BlockStores, number: int) -> BlockStart:
-    blocks.store(number)
-    return blocks.start(number)
+def _place(blocks: BlockStores, number: int) -> BlockPosition:
+    blocks.wait_for_store(number)
+    return blocks.block_position(number)
 
 
 def test_every_process_reads_the_same_whatever_the_pace(
@@ -132,13 +134,13 @@ def test_every_process_reads_the_same_whatever_the_pace(
     _, data = read_text(streamed(work).recipe, None, World(), no_report)
     with data.streaming(CPU):
         alone = texts_of(data, examples_of(data), np.arange(320))
-    make = BlockStores._write
+    make = BlockStores._write_store
 
     def slowly(self: BlockStores, *arguments: Any) -> Any:
         time.sleep(0.02)
         return make(self, *arguments)
 
-    monkeypatch.setattr(BlockStores, "_write", slowly)
+    monkeypatch.setattr(BlockStores, "_write_store", slowly)
     with data.streaming(CPU):
         first = examples_of(data)
         other = joining(data)
@@ -157,14 +159,14 @@ def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pyt
         alone = examples_of(data)
         expected = [(texts_of(data, alone, np.arange(at, at + 8)), alone.mark(at + 8)) for at in range(0, 640, 8)]
         documents = alone.documents(np.arange(600, 640))
-    find = BlockStores.store
+    find = BlockStores.wait_for_store
 
     def slowly(self: BlockStores, number: int) -> Any:
         found = find(self, number)
         time.sleep(0.002)
         return found
 
-    monkeypatch.setattr(BlockStores, "store", slowly)
+    monkeypatch.setattr(BlockStores, "wait_for_store", slowly)
     with data.streaming(CPU), ThreadPoolExecutor(3) as threads:
         examples = examples_of(data)
         for at, (texts, mark) in zip(range(0, 640, 8), expected, strict=True):
@@ -189,14 +191,14 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
     most = 0
     with data.streaming(CPU):
         examples = examples_of(data)
-        streams = cache_folder() / STREAMS
+        streams = cache_folder() / STREAMS_FOLDER
         (place,) = [path for path in streams.iterdir() if path.is_dir()]
         for step in range(200):
             examples.read(np.arange(8 * step, 8 * step + 8))
             most = max(most, len(list(place.glob("[0-9.]*[0-9l]"))))
         assert examples.mark(1600).block > 10
         # the block in use, one behind, and one that is being written
-        assert most <= AHEAD + 3
+        assert most <= PREFETCHED_BLOCKS + 3
     assert not place.exists()
 
 
@@ -220,7 +222,7 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
 
 
 def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
-    streams = cache_folder() / STREAMS
+    streams = cache_folder() / STREAMS_FOLDER
     with scratch_in(streams) as left:
         (left / "000001").mkdir()
         shutil.copytree(left, streams / ".tmp-killed")
@@ -248,9 +250,9 @@ def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
 def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is as it was, and so is the size of every file."""
     pretrained(work, "run", "training.steps=40", stop=after(27))
-    tokens = blocks.encode
+    tokens = blocks.encode_chunks
     monkeypatch.setattr(
-        blocks, "encode", lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [Chunk(["a cat"])]), tokenizer)
+        blocks, "encode_chunks", lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [Chunk(["a cat"])]), tokenizer)
     )
     with pytest.raises(CheckpointError, match=r"block 2 of its text has changed"):
         work.resume()
@@ -314,7 +316,7 @@ def test_a_full_disk_ends_the_run(work: Work, folder: Path, monkeypatch: pytest.
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
     _, data = read_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
     with data.streaming(CPU):
-        store = examples_of(data)._blocks.store(1)
+        store = examples_of(data)._blocks.wait_for_store(1)
     assert store.n_documents > 10
     assert data._prepared.valid.n_documents == 60
 
@@ -322,14 +324,14 @@ def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
 def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(work.recipe, [f"data.train={folder}"]).recipe
     assert read_text(recipe, None, World(), no_report)[0].data.stream is False
-    monkeypatch.setattr(streaming, "LARGE", 1000)
+    monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 1000)
     assert read_text(recipe, None, World(), no_report)[0].data.stream is True
     epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
     assert read_text(epochs, None, World(), no_report)[0].data.stream is False
 
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
-    settings = settings_of([f"data.train={folder}", "data.stream=true"])
+    settings = parse_settings([f"data.train={folder}", "data.stream=true"])
     recipe = resolve_for_text(None, settings, report=no_report)[0].recipe
     assert recipe.training.minutes
     assert recipe.training.epochs is None
@@ -341,7 +343,7 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
     small = [Setting("data.train", [str(work.text)], "TEXT")]
     parent = resolve_reference(str(work.run())).parent
     assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
-    assert continued(parent, streamed(work).recipe, small).recipe.data.stream is True
+    assert resolve_continued_training(parent, streamed(work).recipe, small).recipe.data.stream is True
 
 
 @pytest.mark.parametrize(
@@ -374,6 +376,6 @@ def joining(data: TextData) -> StreamedWindows:
     first = examples_of(data)._blocks
     ((text, part),) = data._prepared.streamed
     stores = data._prepared.train, data.prompt_format.tokenizer
-    found = BlockStores((text, part), *stores, first._path, makes=False)
+    found = BlockStores(text, part, *stores, first._path, is_writer=False)
     cut = data.objective.cut(data._context)
     return StreamedWindows(found, cut, data._seed, batch_size=8, mark=None)

@@ -17,11 +17,11 @@ from lmtool.inference.load import load_run, load_trained_model, read_merged_weig
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
-from lmtool.recipe.finetuning import PART_RATE, RATE
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
+from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.training import AdamW
 from lmtool.records import sealed
-from lmtool.run.checkpoint import listed, verify
+from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.events import FitStarted, Started
 from lmtool.training.finetuning import plan_finetuning
@@ -46,7 +46,7 @@ def base(work: Work, pretrained: Path) -> Path:
 
 
 def weights(run: Path, step: int) -> dict[str, Tensor]:
-    return verify(run / "checkpoints" / f"step-{step:06d}").model()
+    return verify_checkpoint(run / "checkpoints" / f"step-{step:06d}").load_model()
 
 
 def model_of(run: Path) -> LanguageModel:
@@ -106,8 +106,8 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(work: Work, base: 
     )
     with pytest.raises(NumericalError, match=r"is (nan|inf)"):
         work.finetune(LORA, *ruin, "schedule.warmup_steps=0", source=base)
-    (*_, (step, path)) = listed(work.run("tuned") / "checkpoints")
-    assert all(bool(tensor.isfinite().all()) for tensor in verify(path).model().values())
+    (*_, (step, path)) = list_checkpoints(work.run("tuned") / "checkpoints")
+    assert all(bool(tensor.isfinite().all()) for tensor in verify_checkpoint(path).load_model().values())
     assert load_run(str(work.run("tuned"))).step <= step
 
 
@@ -134,7 +134,7 @@ def test_embeddings_can_stay(work: Work, base: Path) -> None:
     assert stay == {name for name in before if name not in changed(before, after)} - {"body.head.own"}
     assert stay
     assert plan.learning == sum(after[name].numel() for name in changed(before, after))
-    moments = verify(run / "checkpoints" / "step-000012").optimizer()
+    moments = verify_checkpoint(run / "checkpoints" / "step-000012").load_optimizer()
     assert {key.partition("/")[2] for key in moments} == changed(before, after)
 
 
@@ -320,11 +320,13 @@ def test_what_learns_decides_the_rate_unless_it_is_given(work: Work, base: Path)
     table.write_text("\n".join(["text,label", *(f"{words(3, i)},{'ab'[i % 2]}" for i in range(100))]))
 
     def rate(*settings: str) -> float:
-        plan = plan_finetuning(str(base), None, settings_of(settings, [Setting("data.train", [str(table)], "TABLE")]))
+        plan = plan_finetuning(
+            str(base), None, parse_settings(settings, [Setting("data.train", [str(table)], "TABLE")])
+        )
         optimizer = plan.resolved.recipe.optimizer
         assert isinstance(optimizer, AdamW)
         return optimizer.lr
 
-    assert rate() == rate("tuning.layer_decay=0.8") == RATE
-    assert rate(LORA) == rate("tuning.freeze=body", "training.epochs=3") == PART_RATE > RATE
+    assert rate() == rate("tuning.layer_decay=0.8") == TRAINED_LR
+    assert rate(LORA) == rate("tuning.freeze=body", "training.epochs=3") == ADAPTER_LR > TRAINED_LR
     assert rate(LORA, "optimizer.lr=0.1") == rate("optimizer.lr=0.1") == 0.1

@@ -11,7 +11,7 @@ import pytest
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run
 from lmtool.recipe.load import load
-from lmtool.run.checkpoint import listed
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
 from lmtool.tasks.data import TableData
 from lmtool.training import train
@@ -54,7 +54,7 @@ def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int]
     fails(number)
     with pytest.raises(Broken):
         work.pretrain(*SAMPLES)
-    assert listed(work.run() / "checkpoints")[-1][0] == step
+    assert list_checkpoints(work.run() / "checkpoints")[-1][0] == step
     assert [record["step"] for record in metrics(work.run())] == list(range(1, step))
     assert Run.open(work.run()).state == "stopped"
     fails(99)

@@ -12,7 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.model.features import find_features
-from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.load import load, parse_settings
 from lmtool.training.events import Started
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.start import start
@@ -292,7 +292,7 @@ def test_features_that_do_not_fit_are_refused(
 def test_a_trained_model_gets_no_features(elmo: Work) -> None:
     learn(elmo, FAMILIES["elmo"] + "}", name="plain")
     plan = plan_finetuning(
-        str(elmo.run("plain")), None, settings_of(["model.features.run=elmo"], flags_of(table_of(elmo)))
+        str(elmo.run("plain")), None, parse_settings(["model.features.run=elmo"], flags_of(table_of(elmo)))
     )
     with pytest.raises(UsageError, match="was trained without these features"):
         list(start(plan, elmo.session()))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.recipe.load import Setting, settings_of
-from lmtool.run.checkpoint import inspect
+from lmtool.recipe.load import Setting, parse_settings
+from lmtool.run.checkpoint import check_checkpoint_sizes
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, start
 from lmtool.training.comparison import TextResults
@@ -59,13 +59,13 @@ class MemoryStore:
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         return self._tokens[start:stop].copy()
 
-    def document(self, i: int) -> tuple[int, int]:
+    def document_range(self, i: int) -> tuple[int, int]:
         return int(self._ends[i - 1]) if i else 0, int(self._ends[i])
 
     def document_lengths(self) -> NDArray[np.int64]:
         return np.diff(self._ends, prepend=0)
 
-    def document_at(self, token: int) -> NDArray[np.int64]:
+    def find_documents(self, token: int) -> NDArray[np.int64]:
         return np.searchsorted(self._ends, token, side="right")
 
 
@@ -111,7 +111,7 @@ class Work:
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
         named = None if source is None else str(source)
-        planned = plan.plan_pretraining(named, str(self.recipe), settings_of(overrides, flags), no_report)
+        planned = plan.plan_pretraining(named, str(self.recipe), parse_settings(overrides, flags), no_report)
         return list(start.start(planned, self.session(name, stop)))
 
     def finetune(
@@ -132,7 +132,7 @@ class Work:
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
         every += ("checkpoint.keep_optimizer=true",)
         flags = [Setting("data.train", [str(table)], "TABLE"), *taught_by(teacher)]
-        all_settings = settings_of((*settings, *every, *overrides), flags)
+        all_settings = parse_settings((*settings, *every, *overrides), flags)
         planned = finetuning.plan_finetuning(str(source), None, all_settings)
         return list(start.start(planned, self.session(name, stop)))
 
@@ -140,12 +140,12 @@ class Work:
         self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
     ) -> list[Any]:
         """Train on a table from scratch."""
-        settings = settings_of(overrides, [Setting("data.train", [str(table)], "TABLE")])
+        settings = parse_settings(overrides, [Setting("data.train", [str(table)], "TABLE")])
         planned = finetuning.plan_finetuning(None, str(recipe), settings)
         return list(start.start(planned, self.session(name, stop)))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
-        return list(resuming.resume(str(self.run(name)), settings_of(overrides), self.session(name, stop)))
+        return list(resuming.resume(str(self.run(name)), parse_settings(overrides), self.session(name, stop)))
 
 
 def taught_by(teacher: Path | None) -> list[Setting]:
@@ -159,7 +159,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def lasting(run: Path, step: int) -> dict[str, Any]:
     """All results of a run up to its checkpoint at `step`, without times."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
-    saved = inspect(checkpoint)
+    saved = check_checkpoint_sizes(checkpoint)
     state = json.loads((checkpoint / "state.json").read_text())
     del state["seconds"]
     if state["pending"] is not None:

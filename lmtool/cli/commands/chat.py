@@ -66,7 +66,7 @@ def chat(
     from lmtool.generation.chat import MAX_ANSWER_TOKENS, Conversation
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import choose_params
-    from lmtool.tokenization.tools import load_tools
+    from lmtool.tokenization.tools import load_tools_file
 
     if settings["max_new_tokens"] is None:
         settings["max_new_tokens"] = MAX_ANSWER_TOKENS
@@ -77,7 +77,7 @@ def chat(
     generator = TextGenerator.open(run, device=device, precision=precision)
     conversation = Conversation(generator, params, stop=stop or ())
     if tools is not None:
-        conversation.tools = load_tools(tools)
+        conversation.tools = load_tools_file(tools)
     conversation.system = system
     describe(generator.loaded, quiet, f"seed {params.seed}")
     if conversation.is_plain and not quiet:
@@ -176,7 +176,7 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
     completion = None if answer is None else answer.completion
     if as_json and answer is not None:
         tokens, reason = (None, "interrupt") if completion is None else (completion.tokens, completion.finish_reason)
-        calls_of = {"tool_calls": [call.record() for call in answer.calls]} if answer.calls else {}
+        calls_of = {"tool_calls": [call.to_openai() for call in answer.calls]} if answer.calls else {}
         put_json({"role": "assistant", "content": answer.text, **calls_of, "tokens": tokens, "finish_reason": reason})
     if completion is None:
         tell("stopped")

@@ -12,7 +12,7 @@ from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import aligned, counted
 
 if TYPE_CHECKING:
-    from lmtool.checks.check import Checked
+    from lmtool.checks.check import CheckResult
     from lmtool.recipe.load import Setting
     from lmtool.recipe.spec.recipe import Recipe
     from lmtool.tokenization.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def check(
     lmtool check book.txt --tokenizer last --json
     lmtool check --device
     """
-    from lmtool.data.files import unpacked_name
+    from lmtool.data.files import name_without_compression
     from lmtool.inference.reference import resolve_run_name
     from lmtool.interop.names import HUB
 
@@ -79,7 +79,7 @@ def check(
         raise UsageError("--fix needs a table, not a folder", where=names[0], fix="name a table")
     log = None if fix is None else fix.with_suffix(".removed.jsonl")
     if fix is not None and names:
-        check_new(fix, *filter(None, [Path(unpacked_name(Path(names[0]))).suffix]))
+        check_new(fix, *filter(None, [Path(name_without_compression(Path(names[0]))).suffix]))
         check_new(log)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test")
@@ -92,27 +92,27 @@ def check(
     for checked in reports:
         _print_check(checked, as_json)
     if fix is not None and log is not None:
-        from lmtool.checks.fixing import write_fixed
-        from lmtool.recipe.load import settings_of
+        from lmtool.checks.fixing import write_cleaned_table
+        from lmtool.recipe.load import parse_settings
 
         # no rows are held out of the table that is fixed
-        recipe = _load_recipe([*settings, *settings_of(["data.valid_fraction=0"])])
+        recipe = _load_recipe([*settings, *parse_settings(["data.valid_fraction=0"])])
         model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
-        n_gone = write_fixed(recipe, fix, log, model)
+        n_gone = write_cleaned_table(recipe, fix, log, model)
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
         else:
             put(f"fixed    {fix}: without {counted(n_gone, 'row')}, listed in {log}")
     for checked in reports:
-        checked.refuse(strict=strict)
+        checked.raise_for_problems(strict=strict)
 
 
 def _check_device(as_json: bool) -> None:
-    from lmtool.checks.device import compare_ways
+    from lmtool.checks.device import check_fast_paths
     from lmtool.compute.device import choose_compute
 
     compute = choose_compute("auto", "auto")
-    compared = list(compare_ways(compute.device))
+    compared = list(check_fast_paths(compute.device))
     if as_json:
         put_json({"device": compute.describe(), "ways": [way._asdict() for way in compared]})
     else:
@@ -126,7 +126,7 @@ def _check_device(as_json: bool) -> None:
         raise ResourceError(what, fix=fix)
 
 
-def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
+def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "CheckResult":
     from lmtool.checks import check as checking
     from lmtool.training.finetuning import open_for_training
 
@@ -134,13 +134,13 @@ def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str |
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match checking.subject_of(names, data, is_text=is_text, by_cells=True):
+        match checking.infer_subject(names, data, is_text=is_text, by_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
-                return checking.check_tokens(Path(names[0]))
+                return checking.check_token_stores(Path(names[0]))
             case "table":
-                return checking.check_labelled(*open_for_training(settings), *_load_tokenizer(tokenizer))
+                return checking.check_labelled_tables(*open_for_training(settings), *_load_tokenizer(tokenizer))
         return checking.check_text(data, recipe.seed, *_load_tokenizer(tokenizer), display.report)
 
 
@@ -154,20 +154,20 @@ def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]"
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
     from lmtool.inference.reference import find_tokenizer
     from lmtool.run.directory import Run
-    from lmtool.run.paths import INFO
+    from lmtool.run.paths import RUN_INFO_FILE
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:
         return None, None
     path = Path(find_tokenizer(name))
     folder = path if path.is_dir() else path.parent
-    data = Run.open(folder).info.data if (folder / INFO).exists() else None
+    data = Run.open(folder).info.data if (folder / RUN_INFO_FILE).exists() else None
     return Tokenizer.load(path), None if data is None else data.bytes_per_token
 
 
-def _print_check(checked: "Checked", as_json: bool) -> None:
+def _print_check(checked: "CheckResult", as_json: bool) -> None:
     if as_json:
-        put_json(checked.record)
+        put_json(checked.json_record)
         return
     put(*(f"{checked.subject:8} {line}" for line in checked.lines))
     put(*(f"damaged  {path}: {problem}" for path, problem in checked.damage[:MOST]))

@@ -80,8 +80,8 @@ def evaluate(
     lmtool eval last --tasks bundled --limit 50
     """
     from lmtool.compute.processes import is_main
-    from lmtool.data.stdin import table_files, text_files
-    from lmtool.data.table import Skipped
+    from lmtool.data.stdin import open_table_sources, open_text_sources
+    from lmtool.data.table import SkippedRows
     from lmtool.inference.perplexity import measure_perplexity
     from lmtool.interop.names import is_published
     from lmtool.tasks.benchmarks import import_lm_eval, measure_tasks, open_tasks, texts_of
@@ -130,12 +130,12 @@ def evaluate(
         fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
         raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
     settings = to_settings(reading)
-    data, skipped = to_data(settings), Skipped()
+    data, skipped = to_data(settings), SkippedRows()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
         model = open_model(run, device, precision)
-        with Display(shown=is_main(), quiet=quiet) as display, table_files(text, data.encoding) as sources:
+        with Display(shown=is_main(), quiet=quiet) as display, open_table_sources(text, data.encoding) as sources:
             labels = answers.split(",") if answers else ()
             prompting = Prompting(prompt.replace("\\n", "\n"), labels, calibrate)
             for number, source in enumerate(sources):
@@ -154,7 +154,7 @@ def evaluate(
             raise UsageError("a folder is not a table", where=folder, fix=fix)
         model = open_model(run, device, precision).with_beams(num_beams)
         describe(model, quiet)
-        with table_files(text or (), data.encoding) as sources:
+        with open_table_sources(text or (), data.encoding) as sources:
             shows = is_main() and not quiet
             each = measure_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
@@ -169,7 +169,7 @@ def evaluate(
     if settings:
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
-    with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), typed or ()) as sources:
+    with Display(shown=is_main(), quiet=quiet) as display, open_text_sources(text or (), typed or ()) as sources:
         measured = measure_perplexity(
             run,
             sources,
@@ -192,13 +192,13 @@ def evaluate(
 def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
     """Saves figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
-    from lmtool.run.listing import keep_evaluation
+    from lmtool.run.listing import save_evaluation
 
     data = loaded.recipe.data
     named = [text.partition(":")[2] for text in data.tasks]
     named += [text.rpartition(":")[0] for text in named if ":" in text]
     if STDIN not in sources:
-        keep_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
+        save_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
 
 
 def _check_loss(loss: float, run: str) -> None:

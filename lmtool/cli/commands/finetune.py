@@ -100,7 +100,7 @@ def finetune(
 
     from lmtool.compute.processes import is_main
     from lmtool.inference.merging import merge_adapters as make_merged
-    from lmtool.run.creation import is_begun
+    from lmtool.run.creation import has_checkpoint
     from lmtool.run.directory import Run
     from lmtool.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
@@ -121,7 +121,7 @@ def finetune(
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
         run_of = partial(_start_with_export_note, plan.with_seed(seed))
-        if seeds > 1 and folder is not None and is_begun(folder):
+        if seeds > 1 and folder is not None and has_checkpoint(folder):
             run_of = partial(resume, str(folder), ())
         try:
             alone = seeds == 1 and until == 1.0 and not start_or_resume
@@ -142,10 +142,10 @@ def finetune(
             runs.append(Run.open(run))
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
-                if merged is None or not (seeds > 1 and is_begun(merged)):
+                if merged is None or not (seeds > 1 and has_checkpoint(merged)):
                     merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
                 put_data(merged)
-    put(*(spread([run.all_results for run in runs]) if seeds > 1 else ()))
+    put(*(spread([run.results_by_task for run in runs]) if seeds > 1 else ()))
 
 
 def _find_begun_seeds(folder: Path) -> "list[Run]":
@@ -153,10 +153,12 @@ def _find_begun_seeds(folder: Path) -> "list[Run]":
 
     Raises UsageError for runs of another command.
     """
-    from lmtool.run.creation import is_begun
+    from lmtool.run.creation import has_checkpoint
     from lmtool.run.directory import Run
 
-    paths = [path for path in sorted(folder.glob("seed-*")) if re.fullmatch(r"seed-\d+", path.name) and is_begun(path)]
+    paths = [
+        path for path in sorted(folder.glob("seed-*")) if re.fullmatch(r"seed-\d+", path.name) and has_checkpoint(path)
+    ]
     runs = [Run.open(path) for path in paths]
     for run in runs:
         command = run.info.sessions[0].command if run.info.sessions else []

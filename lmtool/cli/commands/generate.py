@@ -217,7 +217,7 @@ def _print_probabilities(generator: "TextGenerator", completion: "Completion") -
 
     assert completion.ranks is not None and completion.removed is not None  # noqa: PT018 - they come together
     console = Console(highlight=False, soft_wrap=True)
-    pieces = [repr(generator.loaded.tokenizer.piece(token)) for token in completion.tokens]
+    pieces = [repr(generator.loaded.tokenizer.display_token(token)) for token in completion.tokens]
     width = max(map(len, ["token", *pieces]))
     console.print(Text(f"{'token':{width}}  {'p':>8}  {'rank':>6}  {'removed':>8}", style="green"))
     details = zip(pieces, completion.logprobs, completion.ranks, completion.removed, strict=True)

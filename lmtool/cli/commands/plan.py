@@ -50,11 +50,11 @@ def plan(
     lmtool plan reviews.csv --from last
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
-    from lmtool.recipe.load import check_settings, settings_of
+    from lmtool.recipe.load import check_settings, parse_settings
     from lmtool.recipe.resolve import resolve
 
     # here and below mistakes are reported before anything heavy is imported
-    check_settings(settings_of(overrides or ()))
+    check_settings(parse_settings(overrides or ()))
     names, text, options["valid"] = with_stdin("text or table", names, text, options["valid"])
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
@@ -65,15 +65,15 @@ def plan(
     if recipes:
         resolve(recipes[0], settings)
 
-    from lmtool.cost.planning import forecast
+    from lmtool.cost.planning import forecast_run
     from lmtool.training.finetuning import plan_training
 
     with Display(shown=True, quiet=quiet) as display:
         report = display.report
         planned = plan_training(source, recipes[0] if recipes else None, settings, report)
-        result = forecast(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
+        result = forecast_run(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
     if as_json:
-        put_json(result.record())
+        put_json(result.to_json())
     else:
         put(*_format_forecast(result))
 

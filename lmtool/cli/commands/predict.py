@@ -64,8 +64,8 @@ def predict(
     lmtool predict last - < reviews.csv
     """
     from lmtool.compute.processes import is_main
-    from lmtool.data.stdin import table_of_texts
-    from lmtool.data.table import json_lines, json_list, table_lines, write_table
+    from lmtool.data.stdin import open_table_or_texts
+    from lmtool.data.table import format_json_lines, format_json_list, format_rows, write_table
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
     from lmtool.tasks import predict as predicting
@@ -90,7 +90,7 @@ def predict(
     if prompt is not None and task:
         raise UsageError("a prompt says itself what the task is", where=f"--task {task}", fix="omit one of them")
     columns = predicting.texts_of_a_row(loaded, data) if prompt is None else (("text",), False)
-    with table_of_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
+    with open_table_or_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
         if prompt is None:
             answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
         else:
@@ -117,11 +117,11 @@ def predict(
                 yield row, cells
 
         if as_json:
-            lines = json_lines(answers.table, answers.added, counted())
+            lines = format_json_lines(answers.table, answers.added, counted())
         else:
-            lines = table_lines(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
+            lines = format_rows(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
         if ending == ".json":
-            lines = json_list(lines)
+            lines = format_json_list(lines)
         if output is None:
             for line in lines:
                 put_data(line, end="")

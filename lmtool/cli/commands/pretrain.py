@@ -45,11 +45,11 @@ def pretrain(
     # mistakes are reported before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
-    from lmtool.run.creation import check_folder
+    from lmtool.run.creation import check_output_folder
     from lmtool.training.plan import plan_pretraining
     from lmtool.training.start import start
 
-    check_folder(output, start_or_resume)  # before the text is read
+    check_output_folder(output, start_or_resume)  # before the text is read
     run_training(
         lambda invocation: start(plan_pretraining(source, recipe, chosen, invocation.report), invocation),
         quiet,
@@ -80,9 +80,9 @@ def resume(
     lmtool resume last -s training.steps=+500
     lmtool resume last@500
     """
-    from lmtool.recipe.load import check_settings, settings_of
+    from lmtool.recipe.load import check_settings, parse_settings
 
-    check_settings(settings := settings_of(overrides or ()))
+    check_settings(settings := parse_settings(overrides or ()))
     from lmtool.training.resuming import resume as start
 
     run_training(partial(start, run, settings), quiet)

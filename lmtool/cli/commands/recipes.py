@@ -23,9 +23,9 @@ def ls(as_json: Json = False) -> None:
     lmtool recipes ls
     lmtool recipes ls --json
     """
-    from lmtool.recipe.load import load, shipped
+    from lmtool.recipe.load import load, shipped_recipes
 
-    names = shipped()
+    names = shipped_recipes()
     for name in names:
         description = load(name).recipe.description
         if as_json:
@@ -46,11 +46,11 @@ def show(
     lmtool recipes show tiny -s model.d_model=64 --resolved
     """
     from lmtool.recipe.dump import dump
-    from lmtool.recipe.load import find, load, settings_of
+    from lmtool.recipe.load import find_recipe, load, parse_settings
 
-    recipe = load(name, settings_of(overrides or ()))
+    recipe = load(name, parse_settings(overrides or ()))
     origins = recipe.origins if resolved else None
-    text = dump(recipe.recipe, origins) if resolved or overrides else find(name).read_text(encoding="utf-8")
+    text = dump(recipe.recipe, origins) if resolved or overrides else find_recipe(name).read_text(encoding="utf-8")
     put_data(text, end="")
 
 
@@ -67,11 +67,11 @@ def draw(
     lmtool recipes draw longformer-tiny -o longformer.html
     lmtool recipes draw transformer-tiny -s model.d_model=6 -s model.n_heads=1 -s model.context=4 --numbers
     """
-    from lmtool.recipe.load import load, settings_of
+    from lmtool.recipe.load import load, parse_settings
     from lmtool.report import drawing, matrices
 
     check_new(output)
-    recipe = load(name, settings_of(overrides or ())).recipe
+    recipe = load(name, parse_settings(overrides or ())).recipe
     if numbers and output is not None:
         raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
@@ -100,7 +100,7 @@ def batch(
     lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
     """
     from lmtool.cli.progress import Display
-    from lmtool.recipe.load import Setting, settings_of
+    from lmtool.recipe.load import Setting, parse_settings
     from lmtool.training.finetuning import plan_training
     from lmtool.training.plan import plan_pretraining
 
@@ -108,7 +108,7 @@ def batch(
     (text,) = with_stdin("text or table", text)
     texts = text if all(map(_is_typed, text)) else []
     sources = [STORIES] if texts else text
-    settings = settings_of(overrides or (), [Setting("data.train", sources, "TEXT")])
+    settings = parse_settings(overrides or (), [Setting("data.train", sources, "TEXT")])
     recipe, run = (name, None) if is_recipe(name) else (None, name)
 
     from lmtool.report import batch as described

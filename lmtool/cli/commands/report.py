@@ -30,7 +30,7 @@ def report(
     from lmtool.report.page import refuse_other, write_page
     from lmtool.report.training import TRAINED, training_page
     from lmtool.run.directory import Run
-    from lmtool.run.history import History
+    from lmtool.run.history import RunHistory
 
     paths = list(dict.fromkeys(resolve_reference(run).run.path for run in runs or ["last"]))
 
@@ -38,7 +38,7 @@ def report(
 
     def written() -> bool:
         """Write the page; whether a run goes on."""
-        histories = [History.of(Run.open(path)) for path in paths]
+        histories = [RunHistory.from_run(Run.open(path)) for path in paths]
         goes_on = watch and any(history.run.state == "running" for history in histories)
         write_page(output, training_page(histories, refresh=WATCH_SECONDS if goes_on else None))
         return goes_on

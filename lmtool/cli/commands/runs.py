@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lmtool.checks.cache import CacheEntry
     from lmtool.recipe.spec.text import Data
     from lmtool.run.directory import Run
-    from lmtool.run.listing import Summary
-    from lmtool.run.paired import Comparison
+    from lmtool.run.listing import RunSummary
+    from lmtool.run.paired import PairedComparison
 
 DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
@@ -38,10 +38,10 @@ def ls(json: Json = False) -> None:
     lmtool runs ls
     lmtool runs ls --json
     """
-    from lmtool.run.listing import summaries
+    from lmtool.run.listing import summarize_runs
     from lmtool.run.paths import runs_root
 
-    runs = summaries()
+    runs = summarize_runs()
     if json:
         put_json([asdict(summary) for summary in runs], indent=1)
     elif not runs:
@@ -58,15 +58,15 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last --json
     """
     from lmtool.inference.reference import resolve_reference
-    from lmtool.run.history import trained_on
-    from lmtool.run.listing import lineage, part_of, read_values, summarise
+    from lmtool.run.history import describe_training_data
+    from lmtool.run.listing import describe_lineage, read_values, summarize_run, validation_part
 
     shown = resolve_reference(run).run
-    summary = summarise(shown.path)
+    summary = summarize_run(shown.path)
     if json:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
-    part = part_of(read_values(shown)).replace("validation", "valid")
+    part = validation_part(read_values(shown)).replace("validation", "valid")
     facts = [
         ("name", summary.name),
         ("path", summary.path),
@@ -83,7 +83,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         (f"lowest {part} loss", _format_loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
     ]
-    facts += [*trained_on(shown), *lineage(shown)]
+    facts += [*describe_training_data(shown), *describe_lineage(shown)]
     for session in shown.info.sessions:
         began = "started" if session.step == 0 else f"resumed at step {session.step}"
         facts.append(("session", f"{_format_time(session.started)} {began}: {shlex.join(session.command)}"))
@@ -101,12 +101,12 @@ def show(run: RunName = "last", json: Json = False) -> None:
 def _draw_losses(run: "Run", *, held_out: bool) -> None:
     """Draws the losses over the steps, as wide as the terminal, in ASCII without colours."""
     from lmtool.report.terminal import plot
-    from lmtool.run.history import number
+    from lmtool.run.history import finite_number
 
     drawn: dict[str, list[tuple[float, float]]] = {"loss": [], "valid_loss": []}
-    for record in run.metrics.read():
+    for record in run.metrics.read_records():
         for key, points in drawn.items():
-            if (value := number(record.get(key))) is not None:
+            if (value := finite_number(record.get(key))) is not None:
                 points.append((float(record["step"]), value))
     names = "training loss", "validation loss" if held_out else "loss of the rows trained on"
     named = zip(names, drawn.values(), strict=True)
@@ -140,7 +140,7 @@ def compare(
 
     from lmtool.inference.reference import resolve_reference
     from lmtool.records import finite
-    from lmtool.run.history import History, differences, doubts, figures
+    from lmtool.run.history import RunHistory, compare_recipes, compare_summaries, find_indistinct_scores
     from lmtool.tasks.benchmarks import import_lm_eval
 
     if len(runs) < 2:
@@ -155,17 +155,17 @@ def compare(
     (test,) = with_stdin("table", test)
     if tasks is not None:
         import_lm_eval()
-    histories = [History.of(resolve_reference(run).run) for run in runs]
-    different = differences(histories)
+    histories = [RunHistory.from_run(resolve_reference(run).run) for run in runs]
+    different = compare_recipes(histories)
     tested = [one for table in test or () for one in _compare_on_table(table, runs, task, to_data(settings))]
     tested += [] if tasks is None else _compare_on_tasks(tasks.split(","), runs, json)
-    notes = doubts(histories, are_tested=bool(tested))
+    notes = find_indistinct_scores(histories, are_tested=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
-        tests = {"tests": [one.record() for one in tested]} if tested else {}
+        tests = {"tests": [one.to_json() for one in tested]} if tested else {}
         put_json(finite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
-    rows = [[name, *map(_format_value, values)] for name, values in (figures(histories) | different).items()]
+    rows = [[name, *map(_format_value, values)] for name, values in (compare_summaries(histories) | different).items()]
     heading = ["", *(history.name for history in histories)]
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:
@@ -174,10 +174,10 @@ def compare(
     for note in notes:
         put_data(f"note\t{plain(note)}")
     for comparison in tested:
-        put(*comparison.lines())
+        put(*comparison.format_lines())
 
 
-def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[Comparison]":
+def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[PairedComparison]":
     """Compares the first run with each other one, row by row, on a table."""
     from lmtool.tasks.comparison import compare_rows, score_rows
 
@@ -190,7 +190,7 @@ def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data
     return (compare_rows(table, scored[0], other) for other in scored[1:])
 
 
-def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
+def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[PairedComparison]":
     """Compares the first run with each other one, row by row, on each task of lm-eval."""
     from lmtool.tasks.benchmarks import measure_tasks, open_tasks, texts_of
     from lmtool.tasks.comparison import compare_rows, score_tasks
@@ -255,7 +255,7 @@ def rm(
     lmtool runs rm --older-than 30d --yes
     """
     from lmtool.run import removal
-    from lmtool.run.listing import size_of
+    from lmtool.run.listing import folder_size
     from lmtool.sweeping.folder import find_sweep, remove_sweep, runs_of_sweep
 
     if bool(runs) == (older_than is not None):
@@ -265,13 +265,13 @@ def rm(
         found = {name: find_sweep(name) for name in runs or ()}
         sweeps = {folder: runs_of_sweep(folder) for folder in found.values() if folder is not None}
         alone = [name for name, folder in found.items() if folder is None]
-        paths = removal.named_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
+        paths = removal.find_removable_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
     else:
-        paths = removal.runs_older_than(removal.parse_age(older_than))
+        paths = removal.find_runs_older_than(removal.parse_age(older_than))
         if not paths:
             tell(f"no runs older than {older_than}")
             return
-    lines = [f"{path}, {decimal(size_of(path))}" for path in paths]
+    lines = [f"{path}, {decimal(folder_size(path))}" for path in paths]
     if not yes and not _ask_confirmation(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
         return
     freed = 0
@@ -322,22 +322,22 @@ def cache(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.checks.cache import find_entries, remove_entry
+    from lmtool.checks.cache import find_cache_entries, remove_cache_entry
     from lmtool.durable import cache_folder
     from lmtool.run.removal import parse_age
 
-    entries = find_entries(kinds or (), None if older_than is None else parse_age(older_than))
+    entries = find_cache_entries(kinds or (), None if older_than is None else parse_age(older_than))
     rows = _cache_rows(entries, single=bool(kinds))
     total = f"{decimal(sum(entry.size for entry in entries))} in {cache_folder()}"
     kept: dict[Path, str] = {}
     if clear and entries:
         if not yes and not _ask_confirmation([*map("\t".join, rows), total], "remove them?"):
             return
-        kept = {entry.path: why for entry in entries if (why := remove_entry(entry))}
+        kept = {entry.path: why for entry in entries if (why := remove_cache_entry(entry))}
         tell(*(f"kept {path}: {why}" for path, why in kept.items()))
     if json:
         records = [
-            {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.used.isoformat()}
+            {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.last_used.isoformat()}
             | ({"removed": entry.path not in kept} if clear else {})
             for entry in entries
         ]
@@ -356,19 +356,29 @@ def cache(
 
 def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
     """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
-    from lmtool.checks.cache import KINDS, describe_entry
+    from lmtool.checks.cache import CACHE_KINDS, describe_entry
 
     if single:
-        return [[plain(describe_entry(one)), decimal(one.size), _format_time(one.used.isoformat())] for one in entries]
+        return [
+            [plain(describe_entry(one)), decimal(one.size), _format_time(one.last_used.isoformat())] for one in entries
+        ]
     rows = []
-    for kind in KINDS:
+    for kind in CACHE_KINDS:
         if some := [entry for entry in entries if entry.kind == kind]:
             size = decimal(sum(entry.size for entry in some))
-            rows.append([kind, KINDS[kind].what, f"{len(some):,}", size, _format_time(some[0].used.isoformat())])
+            rows.append(
+                [
+                    kind,
+                    CACHE_KINDS[kind].description,
+                    f"{len(some):,}",
+                    size,
+                    _format_time(some[0].last_used.isoformat()),
+                ]
+            )
     return rows
 
 
-def _print_runs(summaries: "list[Summary]") -> None:
+def _print_runs(summaries: "list[RunSummary]") -> None:
     """Prints a line for each run; on a terminal with a heading, and the columns that fit."""
     from rich.cells import cell_len
     from rich.console import Console
@@ -397,7 +407,7 @@ def _format_loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"
 
 
-def _format_result(summary: "Summary") -> str:
+def _format_result(summary: "RunSummary") -> str:
     """Formats the main result of a run with its metric, part and standard error."""
     if summary.value is None:
         return "-"

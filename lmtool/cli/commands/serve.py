@@ -96,8 +96,8 @@ def label(
     _check_installed("label")
 
     from lmtool.checksum import sha256_of_file
-    from lmtool.data.files import shown
-    from lmtool.data.table import Skipped
+    from lmtool.data.files import quote
+    from lmtool.data.table import SkippedRows
     from lmtool.labelling.journal import Journal
     from lmtool.labelling.labelling import Labelling
     from lmtool.labelling.learning import extract_features
@@ -107,14 +107,14 @@ def label(
     data = to_data(to_settings(reading))
     names = [name for part in labels.split(",") if (name := part.strip())]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"the class {shown(twice)} is named twice", where=f"--labels {labels}", fix="name it once")
+        raise UsageError(f"the class {quote(twice)} is named twice", where=f"--labels {labels}", fix="name it once")
     (table,) = with_stdin("table", table)
-    skipped = Skipped() if data.skip_bad_rows else None
+    skipped = SkippedRows() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
     warn_of_skipped(skipped)
     n_labelled = sum(labels is not None for labels in rows.labels)
     if n_labelled and data.label_column is None and not quiet:
-        tell(f"column {shown(rows.label)} has {counted(n_labelled, 'label')}; --label-column NAME begins another one")
+        tell(f"column {quote(rows.label)} has {counted(n_labelled, 'label')}; --label-column NAME begins another one")
     journal = rows.output.with_suffix(".answers.jsonl")
     if not journal.exists():
         check_new(rows.output, ".csv")

@@ -51,7 +51,7 @@ def sweep(
     from rich.table import Table
 
     from lmtool.report.numbers import shown
-    from lmtool.run.creation import unused_folder
+    from lmtool.run.creation import make_run_path
     from lmtool.sweeping.grid import choices_of, name_of, read, usual_axes
     from lmtool.sweeping.halving import search
     from lmtool.sweeping.results import tabulated, validated
@@ -82,7 +82,7 @@ def sweep(
         others = random.Random(usual.seed).sample([*choices], len(choices))
         choices = {default: {}} | {name: choices[name] for name in others}
     slots = min(len(choices), jobs or usual_slots())
-    folder, stop = output or unused_folder("sweep"), StopAtStep(notify=not quiet)
+    folder, stop = output or make_run_path("sweep"), StopAtStep(notify=not quiet)
     n_ended = 0
 
     def ended(name: str) -> None:

@@ -21,7 +21,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import counted
 
 if TYPE_CHECKING:
-    from lmtool.data.prepare import Prepared
+    from lmtool.data.prepare import TokenizedData
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ def tokenize(
     settings = to_settings(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
-    from lmtool.data.prepare import prepare
+    from lmtool.data.prepare import tokenize_data
     from lmtool.inference.reference import resolve_for_text
     from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.tokenization.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def tokenize(
         resolved, _ = resolve_for_text(recipe, settings, display.report)
         spec, data = resolved.recipe.tokenizer, resolved.recipe.data.with_values({"stream": False})
         seed, report = resolved.recipe.seed, display.report
-        prepared = prepare(data, spec, seed=seed, report=report, out=output)
+        prepared = tokenize_data(data, spec, seed=seed, report=report, out=output)
     if show is not None:
         _print_tokens(prepared.tokenizer, show, as_json, html)
         return
@@ -107,7 +107,7 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
 
         write_page(html, as_page(tokenizer, text))
     ids = tokenizer.encode(text)
-    pieces = [tokenizer.piece(token) for token in ids]
+    pieces = [tokenizer.display_token(token) for token in ids]
     if as_json:
         put_json({"text": text, "pieces": pieces, "ids": ids})
     else:
@@ -116,7 +116,7 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
 
 
 def _print_summary(
-    prepared: "Prepared", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
+    prepared: "TokenizedData", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
     from lmtool.durable import cache_folder

@@ -26,7 +26,7 @@ from lmtool.interop.gguf.files import inexpressible
 from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
 from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain
-from lmtool.tokenization.inner import inner_of
+from lmtool.tokenization.inner import parse_tokenizer_json
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
@@ -107,7 +107,7 @@ def describe_tokenizer(
     after = _prompt_format(keys, "eos", tokens, special, False)
     document["post_processor"] = _template(before, after)
     try:
-        text = inner_of(json.dumps(document)).to_str()
+        text = parse_tokenizer_json(json.dumps(document)).to_str()
     except Exception as error:  # the library raises nothing more special
         raise keys.refusal(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
     config: dict[str, Any] = {key: tokens[special[name]] for key, name in _SPECIAL.items() if name in special}

@@ -19,7 +19,7 @@ from lmtool.errors import CheckpointError
 from lmtool.extras import library
 from lmtool.interop.tokenization.settings import CLASSES, MARIAN, T5, TokenizerSettings, read_bytes, read_json, refusal
 from lmtool.printable import plain
-from lmtool.tokenization.inner import ROLE_KEYS, charsmap_texts
+from lmtool.tokenization.inner import ROLE_KEYS, read_charsmap_replacements
 
 SPACE = "\u2581"
 """What stands for a space in the pieces of SentencePiece."""
@@ -116,7 +116,7 @@ def _sentencepiece(content: bytes, algorithm: int, path: Path) -> Any:
     model = _library("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(content)
     texts, trainer, charsmap = [one.piece for one in model.pieces], model.trainer_spec, _charsmap(model)
     if charsmap:
-        charsmap_texts(charsmap)
+        read_charsmap_replacements(charsmap)
     for is_wrong, what in (
         (not texts or len({*texts}) < len(texts), "a piece is there twice, or there is none"),
         (not all(0 < len(text) <= LONGEST_PIECE for text in texts), f"a piece has not 1 to {LONGEST_PIECE} characters"),

@@ -23,7 +23,7 @@ from lmtool.interop.tokenization.settings import (
     refusal,
 )
 from lmtool.printable import plain
-from lmtool.tokenization.inner import LARGEST_VOCABULARY, check_growth, inner_of, raising_panics
+from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_growth, convert_panics, parse_tokenizer_json
 
 _PROBE = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
@@ -70,7 +70,7 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
 def _library_errors(where: str) -> Iterator[None]:
     """Turn errors of the libraries into CheckpointError; `tokenizers` raises bare Exception, and panics of Rust."""
     try:
-        with raising_panics():
+        with convert_panics():
             yield
     except (LmtoolError, MemoryError):
         raise
@@ -81,8 +81,8 @@ def _library_errors(where: str) -> Iterator[None]:
 def _check(inner: Tokenizer, where: str) -> None:
     """Raise CheckpointError for ids that no embedding has; and let what fails on every text fail now."""
     ids = [*inner.get_vocab(with_added_tokens=True).values(), *inner.encode(_PROBE, _PROBE).ids]
-    if max(ids, default=0) >= LARGEST_VOCABULARY:
-        raise refusal(f"it has token ids of {LARGEST_VOCABULARY:,} and more", where)
+    if max(ids, default=0) >= MAX_VOCAB_SIZE:
+        raise refusal(f"it has token ids of {MAX_VOCAB_SIZE:,} and more", where)
 
 
 def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
@@ -90,9 +90,9 @@ def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     described = read_object(path)
     model = described.get("model")
     if settings.kind == LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
-        inner = inner_of(json.dumps(described | _llama(model, settings)))
+        inner = parse_tokenizer_json(json.dumps(described | _llama(model, settings)))
     else:
-        inner = inner_of(read_text(path))
+        inner = parse_tokenizer_json(read_text(path))
     inner.no_truncation()
     inner.no_padding()
     settings.add_tokens(inner)

@@ -16,8 +16,8 @@ from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES
 from lmtool.printable import plain
-from lmtool.tokenization.inner import LARGEST_VOCABULARY, ROLE_KEYS
-from lmtool.tokenization.tokenizer import LARGEST_FILE, without_surrogates
+from lmtool.tokenization.inner import MAX_VOCAB_SIZE, ROLE_KEYS
+from lmtool.tokenization.tokenizer import MAX_TOKENIZER_BYTES, replace_surrogates
 
 CLASSES: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("classes.yaml").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
     )
 
 
-def read_bytes(path: Path, limit: int = LARGEST_FILE) -> bytes:
+def read_bytes(path: Path, limit: int = MAX_TOKENIZER_BYTES) -> bytes:
     """The content of a file. Raises CheckpointError when it cannot be read or is too large."""
     with durable.refusing("cannot read the tokenizer", path, kind=CheckpointError):
         return durable.read(path, limit)
@@ -183,7 +183,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _id(value: object, where: str) -> int:
     text = str(value)
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < LARGEST_VOCABULARY):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_VOCAB_SIZE):
         raise refusal(f"{_shown(value)} is not the id of a token", where)
     return int(text)
 
@@ -234,7 +234,7 @@ def _chat_template(folder: Path, values: Mapping[str, Any]) -> str | None:
         template = defaults[0].get("template") if defaults else None
     if not isinstance(template, str):
         return None
-    if without_surrogates(template) != template:
+    if replace_surrogates(template) != template:
         raise refusal("the chat template has lone surrogates", str(folder))
     return template
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from lmtool.recipe.spec.recurrent import CELLS, CellName, Nonlinearity, Recurrent
+from lmtool.recipe.spec.recurrent import CELL_SIZES, CellName, Nonlinearity, Recurrent
 
 CellState = tuple[Tensor, ...]
 """(h_BD,), or (h_BD, c_BD) for an LSTM."""
@@ -123,7 +123,7 @@ class Cell(nn.Module, ABC):
 
     Computed in the dtype of its weights also under autocast, because rounding accumulates over steps.
 
-    kind: its name in recipes; `CELLS` has its sizes.
+    kind: its name in recipes; `CELL_SIZES` has its sizes.
     kernel: torch's, which then holds the cell's weights.
     seen: where to collect the state after each step, see `stepwise`; usually None.
     """
@@ -132,7 +132,7 @@ class Cell(nn.Module, ABC):
 
     def __init__(self, d_in: int, d_out: int, kernel: nn.RNNBase | None = None) -> None:
         super().__init__()
-        n_gates, self.n_parts = CELLS[self.kind]
+        n_gates, self.n_parts = CELL_SIZES[self.kind]
         self.d_out = d_out
         self.seen: list[CellState] | None = None
         self.kernel = StepWeights(n_gates, d_in, d_out) if kernel is None else kernel

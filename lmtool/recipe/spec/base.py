@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
-def _listed(value: object) -> object:
+def _wrap_in_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -16,18 +16,20 @@ LearningRate = Annotated[float, Field(gt=0, le=1e30)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 Strings = Annotated[
-    tuple[str, ...], Field(strict=False), BeforeValidator(_listed, json_schema_input_type=str | list[str])
+    tuple[str, ...], Field(strict=False), BeforeValidator(_wrap_in_list, json_schema_input_type=str | list[str])
 ]
 """A list of texts; a single text is a list of one."""
 
 
-LARGEST = 2**53
+MAX_INTEGER = 2**53
 """No integer of a recipe is beyond it, up to which floats hold every one."""
-LARGEST_FLOAT = 1e30
+MAX_FLOAT = 1e30
 """No other number is beyond it: squares of what training computes with it are finite in float64."""
 
 
-def unfit(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def find_unrepresentable(
+    value: object, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Path and mistake of each text and number that no recipe can hold.
 
     Such as a lone surrogate, by which Python has the bytes of a file name that are not UTF-8.
@@ -35,20 +37,20 @@ def unfit(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
     match value:
         case Mapping():
             for name, item in value.items():
-                yield from unfit(name, (*path, name))
-                yield from unfit(item, (*path, name))
+                yield from find_unrepresentable(name, (*path, name))
+                yield from find_unrepresentable(item, (*path, name))
         case list() | tuple():
             for item in value:
-                yield from unfit(item, path)
+                yield from find_unrepresentable(item, path)
         case str() if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             yield path, "holds a character that UTF-8 cannot encode"
-        case int() | float() if not is_fit(value) and (isinstance(value, int) or math.isfinite(value)):
-            yield path, f"the number is too large; at most {LARGEST if isinstance(value, int) else LARGEST_FLOAT}"
+        case int() | float() if not is_representable(value) and (isinstance(value, int) or math.isfinite(value)):
+            yield path, f"the number is too large; at most {MAX_INTEGER if isinstance(value, int) else MAX_FLOAT}"
 
 
-def is_fit(number: float) -> bool:
+def is_representable(number: float) -> bool:
     """Whether a number is finite, and one that all code can hold."""
-    return abs(number) <= (LARGEST if isinstance(number, int) else LARGEST_FLOAT)
+    return abs(number) <= (MAX_INTEGER if isinstance(number, int) else MAX_FLOAT)
 
 
 class Spec(BaseModel):

@@ -86,7 +86,7 @@ class Masked(Spec):
     (ALBERT, Lan et al. 2020)."""
 
     @property
-    def of_pairs(self) -> str:
+    def pair_objective(self) -> str:
         """The key by which rows are of two texts; empty where they are of one."""
         return "next_sentence" if self.next_sentence else "sentence_order" if self.sentence_order else ""
 
@@ -323,7 +323,7 @@ AnyObjective = Annotated[
 ]
 
 
-def objectives_of(model: ModelSpec) -> tuple[str, ...]:
+def supported_objectives(model: ModelSpec) -> tuple[str, ...]:
     """The kinds of objective that a model supports, the default one first."""
     match model:
         case Transformer(shape="decoder", causal_mask=False):

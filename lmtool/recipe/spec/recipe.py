@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 
 from lmtool.recipe.spec import training as settings
-from lmtool.recipe.spec.base import Spec, unfit
+from lmtool.recipe.spec.base import Spec, find_unrepresentable
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
@@ -19,8 +19,8 @@ from lmtool.recipe.spec.objective import (
     Seq2Seq,
     SpanCorruption,
     WeightedCounts,
-    objectives_of,
     predicts_tokens,
+    supported_objectives,
 )
 from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordTokenizer
@@ -72,7 +72,7 @@ class Recipe(Spec):
     @model_validator(mode="before")
     @classmethod
     def _is_in_range(cls, content: object) -> object:
-        if mistakes := [f"{'.'.join(map(str, path))} {what}" for path, what in unfit(content)]:
+        if mistakes := [f"{'.'.join(map(str, path))} {what}" for path, what in find_unrepresentable(content)]:
             raise ValueError("\n".join(mistakes).encode(errors="backslashreplace").decode())
         return content
 
@@ -89,22 +89,22 @@ class Recipe(Spec):
 def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
     """An objective that the model does not learn, and what it needs of model and tokenizer."""
     model, objective, tokenizer = recipe.model, recipe.objective, recipe.tokenizer
-    learns = objectives_of(model)
+    learns = supported_objectives(model)
     if objective.kind not in learns:
         yield f"objective.kind {objective.kind} is not for a {model.title}, which learns {' or '.join(learns)}"
     match model, objective:
         case Transformer(), Masked():
-            if objective.of_pairs and not model.next_sentence_head:
-                yield f"model.next_sentence_head false leaves objective.{objective.of_pairs} without a head"
-            if objective.of_pairs and model.n_segments < 2:
-                yield f"model.n_segments is below 2, but objective.{objective.of_pairs} makes rows of two texts"
+            if objective.pair_objective and not model.next_sentence_head:
+                yield f"model.next_sentence_head false leaves objective.{objective.pair_objective} without a head"
+            if objective.pair_objective and model.n_segments < 2:
+                yield f"model.n_segments is below 2, but objective.{objective.pair_objective} makes rows of two texts"
             if objective.span_boundary and not model.span_boundary_head:
                 yield "model.span_boundary_head false leaves objective.span_boundary without a head"
             if objective.permutation and model.pattern.kind != "full":
                 yield f"objective.permutation is for model.pattern.kind full, not for {model.pattern.kind}"
         case Transformer(), ReplacedTokens():
             try:
-                generator_of(model, objective)
+                make_generator_spec(model, objective)
             except ValidationError as error:
                 why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
                 yield f"objective.generator_size {objective.generator_size} does not fit: {why}"
@@ -147,8 +147,8 @@ def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"data.stream is for text, and objective {objective.kind} for tables"
     elif recipe.model.counts or isinstance(objective, WeightedCounts):
         yield f"data.stream is for windows of text, and a model of kind {recipe.model.kind} counts all of it"
-    if isinstance(objective, Masked) and objective.of_pairs:
-        yield f"data.stream is for windows of text, and objective.{objective.of_pairs} draws from all documents"
+    if isinstance(objective, Masked) and objective.pair_objective:
+        yield f"data.stream is for windows of text, and objective.{objective.pair_objective} draws from all documents"
     if recipe.training.carry_state:
         yield "data.stream shuffles windows, and training.carry_state reads them in order"
     if recipe.training.epochs is not None:
@@ -202,8 +202,8 @@ def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
         return
     if model.counts:
         yield f"distillation.teacher is for models trained by gradients, not for {model.kind} models"
-    elif objective.kind not in DISTILLED:
-        yield f"distillation.teacher is for objectives {', '.join(DISTILLED)}, not for {objective.kind}"
+    elif objective.kind not in DISTILLABLE_OBJECTIVES:
+        yield f"distillation.teacher is for objectives {', '.join(DISTILLABLE_OBJECTIVES)}, not for {objective.kind}"
     if isinstance(objective, Masked) and objective.permutation:
         yield "distillation.teacher reads rows of one stream, and objective.permutation makes two; omit one of them"
     if recipe.training.carry_state:
@@ -252,7 +252,7 @@ def _contrastive_mistakes(recipe: Recipe, head: Classification) -> Iterator[str]
         yield "objective.contrastive has no language-model loss beside it; take objective.lm_weight 0"
 
 
-DISTILLED = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")
+DISTILLABLE_OBJECTIVES = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")
 """Kinds of objectives that a teacher can help with."""
 
 
@@ -313,7 +313,7 @@ def _head_mistakes(recipe: Recipe) -> Iterator[str]:
             yield "objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout"
 
 
-def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
+def make_generator_spec(model: Transformer, objective: ReplacedTokens) -> Transformer:
     """The generator of replaced tokens for a model: narrower, with heads as wide and layers as many."""
     share = objective.generator_size
     smaller = {

@@ -7,7 +7,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
 from lmtool.recipe.spec.model import Reads, VectorsSpec
-from lmtool.recipe.spec.transformer import ScoreName, score_mistakes
+from lmtool.recipe.spec.transformer import ScoreName, find_score_mistakes
 
 
 class Attention(Spec):
@@ -30,7 +30,7 @@ class Attention(Spec):
     first layer (Bahdanau), which is for encoder-decoders."""
 
     def mistakes(self) -> Iterator[str]:
-        yield from score_mistakes(self.score, self.rank, self.score_width)
+        yield from find_score_mistakes(self.score, self.rank, self.score_width)
         if self.score != "dot" and self.select in ("sum", "mean"):
             yield f"score {self.score} has no effect: select {self.select} weights all states equally"
 
@@ -49,7 +49,7 @@ class Features(Spec):
     longest: PositiveInt | None = None
     """Maximum tokens that it reads; set when it is opened."""
 
-    def width_with(self, d_model: int) -> int:
+    def input_width(self, d_model: int) -> int:
         """Width of embeddings and states, or of states alone."""
         return (self.width or d_model) + d_model * self.beside
 
@@ -67,7 +67,7 @@ class FeaturesSpec(VectorsSpec):
 
 
 CellName = Literal["rnn", "gru", "lstm"]
-CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
+CELL_SIZES: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
 """For each cell, the number of input matrices, equal to that of recurrent ones, and of state vectors."""
 
 Nonlinearity = Literal["tanh", "relu", "sigmoid"]

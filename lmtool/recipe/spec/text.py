@@ -70,7 +70,7 @@ AnyTokenizer = Annotated[
 ]
 
 
-OF_TABLES = frozenset(
+TABLE_KEYS = frozenset(
     f"data.{key}"
     for key in (
         *("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column"),

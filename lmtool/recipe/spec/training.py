@@ -51,7 +51,7 @@ class Training(Spec):
         """Whether the steps follow from something else."""
         return not (self.epochs is self.tokens is self.minutes is None)
 
-    def rows_at_once(self, n_processes: int) -> int:
+    def rows_per_process(self, n_processes: int) -> int:
         """The micro-batch of each process; `auto` begins with its whole share of the batch."""
         share = self.batch_size // n_processes
         return share if self.micro_batch == "auto" else min(self.micro_batch, share)
@@ -128,7 +128,7 @@ class AdamMoments(Spec):
     eps: PositiveFloat = 1e-8
     """Epsilon added to the root of the second moment."""
 
-    def moments(self, matrices: int, rest: int) -> int:
+    def count_states(self, matrices: int, rest: int) -> int:
         """Number of optimizer states for so many parameters, in the matrices of layers and in all others."""
         return 2 * (matrices + rest)
 
@@ -160,7 +160,7 @@ class Sgd(Spec):
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty on matrices."""
 
-    def moments(self, matrices: int, rest: int) -> int:
+    def count_states(self, matrices: int, rest: int) -> int:
         return matrices + rest if self.momentum else 0
 
 
@@ -177,8 +177,8 @@ class Muon(Spec):
     adamw: AdamW = AdamW()
     """For embeddings, heads, norms and biases."""
 
-    def moments(self, matrices: int, rest: int) -> int:
-        return matrices + self.adamw.moments(0, rest)
+    def count_states(self, matrices: int, rest: int) -> int:
+        return matrices + self.adamw.count_states(0, rest)
 
 
 class Lbfgs(Spec):
@@ -195,7 +195,7 @@ class Lbfgs(Spec):
         """No rate: a line search sets the length of each iteration."""
         return 1.0
 
-    def moments(self, matrices: int, rest: int) -> int:
+    def count_states(self, matrices: int, rest: int) -> int:
         return 0
 
 

@@ -69,7 +69,7 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
-def score_mistakes(score: ScoreName, rank: int | None, score_width: int | None) -> Iterator[str]:
+def find_score_mistakes(score: ScoreName, rank: int | None, score_width: int | None) -> Iterator[str]:
     """Sizes of other attention scores."""
     if rank is not None and score != "reduced-rank":
         yield f"rank is for a reduced-rank score, not for score {score}"
@@ -100,7 +100,7 @@ class NgramTable(Spec):
     """Fewest occurrences of an n-gram with an embedding."""
 
 
-_OF_SHAPES = {
+_SHAPE_OF_KEY = {
     "separate_inputs": "encoder-decoder",
     "next_sentence_head": "encoder",
     "span_boundary_head": "encoder",
@@ -261,8 +261,8 @@ class Transformer(VectorsSpec):
         yield from self._joining_mistakes()
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
             yield f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head"
-        yield from score_mistakes(self.score, self.rank, self.score_width)
-        for key, shape in _OF_SHAPES.items():
+        yield from find_score_mistakes(self.score, self.rank, self.score_width)
+        for key, shape in _SHAPE_OF_KEY.items():
             if self.shape != shape and getattr(self, key) != type(self).model_fields[key].default:
                 one_text = ", whose rows hold one text" if key == "n_segments" else ""
                 yield f"{key} is for shape {shape}, not for shape {self.shape}{one_text}"

@@ -16,7 +16,7 @@ from lmtool.interop.families import FAMILIES, GGUF_FAMILIES, tables
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Family
 from lmtool.interop.families.rules import Inexpressible
-from lmtool.recipe.document import parse
+from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification
 from lmtool.recipe.spec.transformer import Transformer
 from tests.examples import examples
@@ -64,7 +64,7 @@ def test_files_of_families_have_each_key_once() -> None:
     for file in Path(tables.__file__).parents[1].glob("*/*.yaml"):
         if file.name == "words.yaml":  # with an anchor, which recipes do not have
             continue
-        assert not parse(file.read_text(encoding="utf-8"), file.name).mistakes, file
+        assert not parse_yaml(file.read_text(encoding="utf-8"), file.name).mistakes, file
 
 
 @pytest.mark.parametrize("name", DECODERS)
