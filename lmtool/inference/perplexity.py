@@ -29,11 +29,11 @@ from lmtool.run.order import derive_seed, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
 RowsToScore = Sequence[tuple[NDArray[np.int64], int]]
-"""Tokens of a row, and the index of the first count_predicted one; those before it are context."""
+"""Tokens of a row, and the index of the first scored one; those before it are context."""
 
 
 class TokenWindow(NamedTuple):
-    """Tokens `start` to `stop` of a store, of which those from `first_scored` on are count_predicted."""
+    """Tokens `start` to `stop` of a store, of which those from `first_scored` on are scored."""
 
     start: int
     stop: int
@@ -48,9 +48,9 @@ class TokenWindow(NamedTuple):
 class Perplexity:
     """Perplexity of a model on a text.
 
-    nats: sum over the count_predicted tokens of -log p(token | tokens before it).
-    tokens: number of count_predicted tokens, or pairs. n_bytes, n_words: of their text.
-    unit: "pair" if pairs of words are count_predicted, so that only the loss is meaningful.
+    nats: sum over the scored tokens of -log p(token | tokens before it).
+    tokens: number of scored tokens, or pairs. n_bytes, n_words: of their text.
+    unit: "pair" if pairs of words are scored, so that only the loss is meaningful.
     """
 
     nats: float
@@ -117,7 +117,7 @@ class EvaluationWindows:
 
     @classmethod
     def sample(cls, store: TokenStore, context: int, n_tokens: int | None, seed: int) -> Self:
-        """Samples windows that do not overlap, with about `n_tokens` count_predicted tokens; None for all windows."""
+        """Samples windows that do not overlap, with about `n_tokens` scored tokens; None for all windows."""
         every = sliding_windows(store, context, context)
         if n_tokens is None:
             return cls(store, every)
@@ -186,7 +186,7 @@ class PerplexityResult:
     """The perplexity of a text under a model.
 
     limit: bits per byte of the best possible model, for a bundled text of known entropy.
-    unseen: for a model of counts, how many of the count_predicted n-grams were never counted.
+    unseen: for a model of counts, how many of the scored n-grams were never counted.
     baseline: the result of another run, if requested.
     """
 

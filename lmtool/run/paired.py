@@ -36,18 +36,18 @@ class PairedComparison:
 
     source: str
     runs: tuple[str, str]
-    metric: str
+    measure: str
     rows: int
     means: tuple[float, float]
     interval: tuple[float, float]
-    p_value: float
+    p: float
     right_alone: tuple[int, int] | None
 
     @property
     def better_run(self) -> str | None:
         """Returns the name of the model that is better by more than chance, or None."""
         low, high = self.interval
-        return self.runs[low > 0] if self.p_value < SIGNIFICANCE_LEVEL and (low > 0 or high < 0) else None
+        return self.runs[low > 0] if self.p < SIGNIFICANCE_LEVEL and (low > 0 or high < 0) else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns all results by name."""
@@ -62,9 +62,9 @@ class PairedComparison:
             test = f"McNemar's test; right alone: {one} {self.right_alone[0]:,}, {other} {self.right_alone[1]:,}"
         better = f"{self.better_run} is better, by more than chance"
         return [
-            f"{self.source}, {rows}: {self.metric} {first:.4f} of {one}, {second:.4f} of {other}",
+            f"{self.source}, {rows}: {self.measure} {first:.4f} of {one}, {second:.4f} of {other}",
             f"  difference {second - first:+.4f}, 95 % interval {low:+.4f} to {high:+.4f}",
-            f"  p {self.p_value:.3g} by {test}",
+            f"  p {self.p:.3g} by {test}",
             f"  {better if self.better_run else f'no difference that {rows} can show'}",
         ]
 

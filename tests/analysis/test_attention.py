@@ -152,7 +152,7 @@ def test_without_a_target_it_is_the_model_s_own(load: Any, name: str) -> None:
                 0, -1
             ]
             read.append(max(allowed, key=lambda i: float(logits_V[i])))
-            written.append(t.piece(read[-1]))
+            written.append(t.display_token(read[-1]))
     assert tuple(written) == part.queries
 
 

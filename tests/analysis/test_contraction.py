@@ -82,14 +82,14 @@ def test_equal_states_stay_equal_to_rounding():
     ],
 )
 def test_other_models_are_refused(spec, words):
-    tokenizer = SimpleNamespace(encode=lambda text: TOKENS, piece=str)
+    tokenizer = SimpleNamespace(encode=lambda text: TOKENS, display_token=str)
     loaded = SimpleNamespace(model=model(**spec), tokenizer=tokenizer, prompt_format=SimpleNamespace(opening=()))
     with pytest.raises(UsageError, match=words):
         two_starts(loaded, "any")
 
 
 def test_the_model_stays_as_it_is():
-    tokenizer = SimpleNamespace(encode=lambda text: TOKENS, piece=str)
+    tokenizer = SimpleNamespace(encode=lambda text: TOKENS, display_token=str)
     lm = model(kind="recurrent", cell="gru").float()
     loaded = SimpleNamespace(model=lm, tokenizer=tokenizer, prompt_format=SimpleNamespace(opening=()))
     assert two_starts(loaded, "any").tokens == list(map(str, TOKENS))

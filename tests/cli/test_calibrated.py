@@ -254,13 +254,10 @@ def test_what_has_no_single_class_has_neither_costs_nor_blanks(folder: Path, lab
 
 def test_costs_are_for_tables_one_by_one(folder: Path, classifier: Path) -> None:
     costs = ("--costs", folder / "costs.csv")
-    for arguments in ((folder / "test.csv", "--prompt", "{text}:"), (folder,), ("--text", "a cat")):
+    for arguments in ((folder / "test.csv", "--prompt", "{text}:"), ("--text", "a cat")):
         assert "costs need a table of classes, and a run that predicts them" in refusal(
             "eval", classifier, *arguments, *costs
         )
-    assert "costs need a table of classes, and a run that predicts them" in refusal(
-        "eval", folder, folder / "test.csv", *costs
-    )
 
 
 def test_labels_have_thresholds(folder: Path, labeller: Path) -> None:

@@ -51,7 +51,7 @@ def load(monkeypatch):
                 run_path=Path("runs/some-run"),
                 step=500,
                 checkpoint_hash=HASH,
-                reference=SimpleNamespace(warnings=warnings, newer=None),
+                reference=SimpleNamespace(warnings=warnings, newer_step=None),
                 check_likelihood=lambda: None,
                 record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )
@@ -164,7 +164,7 @@ def test_warnings_are_told_even_when_quiet(load):
 
 
 def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(load, monkeypatch):
-    monkeypatch.setattr(ByteTokenizer, "unknown_parts", lambda _, text: [*filter("猫é".count, text)])
+    monkeypatch.setattr(ByteTokenizer, "find_unknown_parts", lambda _, text: [*filter("猫é".count, text)])
     load(history_model())
     (line,) = call("a é 猫 é", "--quiet", "--max-new-tokens", "1").stderr.splitlines()
     assert line.startswith("warning: ")

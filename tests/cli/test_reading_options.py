@@ -179,14 +179,6 @@ def test_prompts_are_made_of_tables_by_the_same_options(lmtool, ngram, home):
     assert json.loads(lmtool.succeeds(*asked, "--skip-bad-rows").out)["rows"] == 2
 
 
-def test_a_folder_of_tables_too(lmtool, home, learned):
-    folder = home / "tables"
-    folder.mkdir()
-    write(folder / "one.csv", "utf-8", ("avis", "note"))
-    named = ("--text-column", "avis", "--label-column", "note")
-    assert len(json.loads(lmtool.succeeds("eval", learned["utf-8"], folder, *named, "--json").out)["tasks"]) == 1
-
-
 def test_options_of_tables_are_not_for_texts(lmtool, run, corpus):
     said = lmtool.refuses(2, "eval", run, corpus, "--label-column", "x", words=["--label-column"])
     assert re.search("--prompt|table", said[-1])

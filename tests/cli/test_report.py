@@ -96,7 +96,7 @@ def test_a_page_that_fails_is_a_warning(lmtool, home, corpus, tmp_path, monkeypa
     assert outcome.err.splitlines()[-1] == "warning: no report of this run: the disk is full"
 
 
-@pytest.mark.parametrize("dies", ["write_report", "end"])
+@pytest.mark.parametrize("dies", ["write_report", "end_session"])
 def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing(
     lmtool, home, corpus, tmp_path, monkeypatch, dies
 ):
@@ -261,7 +261,7 @@ def test_what_few_rows_say_of_a_loss_is_left_open(lmtool, tables):
     runs = [RunHistory.from_run(Run.open(tables / "runs" / name)) for name in ("one", "two")]
     records = [{k: v for k, v in run.best_checkpoint_record.items() if k not in MAIN_METRICS} for run in runs]
     for run, record in zip(runs, records, strict=True):
-        run.__dict__["chosen"] = record
+        run.__dict__["best_checkpoint_record"] = record
     assert find_indistinct_scores(runs) == [
         "loss on validation rows: of 6 rows; lmtool finetune --seeds 5 shows how far it varies"
     ]

@@ -469,14 +469,16 @@ def failing(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize("where", ["serialise", "write_new", "sync_directory"])
+@pytest.mark.parametrize("where", ["serialize_safetensors", "write_new", "sync_directory"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_nothing(
     where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, recipe, _ = CASES["gpt2"]
     run = str(made(tmp_path / "run", recipe, tokenizer_of()))
-    monkeypatch.setattr(exporting.tensors if where == "serialise" else exporting.durable, where, failing(error))
+    monkeypatch.setattr(
+        exporting.tensors if where == "serialize_safetensors" else exporting.durable, where, failing(error)
+    )
     with pytest.raises((LmtoolError, KeyboardInterrupt)):
         export(run, tmp_path / "out")
     assert os.listdir(tmp_path) == ["run"]
@@ -517,7 +519,7 @@ def test_shipped_recipes(name: str) -> None:
             update={"model": Transformer.model_validate({**recipe.model.model_dump(), **small}, strict=False)}
         )
     expected = SHIPPED.get(name, "model.kind")
-    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), all_results={}, step=1)
+    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), results_by_task={}, step=1)
     base: Any = SimpleNamespace(run=open_run, checkpoint=open_run, recipe=recipe, tokenizer=tokenizer_of())
     if "." not in expected:
         assert exporting.express(base).family.model_type == expected

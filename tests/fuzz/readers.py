@@ -639,7 +639,7 @@ def _journals(folder: Path) -> list[bytes]:
 
 def _use_index(folder: Path) -> None:
     """Search an index, then remove a text of it."""
-    for entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
+    for entries in Index(folder).find_nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
         assert all(isinstance(entry.text, str) for entry in entries)
     remove_texts(folder, ["a.txt:1"])
 
@@ -669,7 +669,7 @@ def _read_index_vectors(folder: Path, content: bytes) -> None:
     if not (folder / TEXTS).exists():
         _index_file(folder, 512, 60)
     _written(folder, VECTORS, content)
-    for _entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
+    for _entries in Index(folder).find_nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
         pass
 
 

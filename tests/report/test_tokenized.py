@@ -28,10 +28,10 @@ def test_merges_lead_to_the_pieces(bpe, text):
         for merge in word.merges:
             i = next(i for i in range(len(before) - 1) if before[i : i + 2] == [merge.left, merge.right])
             assert merge.pieces_after == [*before[:i], merge.pieces_after[i], *before[i + 2 :]]
-            names = bpe.name(merge.left), bpe.name(merge.right)
+            names = bpe.token_name(merge.left), bpe.token_name(merge.right)
             assert bpe.merges[merge.priority - 1] == names
-            assert bpe.name(merge.pieces_after[i]) == "".join(names)
-            possible = {(bpe.name(a), bpe.name(b)) for a, b in pairwise(before)}
+            assert bpe.token_name(merge.pieces_after[i]) == "".join(names)
+            possible = {(bpe.token_name(a), bpe.token_name(b)) for a, b in pairwise(before)}
             assert not possible & set(bpe.merges[: merge.priority - 1])
             before = merge.pieces_after
 

@@ -80,7 +80,7 @@ def test_scores_other_than_right_and_wrong_are_tested_by_ranks() -> None:
     first, noise = rng.random(200), rng.standard_normal(200)
     better = compare_paired_scores("t", ("a", "b"), "chrF", (first, first + 0.3 + 0.5 * noise))
     assert (better.right_alone, better.better_run) == (None, "b")
-    assert better.p_value == pytest.approx(wilcoxon(0.3 + 0.5 * noise).pvalue)
+    assert better.p == pytest.approx(wilcoxon(0.3 + 0.5 * noise).pvalue)
     assert "Wilcoxon" in better.format_lines()[2]
     assert compare_paired_scores("t", ("a", "b"), "chrF", (first, first)).better_run is None
 

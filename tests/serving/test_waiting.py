@@ -26,8 +26,8 @@ from tests.serving.harness import Served, served
 WORK: list[tuple[Any, str]] = [
     (Tokenizer, "encode"),
     (Tokenizer, "encode_many"),
-    (Tokenizer, "encode_with_places"),
-    (Tokenizer, "piece"),
+    (Tokenizer, "encode_with_offsets"),
+    (Tokenizer, "display_token"),
     (engine, "request_key"),
     (protocol, "parse_body"),
     (response_builder, "encode_json_list"),
@@ -66,12 +66,12 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (
         "/v1/completions",
         {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True},
-        {"encode", "piece", "request_key", "encode_json_list"},
+        {"encode", "display_token", "request_key", "encode_json_list"},
     ),
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
-        {"piece", "request_key", "encode_json_list"},
+        {"display_token", "request_key", "encode_json_list"},
     ),
     "form": (
         "/v1/completions",

@@ -62,7 +62,7 @@ def test_a_run_is_no_better_than_itself(work: Work) -> None:
     loaded, table = learned(work, "class")
     one, other = (score_rows(loaded, name, str(table)) for name in "ab")
     compared = compare_rows(str(table), one, other)
-    assert (compared.right_alone, compared.p_value, compared.interval) == ((0, 0), 1, (0, 0))
+    assert (compared.right_alone, compared.p, compared.interval) == ((0, 0), 1, (0, 0))
     assert compared.better_run is None
     fewer = other._replace(rows=other.rows[1:], scores=other.scores[1:])
     with pytest.raises(DataError, match="on 24 rows by accuracy and on 23 rows by accuracy"):

@@ -32,7 +32,7 @@ def split(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
 
 
 def is_fast(tokenizer: Tokenizer) -> bool:
-    return "fast_encoder" in tokenizer._encoder.__qualname__
+    return "make_tiktoken_encoder" in tokenizer._encoder.__qualname__
 
 
 def test_byte_level_bpe_takes_the_fast_way() -> None:

@@ -153,7 +153,9 @@ def test_runs_of_word_vectors_are_beginnings(kind: str, objective: str, work: Wo
     work.pretrain(first, f"objective.kind={objective}", *WORDS, name="vectors")
     learn(work, f"{FAMILIES['means']}, embeddings: '{work.run('vectors')}'}}", *STILL)
     (theirs, table), (ours, found) = embeddings(work.run("vectors")), embeddings(work.run())
-    shared = {ours.name(i) for i in range(7, ours.vocab_size)} & {theirs.name(i) for i in range(7, theirs.vocab_size)}
+    shared = {ours.token_name(i) for i in range(7, ours.vocab_size)} & {
+        theirs.token_name(i) for i in range(7, theirs.vocab_size)
+    }
     assert {"cat", "ran", "home"} <= shared
     for word in shared:
         np.testing.assert_allclose(found[ours.encode(word)[0]], table[theirs.encode(word)[0]], atol=1e-6)
@@ -308,4 +310,4 @@ def test_recipes_name_vectors_and_features() -> None:
     recipe = load("bilstm", ["model.embeddings=a.vec", "model.features={run: elmo, beside: true}"]).recipe
     assert recipe.model.features.run == "elmo"  # type: ignore[union-attr]
     assert recipe.model.embeddings == "a.vec"  # type: ignore[union-attr]
-    assert recipe.model.features.width_with(3) == 6  # type: ignore[union-attr]
+    assert recipe.model.features.input_width(3) == 6  # type: ignore[union-attr]
