@@ -54,7 +54,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
         str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.*") if path.suffix in (".py", ".c", ".h")
     }
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("*/templates/*")}
-    families = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("interop/*/*.yaml")}
+    tables = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.yaml")}
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
         for folder in ("recipes", "data")
@@ -62,7 +62,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
         if path.is_file() and ROOT / "data" / "make" not in path.parents
     }
     metadata = {name for name in names if ".dist-info/" in name}
-    assert names - metadata == modules | templates | families | shipped
+    assert names - metadata == modules | templates | tables | shipped
     assert any(name.endswith("/licenses/LICENSE") for name in metadata)
 
 

@@ -51,4 +51,4 @@ def test_its_state_is_kept_and_taken_over() -> None:
 
 
 def test_it_keeps_half_of_what_adam_keeps() -> None:
-    assert 2 * SPEC.moments(1000, 10) == AdamW().count_states(1000, 10)
+    assert 2 * SPEC.count_states(1000, 10) == AdamW().count_states(1000, 10)
