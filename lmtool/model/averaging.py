@@ -126,6 +126,7 @@ class AveragingModel(WithoutNextToken):
         mean_width = spec.d_model if spec.features is None else spec.features.input_width(spec.d_model)
         width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
         read = "tokens" if spec.ngrams == 1 else f"n-grams of up to {spec.ngrams} tokens"
+        read = f"words and {read}" if spec.word_buckets else read
         description = f"linear in {read}" if spec.one_hot else f"mean of {read}, {spec.n_layers} x {width}"
         super().__init__(vocab_size, spec.context, description)
         self.spec, self.width = spec, width

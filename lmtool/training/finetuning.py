@@ -285,7 +285,10 @@ def _choose_features(
     """
     recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
     if shape.n_rows < FEW_ROWS or not recipes[0].data.holds_out:
-        return 1, "few rows choose by chance" if shape.n_rows < FEW_ROWS else "no rows are held out"
+        return (
+            1,
+            "too few rows to compare others" if shape.n_rows < FEW_ROWS else "no rows are held out to compare others",
+        )
     if shape.n_rows * length * 10 > MOST_PRODUCTS:
         return None
     words = RecipeWithData(*read_tables(recipes[0], tables, None))
