@@ -177,7 +177,7 @@ FEATURES = ("words and word pairs", "words, word pairs and character n-grams")
 LEAST_KNOWN = 0.05
 """Share of known words below which n-grams of characters are alone, as for names."""
 
-MOST_PRODUCTS = 150_000_000
+MOST_NGRAM_PRODUCTS = 150_000_000
 """Products of characters with ten and the number of classes, above which n-grams would take many minutes: each
 character begins some, which are made and counted, and then multiplied by a weight of each class."""
 
@@ -284,16 +284,15 @@ def _choose_features(
     length: characters of a text, the mean.
     """
     recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
-    if shape.n_rows < FEW_ROWS or not recipes[0].data.holds_out:
-        return (
-            1,
-            "too few rows to compare others" if shape.n_rows < FEW_ROWS else "no rows are held out to compare others",
-        )
-    if shape.n_rows * length * 10 > MOST_PRODUCTS:
+    if shape.n_rows * length * 10 > MOST_NGRAM_PRODUCTS:
         return None
+    if shape.n_rows < FEW_ROWS:
+        return 1, "too few rows to compare others"
+    if not recipes[0].data.holds_out:
+        return 1, "no rows are held out to compare others"
     words = RecipeWithData(*read_tables(recipes[0], tables, None))
     n_rows, n_classes = len(words.data.tasks[0].train), len(cast(Classification, words.recipe.objective).labels or "1")
-    if n_rows * length * (10 + n_classes) > MOST_PRODUCTS:
+    if n_rows * length * (10 + n_classes) > MOST_NGRAM_PRODUCTS:
         return None
     sample = random.Random(0).sample(range(n_rows), min(MOST_COMPARED, n_rows))
     candidates = []
