@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from lmtool.cli import app
+from lmtool.cli.help import GroupWithDefault
 from lmtool.interop import importing
 from tests.cli.conftest import CommandLine
 from tests.interop.test_importing import peer_in
@@ -99,7 +100,8 @@ def check_lmtool(arguments):
     command, rest = LMTOOL, list(arguments)
     while hasattr(command, "commands"):
         assert rest, "a command is missing"
-        rest = getattr(command, "named", list)(rest)
+        if isinstance(command, GroupWithDefault) and rest[0] not in command.commands:
+            rest = [list(command.commands)[-1], *rest]
         flags = {name for parameter in command.params for name in parameter.opts}
         rest = [*dropwhile(flags.__contains__, rest)]
         if not rest:
