@@ -47,6 +47,7 @@ SETTINGS = (
     SamplingParams(seed=4, temperature=0.8, max_new_tokens=40, top_p=0.9, repetition_penalty=1.3),
     SamplingParams(seed=5, max_new_tokens=40, frequency_penalty=0.5, presence_penalty=0.5),
 )
+ENDLESS = SamplingParams(seed=1, temperature=1.0, max_new_tokens=100_000, min_new_tokens=100_000)
 
 
 def run(test: Coroutine[Any, Any, Result]) -> Result:
@@ -194,15 +195,13 @@ def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str)
 
 
 def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:
-    endless = SamplingParams(seed=1, temperature=1.0, max_new_tokens=100_000)
-
     async def leaving() -> None:
         with opened(decoder, n_rows=2) as scheduler:
-            async with scheduler.generate(asking(decoder, "a", endless, n=6)) as updates:
+            async with scheduler.generate(asking(decoder, "a", ENDLESS, n=6)) as updates:
                 async for _ in updates:
                     break
             # both rows were taken, so this one is generated only when they are free
-            await texts_of(scheduler, asking(decoder, "a", replace(endless, max_new_tokens=3), n=2))
+            await texts_of(scheduler, asking(decoder, "a", replace(ENDLESS, max_new_tokens=3, min_new_tokens=3), n=2))
 
     run(leaving())
 
@@ -228,7 +227,7 @@ def test_the_budget_bounds_what_is_in_flight(decoder: TextGenerator) -> None:
 
 
 def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
-    long = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=100_000))
+    long = asking(decoder, "a", ENDLESS)
 
     async def filled() -> None:
         with opened(decoder, n_rows=1, n_queued=1) as scheduler:
@@ -382,7 +381,7 @@ def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
     decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=4))
-    endless = asking(decoder, "a", replace(asked[0].params, max_new_tokens=100_000))
+    endless = asking(decoder, "a", ENDLESS)
 
     def failing(*given: Any) -> None:
         raise ZeroDivisionError
