@@ -32,9 +32,9 @@ from lmtool.tasks.results import Results
 from lmtool.tasks.rows import POOL_BATCHES
 from lmtool.training.events import Ended, FitStarted, Stepped
 from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.job import Invocation
+from lmtool.training.job import SessionOptions
 from lmtool.training.plan import Plan
-from lmtool.training.start import start
+from lmtool.training.train import train
 
 
 class Plain:
@@ -108,7 +108,7 @@ def compare(given: argparse.Namespace) -> None:
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
     plan = plan_finetuning(resolve_run_name(str(given.source)), None, parse_settings([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
-        events = start(plan, Invocation([], ignore_progress, lambda: False, Path(folder) / "run"))
+        events = train(plan, SessionOptions([], ignore_progress, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()
         n_ours = next(event.steps for event in events if isinstance(event, FitStarted))
         reading = time.perf_counter() - began

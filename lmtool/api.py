@@ -50,9 +50,9 @@ from lmtool.tasks.task import AnsweringModel, Prediction
 from lmtool.tokenization.chat import Message
 from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.job import Invocation
+from lmtool.training.job import SessionOptions
 from lmtool.training.plan import Plan, plan_pretraining
-from lmtool.training.start import start
+from lmtool.training.train import train
 
 
 class TrainedModel(TextGenerator):
@@ -249,10 +249,10 @@ def _trained(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
     if world_size() > 1:
         raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
     folder = Path(out) if out else None
-    invocation = Invocation(["lmtool", "from", "Python"], no_progress, lambda: False, folder)
+    options = SessionOptions(["lmtool", "from", "Python"], no_progress, lambda: False, folder)
     run = ""
     with closing(Loggers()) as loggers:
-        for event in start(make_plan(no_progress), invocation):
+        for event in train(make_plan(no_progress), options):
             run = str(event.path) if isinstance(event, Started) else run
             for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
-IMPORTS = ("lmtool.cli", "lmtool.training.start", "lmtool.generation.generate", "lmtool.report.training")
+IMPORTS = ("lmtool.cli", "lmtool.training.train", "lmtool.generation.generate", "lmtool.report.training")
 """What each program that trains or writes imports, and torch with it."""
 LENGTH = 8
 """Bytes of the length in front of a request, with which the files of the program are sent."""

@@ -35,7 +35,7 @@ from lmtool.recipe.spec.training import Lbfgs, Muon
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, NGram
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import multiplier
+from lmtool.training.schedule import learning_rate_factor
 from tests.model import recurrent_weights, tiny
 from tests.model.test_ngram import counted, log_p, some_documents
 from tests.model.test_recurrent_seq2seq import by_loops
@@ -451,7 +451,7 @@ def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
                     wanted = schedules.cosine(t, steps, warmup, final)
                 case "inverse-square-root":
                     wanted = schedules.inverse_square_root(t, d_model, warmup)
-            assert multiplier(recipe.schedule, t - 1, steps, d_model) == pytest.approx(wanted, rel=1e-9)
+            assert learning_rate_factor(recipe.schedule, t - 1, steps, d_model) == pytest.approx(wanted, rel=1e-9)
         compare_steps(recipe)
 
 

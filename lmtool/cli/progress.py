@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtool.inference.evaluation import Validation
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
-    from lmtool.training.events import AlreadyFinished, Ended, Event, FitStarted, Timed
+    from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, Event, FitStarted
     from lmtool.training.fit import Step
 
 LINE_SECONDS = 10
@@ -93,7 +93,7 @@ class Display:
                 self._warn(*_describe_finished(event))
             case events.Info():
                 self._say(event.text)
-            case events.Timed():
+            case events.DurationEstimate():
                 self._say(*_describe_timing(event))
             case events.FitStarted():
                 self._say(*_describe_plan(event))
@@ -163,7 +163,7 @@ class Display:
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary, without the first, which includes warm-up.
-        last = step.seconds, step.computed
+        last = step.seconds, step.n_computed
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
         seconds, tokens = map(sum, zip(*self._recent, strict=True))
         speed = f"{tokens / seconds:,.0f} {self._counted}s/s"
@@ -257,13 +257,13 @@ def _describe_plan(plan: "FitStarted") -> list[str]:
     ]
 
 
-def _describe_timing(timed: "Timed") -> list[str]:
+def _describe_timing(timed: "DurationEstimate") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
     lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
         lines[0] += f"; less where patience ({counted(timed.patience, 'validation')}) ends it"
-    if timed.whole_pass is not None:
-        lines.append(f"less than one pass over the data is planned; --minutes {timed.whole_pass:g} reads all of it")
+    if timed.pass_minutes is not None:
+        lines.append(f"less than one pass over the data is planned; --minutes {timed.pass_minutes:g} reads all of it")
     return lines
 
 

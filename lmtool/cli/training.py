@@ -16,22 +16,22 @@ from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.training.events import Event
-    from lmtool.training.job import Invocation
+    from lmtool.training.job import SessionOptions
 
 
 def run_training(
-    run: "Callable[[Invocation], Iterator[Event]]",
+    run: "Callable[[SessionOptions], Iterator[Event]]",
     quiet: bool,
     *,
     output: Path | None = None,
     retry: bool = False,
     brief: bool = False,
     until: float = 1.0,
-    is_baseline_least: bool = False,
+    stops_below_baseline: bool = False,
 ) -> Path | None:
     """Runs a training session and shows its progress; prints results and the run directory to stdout at the end.
 
-    output, retry, is_baseline_least: see `Invocation`. brief: shows only the first line of each result.
+    output, retry, stops_below_baseline: see `SessionOptions`. brief: shows only the first line of each result.
     until: stops after this share of the steps.
     Returns the run directory, if this process has one.
     """
@@ -40,7 +40,7 @@ def run_training(
     from lmtool.run.directory import REPORT
     from lmtool.tasks.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
-    from lmtool.training.job import Invocation
+    from lmtool.training.job import SessionOptions
 
     stop = StopAtStep(notify=is_main() and not quiet)
     reason = ""
@@ -49,8 +49,10 @@ def run_training(
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
         command = ["lmtool", *sys.argv[1:]]
         report, stops = display.report, stop.requested
-        invocation = Invocation(command, report, stops, output, retry, until=until, is_baseline_least=is_baseline_least)
-        for event in run(invocation):
+        options = SessionOptions(
+            command, report, stops, output, retry, until=until, stops_below_baseline=stops_below_baseline
+        )
+        for event in run(options):
             for warning in loggers.take(event):
                 display.show(Warn(warning))
             match event:
@@ -89,9 +91,9 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float) -> bool:
         raise UsageError("--start-or-resume needs a run directory", fix="name it: -o DIR")
     if not has_checkpoint(output):
         return False
-    from lmtool.training.resuming import go_on
+    from lmtool.training.resuming import continue_run
 
-    run_training(partial(go_on, output), quiet, until=until)
+    run_training(partial(continue_run, output), quiet, until=until)
     return True
 
 

@@ -34,7 +34,14 @@ from lmtool.tokenization.tokenizer import resolve_vocab_size
 from lmtool.training.data import TextData
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.job import TrainingJob
-from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, FirstSteps, steps_of_epochs, steps_of_tokens
+from lmtool.training.length import (
+    ESTIMATE_SECONDS,
+    N_VALIDATIONS,
+    UNKNOWN_STEPS,
+    FirstSteps,
+    count_epoch_steps,
+    count_token_steps,
+)
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import Plan, is_for_tables
 from lmtool.training.windows import ExampleSource, Windows
@@ -115,7 +122,7 @@ def forecast_run(plan: Plan, *, n_devices: int, kind: str | None, utilisation: f
         raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
     recipe, data = plan.recipe, None
     if plan.tables or recipe.data.sources:
-        recipe, data, *_ = plan.read(report)
+        recipe, data, *_ = plan.read_data(report)
     report("measuring", 0, 0)
     spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
@@ -327,12 +334,14 @@ class _Workload:
         """Steps that the recipe's limits of epochs, tokens and minutes allow, of those that are known."""
         training, limits = self.recipe.training, list[int]()
         if training.epochs is not None and self.data is not None:
-            limits.append(steps_of_epochs(self.recipe, self.data, training.epochs))
+            limits.append(count_epoch_steps(self.recipe, self.data, training.epochs))
         if training.tokens is not None:
-            limits.append(steps_of_tokens(self.recipe, training.tokens))
+            limits.append(count_token_steps(self.recipe, training.tokens))
         if training.minutes is not None and seconds is not None:
             limits.append(
-                max(1, int((60 * training.minutes - VALIDATIONS * self._single_validation_seconds(seconds)) / seconds))
+                max(
+                    1, int((60 * training.minutes - N_VALIDATIONS * self._single_validation_seconds(seconds)) / seconds)
+                )
             )
         return limits
 
@@ -356,7 +365,7 @@ class _Workload:
         """Seconds of all validations."""
         every = self.recipe.evaluation.every
         if self.recipe.training.has_budget and not (self.is_for_tables and self.recipe.training.minutes is None):
-            every = min(every, math.ceil(steps / VALIDATIONS))
+            every = min(every, math.ceil(steps / N_VALIDATIONS))
         return math.ceil(steps / every) * self._single_validation_seconds(step_seconds)
 
 
@@ -390,9 +399,9 @@ def _time_training_steps(
         parameter.requires_grad_(False)
     # as many weights as are trained in the end
     optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning.with_values({"unfreeze_every": None}))
-    endless, first = recipe.with_values({"training.steps": MOST_STEPS}), FirstSteps(SECONDS)
+    endless, first = recipe.with_values({"training.steps": UNKNOWN_STEPS}), FirstSteps(ESTIMATE_SECONDS)
     with suppress(NumericalError):
         for step in fit(Trainable(lm, objective, optimizers), examples, endless, compute):
             if first.add(step, compute.world):
                 break
-    return first.later
+    return first.later_half

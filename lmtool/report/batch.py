@@ -66,7 +66,7 @@ def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Pr
 
     texts: documents to read in place of its training text. Raises the errors of reading data.
     """
-    recipe, data, *_ = plan.read(report)
+    recipe, data, *_ = plan.read_data(report)
     tokenizer = data.prompt_format.tokenizer
     counts = torch.from_numpy(data.token_counts()) if recipe.model.reads == "words" else None
     objective = build_objective(recipe, tokenizer, counts)

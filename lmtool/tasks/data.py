@@ -172,12 +172,12 @@ class TableData:
     def validation_tokens(self) -> int:
         return sum(sum(row.lengths) for task in self.tasks for row in task.valid)
 
-    def seconds_after(self, validation: float) -> float:
+    def estimate_final_seconds(self, validation_seconds: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
         n_measured = sum(len(task.test or task.valid) for task in self.tasks if task.test or task.texts is None)
         # the answers of a head are chosen and explained by about as much computation again; texts are written; and the
         # validation rows decide of either
-        return validation * (1 + 2 * n_measured / max(1, n_valid))
+        return validation_seconds * (1 + 2 * n_measured / max(1, n_valid))
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[Results]:
         """Results on the test rows of each task, or else on its validation rows; none of rows that were trained on."""

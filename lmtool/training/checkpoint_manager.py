@@ -1,4 +1,4 @@
-"""Saving a training run: its state besides weights and moments, and the writer of logs and checkpoints."""
+"""The state of a training run besides weights and moments, and the writer of its logs and checkpoints."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -30,38 +30,38 @@ from lmtool.run.saving import Snapshot, save_shard
 from lmtool.training.events import Logged, Sampled, Saved, Warn
 from lmtool.training.fit import Step
 
-NONE_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale": 0}
-"""What of a state is about the best validation, before there is one."""
+NO_BEST_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale": 0}
+"""The fields of a state about the best validation, before there is one."""
 
 
 class TrainingState(SavedState, frozen=False):
-    """State of a checkpoint besides weights and moments, so that a resumed run continues as if never interrupted."""
+    """State of a checkpoint besides weights and moments, with which a resumed run continues as if never interrupted."""
 
     recipe: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, noted: ValidationState | None, recipe: Recipe) -> Self:
-        """The state of a checkpoint, updated by the noted validation after it, if there is one.
+        """Reads the state of a checkpoint, updated by the noted validation after it, if there is one.
 
-        recipe: that training goes on by. Where it has another yardstick, there is no best one yet, and the last
-        validation is pending again. Raises CheckpointError as `read_saved_state` does.
+        recipe: for the steps to come. If it selects the best checkpoint by other criteria, there is none yet, and the
+        last validation is pending again. Raises CheckpointError as `read_saved_state` does.
         """
         state = cls(**read_saved_state(checkpoint).model_dump(exclude_unset=True))
         before, now = selection_criteria(state.recipe), selection_criteria(recipe.model_dump(mode="json"))
         if before != now:
-            state = state.model_copy(update=NONE_YET)
+            state = state.model_copy(update=NO_BEST_YET)
         is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
         if state.pending is not None and noted is not None and is_noted:
-            return state.model_copy(update=noted.model_dump(include=set(NONE_YET)) | {"pending": None})
+            return state.model_copy(update=noted.model_dump(include=set(NO_BEST_YET)) | {"pending": None})
         return state
 
     def note(self, step: int) -> ValidationState:
-        """The note for `read` after the validation of a step."""
-        best = self.model_dump(include=set(NONE_YET))
+        """Returns the note of the validation of a step, for `read`."""
+        best = self.model_dump(include=set(NO_BEST_YET))
         return ValidationState(step=step, **best, yardstick=selection_criteria(self.recipe))
 
     def advance(self, step: Step) -> LogRecord:
-        """Count a completed step; returns its record, in the format of metrics.jsonl."""
+        """Adds a completed step. Returns its record, in the format of metrics.jsonl."""
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
         self.seconds += step.seconds
@@ -72,15 +72,12 @@ class TrainingState(SavedState, frozen=False):
             "lr": step.lr,
             "grad_norm": None if step.grad_norm is None else finite(step.grad_norm),
             "tokens": self.tokens,
-            "tokens_per_second": round(step.computed / step.seconds),
+            "tokens_per_second": round(step.n_computed / step.seconds),
             "seconds": round(self.seconds, 3),
         }
 
     def update_best(self, step: int, validation: Validation, metric: str) -> bool:
-        """Compare a validation with the best so far; True when it is better: a higher metric, or a lower loss.
-
-        Of equal metrics the one with the lower loss is better. A value that is not finite is never better.
-        """
+        """Records a validation as the best one if it is. Returns whether it is; see `is_better`."""
         is_best = self.is_better(validation, metric)
         if is_best:
             self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
@@ -90,7 +87,10 @@ class TrainingState(SavedState, frozen=False):
         return is_best
 
     def is_better(self, validation: Validation, metric: str) -> bool:
-        """Whether a validation is better than the best so far; changes nothing."""
+        """Whether a validation is better than the best so far: by a higher metric, or a lower loss.
+
+        Of equal metrics the one with the lower loss is better. A value that is not finite is never better.
+        """
         value, sign = validation.value(metric), 1 if metric == "loss" else -1
         if not math.isfinite(value) or self.best_value is None:
             return math.isfinite(value)
@@ -99,17 +99,17 @@ class TrainingState(SavedState, frozen=False):
         return sign * value < sign * self.best_value
 
     def is_stale(self, evaluation: Evaluation) -> bool:
-        """True when patience has run out."""
+        """Whether patience has run out."""
         return evaluation.patience is not None and self.stale >= evaluation.patience
 
 
 @dataclass
 class CheckpointManager:
-    """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error.
+    """Writes to the run, if this process has one. Failures are warnings, but an unsaved last checkpoint is an error.
 
-    thread: where checkpoints are written that the recipe has saved in the background.
-    checkpoint: the last one that is saved, at first that training continues from.
-    superseded: its step, if only an interruption made it.
+    thread: writes the checkpoints of a recipe that saves in the background.
+    checkpoint: the last saved one; at first the one that training continues from.
+    interrupted_step: the step of that first one, if it was saved only because the run was interrupted.
     peers: processes that share the model, each of which writes its part.
     """
 
@@ -117,7 +117,7 @@ class CheckpointManager:
     spec: Checkpointing
     thread: Executor
     checkpoint: Checkpoint | None = None
-    superseded: int | None = None
+    interrupted_step: int | None = None
     peers: Peers = SINGLE_PROCESS
     _saving: Callable[[], Checkpoint | None] | None = None
     _unsaved: ResourceError | None = None
@@ -125,23 +125,23 @@ class CheckpointManager:
 
     @property
     def saved(self) -> str:
-        """What is saved, in words; empty in a process that does not write."""
+        """A description of what is saved; empty in a process that does not write."""
         if self.run is None:
             return ""
         return f"{self.checkpoint.path.name} is saved" if self.checkpoint else "no checkpoint is saved yet"
 
     def log(self, record: Mapping[str, object]) -> Iterator[Logged | Warn]:
-        """Append the record of a step to the metrics."""
+        """Appends the record of a step to the metrics."""
         if self.run is not None:
             yield from self._append(self.run.metrics.append, record)
             yield Logged(dict(record))
 
-    def keep_recipe(self, recipe: Recipe) -> Iterator[Warn]:
-        """Replace the recipe of the run, whose number of steps has changed."""
+    def write_recipe(self, recipe: Recipe) -> Iterator[Warn]:
+        """Replaces the recipe of the run."""
         return self._attempt(lambda run: run.write_recipe(dump(recipe)))
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
-        """Append a text to the samples."""
+        """Appends a text to the samples."""
         if self.run is not None:
             yield from self._append(self.run.samples.append, asdict(sampled))
 
@@ -151,19 +151,19 @@ class CheckpointManager:
             yield from failures
         self._log_failed = bool(failures)
 
-    def _attempt(self, action: Callable[[Run], None], failed: str = "") -> Iterator[Warn]:
-        """Write to the run, if this process has one. failed: what a failure is told as."""
+    def _attempt(self, write: Callable[[Run], None], failure: str = "") -> Iterator[Warn]:
+        """Writes to the run, if this process has one. Yields a warning on failure. failure: its first words."""
         try:
             if self.run is not None:
-                action(self.run)
+                write(self.run)
         except ResourceError as error:
             what = f"{error.what} ({error.where})"
-            yield Warn(f"{failed}: {what}" if failed else f"{what}; training continues")
+            yield Warn(f"{failure}: {what}" if failure else f"{what}; training continues")
 
     def save(
         self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
     ) -> Iterator[Saved | Warn]:
-        """Save a checkpoint, or begin to where the recipe has that done in the background.
+        """Saves a checkpoint, or starts to if the recipe saves in the background.
 
         A process without a run writes its part of a sharded model.
         """
@@ -176,13 +176,13 @@ class CheckpointManager:
         snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)
         save: Callable[[], Checkpoint | None] = partial(save_shard, snapshot, self.peers)
         if self.run is not None:
-            save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.superseded, self.peers)
+            save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.interrupted_step, self.peers)
         self._saving = self.thread.submit(save).result if self.spec.background else save
         if not self.spec.background:
             yield from self.finish_pending()
 
     def finish_pending(self) -> Iterator[Saved | Warn]:
-        """Finish the checkpoint that is being saved, if there is one; what came of it, in the process with the run."""
+        """Waits for the checkpoint that is being saved, if there is one. Yields what became of it."""
         finish, self._saving = self._saving, None
         if finish is None:
             return
@@ -200,21 +200,21 @@ class CheckpointManager:
                 yield Saved(saved.path)
 
     def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
-        """Note the result of the validation after a checkpoint, once that is saved."""
+        """Writes the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending()
         yield from self._attempt(
-            lambda run: run.save_validation(state.note(step), self.spec.keep_last, self.superseded)
+            lambda run: run.save_validation(state.note(step), self.spec.keep_last, self.interrupted_step)
         )
 
-    def tidy(self) -> Iterator[Warn]:
-        """Remove what a session has left that was killed before it removed older checkpoints."""
+    def remove_leftovers(self) -> Iterator[Warn]:
+        """Removes the checkpoints that a killed session should have removed."""
         return self._attempt(
-            lambda run: run.remove_leftover_checkpoints(self.spec.keep_last, self.superseded),
+            lambda run: run.remove_leftover_checkpoints(self.spec.keep_last, self.interrupted_step),
             "older checkpoints could not be removed",
         )
 
     def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
-        """End the session. validation: see `Run.end_session`.
+        """Ends the session. validation: see `Run.end_session`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """
@@ -223,6 +223,6 @@ class CheckpointManager:
         if self.run is not None:
             self.run.end_session("stopped" if reason in ("interrupted", "below") else "finished", validation)
 
-    def drop_optimizers(self) -> Iterator[Warn]:
-        """Remove the optimizer state of a finished run."""
+    def remove_optimizer_states(self) -> Iterator[Warn]:
+        """Removes the optimizer states of a finished run."""
         return self._attempt(Run.remove_optimizer_states, "the optimizer state could not be removed")

@@ -1,4 +1,4 @@
-"""What a language model is worth in the end: its bits per byte beside those of a 5-gram model of the same text.
+"""Comparison of a language model with a 5-gram model of the same text, in bits per byte.
 
 Shapes: N scored tokens of a text, M of some windows, D model width.
 """
@@ -23,26 +23,24 @@ from lmtool.training.windows import Windows
 
 ORDER = 5
 
-ROW = 1024
-"""Tokens of a row in which the n-gram model is measured."""
+NGRAM_WINDOW = 1024
+"""Tokens of a window in which the n-gram model is evaluated."""
 
-ROWS = 16
-"""Windows that are read at once."""
+WINDOWS_PER_BATCH = 16
 
-AT_ONCE = 1 << 18
-"""Tokens that are counted at once."""
+COUNTED_TOKENS_PER_BATCH = 1 << 18
 
-MOST_TOKENS = 20_000_000
-"""Training tokens up to which the n-gram model is counted."""
+MAX_COUNTED_TOKENS = 20_000_000
+"""Maximum training tokens that the n-gram model counts."""
 
-ITERATIONS = 30
-"""Of expectation maximisation for a weight."""
+EM_ITERATIONS = 30
+"""Iterations of expectation maximisation of an interpolation weight."""
 
-LEAST = 1e-6
-"""Smallest weight of a model in an interpolation."""
+MIN_WEIGHT = 1e-6
+"""Minimum weight of a model in an interpolation."""
 
-SECONDS = 2e-6
-"""Processor time for counting and measuring, per training token."""
+COUNTING_SECONDS_PER_TOKEN = 2e-6
+"""Processor time for counting and evaluating, per training token."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,11 @@ class TextResults:
     """Bits per byte of the best checkpoint on the validation text.
 
     loss: nats per token.
-    ngram_bits_per_byte: of the 5-gram model; None where the text is too long for it.
+    ngram_bits_per_byte: of the 5-gram model; None if the text is too long for it.
     limit_bits_per_byte: of the best possible model, for a bundled text.
-    interpolated_bits_per_byte: of both, interpolated; None where they read other tokens, in several processes, and for
-        a text of one token.
-    ngram_weight: of the 5-gram model in it.
+    interpolated_bits_per_byte: of both models interpolated; None if they read different tokens, in several processes,
+        and for a text of one token.
+    ngram_weight: weight of the 5-gram model in the interpolation.
     """
 
     step: int
@@ -67,30 +65,31 @@ class TextResults:
     ngram_weight: float | None = None
 
     def record(self) -> dict[str, object]:
-        """All results by name, for JSON."""
+        """Returns all results by name, for JSON."""
         return {"part": "validation", **asdict(self)}
 
     def lines(self) -> list[str]:
-        """All results as text lines."""
+        """Returns all results as lines of text."""
         ngram, limit = self.ngram_bits_per_byte, self.limit_bits_per_byte
-        beside = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
+        others = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
         if self.interpolated_bits_per_byte is not None and self.ngram_weight is not None:
-            beside += f"; interpolated with it, weight {self.ngram_weight:.2f}: {self.interpolated_bits_per_byte:.3f}"
-        beside += "" if limit is None else f"; the best possible model: {limit:.3f}"
-        return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){beside}"]
+            others += f"; interpolated with it, weight {self.ngram_weight:.2f}: {self.interpolated_bits_per_byte:.3f}"
+        others += "" if limit is None else f"; the best possible model: {limit:.3f}"
+        return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){others}"]
 
     def warnings(self) -> list[str]:
-        """A warning where the model is worse than counting."""
+        """Warns if the model is worse than counting."""
         if self.ngram_bits_per_byte is None or self.bits_per_byte < self.ngram_bits_per_byte:
             return []
         fix = "give more time (--minutes) or more text, or take recipe ngram"
         return [f"counting {ORDER}-grams predicts this text better; {fix}"]
 
 
-def to_count(prepared: TokenizedData, seed: int) -> TokenizedData:
-    """The text in tokens for an n-gram model: its own where they are pieces, or the characters of a list.
+def tokenize_for_ngrams(prepared: TokenizedData, seed: int) -> TokenizedData:
+    """Returns the text in tokens that suit an n-gram model.
 
-    Else pieces of its own, since five characters of running text are a short context.
+    They are its own tokens if these are byte pairs, or the characters of a list. Otherwise it is tokenized by byte
+    pairs, since five characters of running text are a short context.
     """
     kind, data = prepared.tokenizer.kind, prepared.data
     if kind == "bpe" or (kind == "char" and data.documents == "line"):
@@ -98,23 +97,29 @@ def to_count(prepared: TokenizedData, seed: int) -> TokenizedData:
     return tokenize_data(data, BpeTokenizer(), seed=seed)
 
 
-def counted(windows: Windows, n_entries: int) -> NGramModel:
-    """The n-gram model of a text. n_entries: of its vocabulary."""
-    model = NGramModel(NGram(kind="ngram", order=ORDER, context=ROW), n_entries)
+def count_ngrams(windows: Windows, vocab_size: int) -> NGramModel:
+    """Returns the n-gram model of a text."""
+    model = NGramModel(NGram(kind="ngram", order=ORDER, context=NGRAM_WINDOW), vocab_size)
     n = windows.n_tokens
-    model.count((windows.in_order(a, min(n, a + AT_ONCE), model.width) for a in range(0, n, AT_ONCE)), n)
+    model.count(
+        (
+            windows.read_in_order(a, min(n, a + COUNTED_TOKENS_PER_BATCH), model.width)
+            for a in range(0, n, COUNTED_TOKENS_PER_BATCH)
+        ),
+        n,
+    )
     return model
 
 
 @torch.inference_mode()
-def log_probabilities(
+def compute_log_probabilities(
     model: LanguageModel, text: EvaluationWindows, objective: Objective, compute: Compute
 ) -> NDArray[np.float64]:
-    """log p of the scored tokens of all windows (N,), in their order."""
+    """Returns log p of the scored tokens of all windows (N,), in their order."""
     parts = []
     with evaluating(model), compute.autocast():
-        for first in range(0, len(text.windows), ROWS):
-            windows = text.windows[first : first + ROWS]
+        for first in range(0, len(text.windows), WINDOWS_PER_BATCH):
+            windows = text.windows[first : first + WINDOWS_PER_BATCH]
             rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
             batch = objective.collate_spans(rows).to(compute.device)
             scored_BT = batch.known_targets_BT != IGNORE
@@ -127,19 +132,21 @@ def log_probabilities(
     return np.concatenate(parts)
 
 
-def interpolated(model_N: NDArray[np.float64], ngram_N: NDArray[np.float64]) -> tuple[float, float]:
-    """Nats per token of p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980), and the mean w.
+def interpolate(model_N: NDArray[np.float64], ngram_N: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns nats per token of p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980), and the mean w.
 
-    model_N, ngram_N: log p of the same tokens. w is the maximum likelihood estimate on the other half of the tokens.
+    model_N, ngram_N: log p of the same tokens. w is estimated by maximum likelihood on the other half of the tokens.
     """
     halves = [slice(0, len(model_N) // 2), slice(len(model_N) // 2, None)]
     nats, weights = 0.0, []
-    for learnt, measured in zip(halves, halves[::-1], strict=True):
+    for estimated_on, scored_on in zip(halves, halves[::-1], strict=True):
         weight = 0.5
-        for _ in range(ITERATIONS):
-            ngram = math.log(weight) + ngram_N[learnt]
-            weight = float(np.exp(ngram - np.logaddexp(ngram, math.log1p(-weight) + model_N[learnt])).mean())
-            weight = min(max(weight, LEAST), 1 - LEAST)
-        nats -= float(np.logaddexp(math.log(weight) + ngram_N[measured], math.log1p(-weight) + model_N[measured]).sum())
+        for _ in range(EM_ITERATIONS):
+            ngram = math.log(weight) + ngram_N[estimated_on]
+            weight = float(np.exp(ngram - np.logaddexp(ngram, math.log1p(-weight) + model_N[estimated_on])).mean())
+            weight = min(max(weight, MIN_WEIGHT), 1 - MIN_WEIGHT)
+        nats -= float(
+            np.logaddexp(math.log(weight) + ngram_N[scored_on], math.log1p(-weight) + model_N[scored_on]).sum()
+        )
         weights.append(weight)
     return nats / len(model_N), sum(weights) / 2

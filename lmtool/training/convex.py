@@ -1,4 +1,4 @@
-"""A linear head on features that stay, fitted to convergence by L-BFGS; its penalty is chosen by cross-validation.
+"""Fits a linear head on fixed features to convergence by L-BFGS; cross-validation chooses its penalty.
 
 Shapes: R rows, F features, C scores.
 """
@@ -26,119 +26,123 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.baseline import headline
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
-"""Values of l2 that cross-validation chooses from. By the first a head that begins as naive Bayes stays that, which
-needs fewer rows than logistic regression (Ng and Jordan 2002)."""
+"""Values of l2 that cross-validation chooses from. With the first one a head that starts as naive Bayes stays naive
+Bayes, which needs fewer rows than logistic regression (Ng and Jordan 2002)."""
 
-PLAIN_PENALTY = 0.01
-"""That of vectors that were trained on the same rows, of which cross-validation would tell too much good: weak, so that
-probabilities are as high as such vectors are often right."""
+CONTRASTIVE_PENALTY = 0.01
+"""The l2 for vectors that were trained on the same rows, for which cross-validation is too optimistic. It is weak, so
+that probabilities are as high as such vectors are often right."""
 
-FOLDS = 5
-"""Of one division of MANY rows, or of several of FEW, so that chance chooses less."""
+N_FOLDS = 5
 
-FEW, DIVISIONS = 200, 3
+FEW_ROWS, N_DIVISIONS = 200, 3
+"""Fewer rows are divided into folds this often, so that chance has less influence on the choice."""
 
-MANY = 1_000
-"""Rows from which a fold is enough."""
+MANY_ROWS = 1_000
+"""More rows are scored on one fold only."""
 
-MOST_ROWS = 10_000
-"""Rows that the penalty is chosen on, a random sample of larger tables."""
+MAX_ROWS = 10_000
+"""Maximum rows on which the penalty is chosen: a random sample of larger tables."""
 
-FACTOR = 5.0
-"""Largest logarithm of a factor on scores."""
+MAX_LOG_FACTOR = 5.0
+"""Maximum absolute logarithm of the factor on scores."""
 
-MOST_ITERATIONS, ITERATIONS = 500, 10
+MAX_ITERATIONS, ITERATIONS_PER_CHECK = 500, 10
 
 TOLERANCE = 1e-8
-"""Decrease of the mean loss by ITERATIONS at which the search for the weights ends."""
+"""The search for weights ends when ITERATIONS_PER_CHECK decrease the mean loss by less."""
 
-ROUGH = 1e-5
-"""The same where the penalty is chosen: ten times as fast, and of weak penalties not worse on other rows."""
+ROUGH_TOLERANCE = 1e-5
+"""The same while the penalty is chosen: ten times as fast, and with weak penalties not worse on other rows."""
 
-MOST_PRODUCTS = 4_000_000
-"""Products of rows with rows, for all scores, up to which a head is fitted in the space of the rows."""
+MAX_BASIS_PRODUCTS = 4_000_000
+"""Maximum products of rows with rows, for all scores, for a head to be fitted in the space of the rows."""
 
-MANY_PRODUCTS = 50_000_000
-"""Features of all rows, for all scores, from which several threads compute: of fewer they wait for each other longer
+MIN_THREADED_PRODUCTS = 50_000_000
+"""Products of features with weights from which several threads compute. With fewer, threads wait for each other longer
 than they compute."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A head that is fitted. loss: the mean over rows. l2: as in the recipe. n_rows: that it was fitted to. chosen: how
-    good it is in cross-validation, by the headline of its kind of labels; None where nothing was chosen."""
+class FittedHead:
+    """The result of fitting a head.
+
+    loss: mean over rows. l2: as in the recipe. n_rows: number of rows that it was fitted to. score: headline metric in
+    cross-validation; None if the penalty was given.
+    """
 
     loss: float
     l2: float
     n_rows: int
-    chosen: float | None
+    score: float | None
 
-    def line(self, metric: str) -> str:
-        """The choice as a line."""
-        how = "" if self.chosen is None else f", chosen by cross-validation: {metric} {self.chosen:.4f}"
-        return f"head: fitted to {counted(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{how}"
+    def describe(self, metric: str) -> str:
+        """Returns a line about the fit. metric: name of the score."""
+        choice = "" if self.score is None else f", chosen by cross-validation: {metric} {self.score:.4f}"
+        return f"head: fitted to {counted(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{choice}"
 
 
 @dataclass(frozen=True)
 class ChosenPenalty:
-    """A penalty.
+    """A penalty that cross-validation chose.
 
-    prior: as of the problem. factor: on the scores of rows that a head was not fitted to, which makes their mean loss
-    least: 1 / T of temperature scaling (Guo et al. 2017). loss, value: this loss, and how good the scores are; None
-    where all rows were fitted to. start: weights that were fitted to some rows.
+    from_naive_bayes: see `HeadFit`. factor: on scores, which minimizes the mean loss of held-out rows: 1 / T of
+    temperature scaling (Guo et al. 2017). loss: this loss; score: headline metric on the same rows; None if nothing was
+    held out. start_FC: weights that were fitted to a fold.
     """
 
     l2: float
-    prior: bool
+    from_naive_bayes: bool
     factor: float = 1.0
     loss: float | None = None
-    value: float | None = None
+    score: float | None = None
     start_FC: Floats | None = None
 
 
-class FittedFeatures(NamedTuple):
-    """The features that `fit` finds weights of.
+class LinearMap(NamedTuple):
+    """The features as `HeadFit.fit` multiplies them with weights.
 
-    scores: from weights (F, C) to scores (R, C). slopes: from derivatives by scores (R, C) to those by weights (F, C).
-    squares_FC: sums over rows of squared features, (F, 1) if they are the same for all scores. n_products:
+    forward: from weights (F, C) to scores (R, C). backward: from gradients of scores (R, C) to those of weights (F, C).
+    squares_FC: sums over rows of squared features; (F, 1) if they are the same for all scores. n_products:
     multiplications for each score.
     """
 
-    scores: Callable[[Tensor], Tensor]
-    slopes: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor], Tensor]
     squares_FC: Tensor
     n_products: int
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The minimum that is looked for: of the objective's loss, summed over rows, and the penalty.
+class HeadFit:
+    """A minimization problem: the objective's loss, summed over rows, and the penalty of the weights.
 
-    features: (R, F), dense or sparse, with a mean square of the rows of 1. labels: a batch of the rows' labels alone.
-    prior: the head begins as naive Bayes, and is drawn back to it: its weights are factors on log ratios.
+    features: (R, F), dense or sparse, scaled so that the mean squared norm of the rows is 1. labels: a batch with the
+    labels of the rows only. from_naive_bayes: the head starts as naive Bayes, and the penalty draws it back there: its
+    weights are factors on log ratios.
     """
 
     model: Classifier
     objective: ClassificationObjective
     features: Any
     labels: Batch
-    prior: bool
+    from_naive_bayes: bool
 
     @property
     def spec(self) -> Classification:
-        """That of the objective."""
+        """The recipe of the objective."""
         return self.objective.spec
 
     @property
     def n_rows(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         return int(self.features.shape[0])
 
     @property
     def target_RC(self) -> Floats:
-        """Multi-hot labels, or numbers."""
+        """Targets of the scores: multi-hot labels, or numbers."""
         if self.labels.labels_B is not None:
             class_R: NDArray[np.int64] = self.labels.labels_B.numpy()
             return np.asarray(np.eye(len(self.spec.labels))[class_R])
@@ -146,20 +150,20 @@ class Problem:
 
     @cached_property
     def scale_FC(self) -> Any:
-        """What the weights are multiplied by."""
-        if not self.prior:
+        """Factors on the weights: log ratios of naive Bayes, or 1."""
+        if not self.from_naive_bayes:
             return 1.0
         return np.ascontiguousarray(log_ratios(self.features, self.target_RC).T)
 
-    def of(self, rows: NDArray[np.int64]) -> "Problem":
-        """The same with some of the rows."""
-        return replace(self, features=self.features[rows], labels=_rows_of(self.labels, torch.from_numpy(rows)))
+    def take(self, rows: NDArray[np.int64]) -> "HeadFit":
+        """Returns the problem of some of the rows."""
+        return replace(self, features=self.features[rows], labels=_take_labels(self.labels, torch.from_numpy(rows)))
 
     @cached_property
     def joining_FG(self) -> Any:
-        """What makes one feature of those that a single row has, and none of those that no row has; None if dense.
+        """The matrix that joins the features that only one row has into one, and drops those of no row; None if dense.
 
-        Its columns are orthonormal, and such features differ in their values alone, so the minimum is the same.
+        Its columns are orthonormal, and the joined features differ only in their values, so the minimum is the same.
         """
         from scipy.sparse import csc_array, csr_array, issparse
 
@@ -167,7 +171,7 @@ class Problem:
             return None
         columns = csc_array(self.features)
         n_rows_F = np.diff(columns.indptr)
-        # frequent ones first, whose weights are read again and again and then lie near each other
+        # frequent features first: their weights are read often, and then lie near each other in memory
         (single_S,), several_M = (n_rows_F == 1).nonzero(), np.argsort(-n_rows_F, kind="stable")[: (n_rows_F > 1).sum()]
         entry_S = columns.indptr[single_S]
         value_S, (_, group_S) = columns.data[entry_S], np.unique(columns.indices[entry_S], return_inverse=True)
@@ -179,19 +183,19 @@ class Problem:
 
     @cached_property
     def basis(self) -> tuple[Floats, Floats] | None:
-        """Coordinates of the rows in an orthonormal basis of their scaled features, for each score (C, R, R), and what
-        makes weights of rows of such in the basis (C, R, R); None where rows are not much fewer than features.
+        """Coordinates of the rows in an orthonormal basis of their scaled features, for each score (C, R, R), and the
+        matrices from weights in the basis to weights of rows (C, R, R); None if rows are not much fewer than features.
 
-        The weights of the minimum are sums of rows, so it is the same, and is found in a fraction of the time.
+        The weights at the minimum are sums of rows, so the minimum is the same, in a fraction of the time.
         """
         n_rows, n_features = self.features.shape
-        n_bases = self.model.head.out_features if self.prior else 1
-        if n_features <= 2 * n_rows or n_bases * n_rows**2 > MOST_PRODUCTS:
+        n_bases = self.model.head.out_features if self.from_naive_bayes else 1
+        if n_features <= 2 * n_rows or n_bases * n_rows**2 > MAX_BASIS_PRODUCTS:
             return None
-        features = self.features.astype(np.float64)  # the decomposition needs them all
-        scaled = [features * scale_F for scale_F in self.scale_FC.T] if self.prior else [features]
+        features = self.features.astype(np.float64)  # the decomposition needs double precision
+        scaled = [features * scale_F for scale_F in self.scale_FC.T] if self.from_naive_bayes else [features]
         products = [each @ each.T for each in scaled]
-        with _one_thread():
+        with _single_thread():
             value_CR, vector_CRR = np.linalg.eigh([p if isinstance(p, np.ndarray) else p.toarray() for p in products])
         root_C1R = np.sqrt(np.maximum(value_CR, 0.0))[:, None]
         is_in_C1R = root_C1R > 1e-7 * root_C1R.max()
@@ -200,19 +204,19 @@ class Problem:
 
     @cached_property
     def curvature_C(self) -> Floats:
-        """About the second derivative of the loss of a row by each score: the variance of a score's labels."""
-        times = 2.0 if self.spec.task == "number" else 1.0
-        return np.asarray(times * np.maximum(self.target_RC.var(0), 1 / self.n_rows))
+        """Approximate second derivative of the loss of a row by each score: the variance of its targets."""
+        factor = 2.0 if self.spec.task == "number" else 1.0
+        return np.asarray(factor * np.maximum(self.target_RC.var(0), 1 / self.n_rows))
 
     @cached_property
-    def fitted_features(self) -> "FittedFeatures":
-        """What `fit` looks for weights of."""
+    def linear_map(self) -> LinearMap:
+        """The features, in the basis of the rows or joined, as `fit` multiplies them."""
         if self.basis is not None:
             rows_CRS = torch.from_numpy(self.basis[0])
             square_SC = rows_CRS.square().sum(1).T
             if len(rows_CRS) == 1:
-                return FittedFeatures(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
-            return FittedFeatures(
+                return LinearMap(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
+            return LinearMap(
                 lambda weight_SC: torch.einsum("crs,sc->rc", rows_CRS, weight_SC),
                 lambda slope_RC: torch.einsum("crs,rc->sc", rows_CRS, slope_RC),
                 square_SC,
@@ -220,13 +224,13 @@ class Problem:
             )
         features, scale = self.features, self.scale_FC
         if self.joining_FG is not None:
-            # those of one row have one ratio
-            scale = scale[self.joining_FG.argmax(0)] if self.prior else scale
+            # the joined features of a row have the same ratio
+            scale = scale[self.joining_FG.argmax(0)] if self.from_naive_bayes else scale
             features = (features @ self.joining_FG).astype(features.dtype)
-        rows, columns = _matrix(features), _matrix(features.T)
+        rows, columns = _to_tensor(features), _to_tensor(features.T)
         scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
         square_F1 = torch.from_numpy(np.asarray((features * features).sum(0))).to(rows.dtype)[:, None]
-        return FittedFeatures(
+        return LinearMap(
             lambda weight_FC: rows @ (weight_FC * scale_FC),
             lambda slope_RC: (columns @ slope_RC) * scale_FC,
             square_F1 * scale_FC.square(),
@@ -234,116 +238,120 @@ class Problem:
         )
 
     def fit(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
-        """The weights with the biases as their last row (F + 1, C), and the loss. start: where the search begins.
+        """Returns the weights at the minimum, with the biases as their last row (F + 1, C), and the mean loss.
 
-        What is looked for is their distance from the origin, in units in which the loss curves about equally.
+        start_FC: initial weights. The search is for the weights' difference from their origin, in units in which the
+        loss has about the same curvature in all directions.
         """
         features, scale, basis, n_scores = self.features, self.scale_FC, self.basis, self.model.head.out_features
-        fitted, joining = self.fitted_features, self.joining_FG if basis is None else None
+        linear, joining = self.linear_map, self.joining_FG if basis is None else None
         has_bias = self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:
-            """What is looked for in these weights."""
+            """Converts weights to the variables of the search."""
             if basis is not None:
-                return _each(basis[1].swapaxes(1, 2), features @ (weight_FC * scale))
+                return _multiply_each(basis[1].swapaxes(1, 2), features @ (weight_FC * scale))
             return weight_FC if joining is None else np.asarray(joining.T @ weight_FC)
 
         def expand(found_FC: Floats) -> Floats:
-            """The weights of what is found."""
+            """Converts the variables of the search to weights."""
             if basis is not None:
-                return np.asarray(features.T @ _each(basis[1], found_FC) * scale)
+                return np.asarray(features.T @ _multiply_each(basis[1], found_FC) * scale)
             return found_FC if joining is None else np.asarray(joining @ found_FC)
 
-        dtype = fitted.squares_FC.dtype
-        origin_RC = torch.as_tensor(np.asarray(features @ scale) if self.prior else 0.0, dtype=dtype)
-        # a bias is drawn to 0 with the rest of naive Bayes, and else is free
-        n_features = len(fitted.squares_FC)
+        dtype = linear.squares_FC.dtype
+        origin_RC = torch.as_tensor(np.asarray(features @ scale) if self.from_naive_bayes else 0.0, dtype=dtype)
+        # the bias is penalized with the rest of naive Bayes, and else is free
+        n_features = len(linear.squares_FC)
         l2_F1 = torch.full((n_features + 1, 1), l2, dtype=dtype)
-        l2_F1[-1] = l2 * self.prior
+        l2_F1[-1] = l2 * self.from_naive_bayes
         curvature_C = torch.as_tensor(self.curvature_C, dtype=dtype)
-        squares_FC = torch.cat((fitted.squares_FC, torch.full((1, fitted.squares_FC.shape[1]), self.n_rows)))
+        squares_FC = torch.cat((linear.squares_FC, torch.full((1, linear.squares_FC.shape[1]), self.n_rows)))
         unit_FC = (squares_FC * curvature_C + l2_F1).rsqrt()
         away_FC = torch.zeros(n_features + 1, n_scores, dtype=dtype)
         if start_FC is not None:
-            start_FC = np.concatenate((project(start_FC[:-1] - self.prior), start_FC[-1:]))
+            start_FC = np.concatenate((project(start_FC[:-1] - self.from_naive_bayes), start_FC[-1:]))
             away_FC = torch.as_tensor(start_FC, dtype=dtype)
         found_FC = (away_FC / unit_FC).contiguous()
         slope_FC = found_FC.grad = torch.zeros_like(found_FC)
 
-        def total() -> float:
+        def compute_total() -> float:
             torch.mul(found_FC, unit_FC, out=away_FC)
-            scores_RC = (fitted.scores(away_FC[:-1]) + away_FC[-1] + origin_RC).double().requires_grad_()
+            scores_RC = (linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC).double().requires_grad_()
             with torch.enable_grad():
                 loss = self.objective.head_loss(self.model, self.model.pair(scores_RC), self.labels, trains=True).total
                 (slope_RC,) = torch.autograd.grad(loss, scores_RC)
-            drawn_FC, slope_RC = l2_F1 * away_FC, slope_RC.to(dtype)
-            slope_FC[:-1] = drawn_FC[:-1] + fitted.slopes(slope_RC)
-            slope_FC[-1] = drawn_FC[-1] + slope_RC.sum(0) * has_bias
+            penalty_FC, slope_RC = l2_F1 * away_FC, slope_RC.to(dtype)
+            slope_FC[:-1] = penalty_FC[:-1] + linear.backward(slope_RC)
+            slope_FC[-1] = penalty_FC[-1] + slope_RC.sum(0) * has_bias
             slope_FC.mul_(unit_FC)
-            return loss.item() + float((away_FC * drawn_FC).sum(dtype=torch.float64)) / 2
+            return loss.item() + float((away_FC * penalty_FC).sum(dtype=torch.float64)) / 2
 
-        limits: dict[str, Any] = {"max_iter": ITERATIONS, "tolerance_grad": 0.0, "tolerance_change": 1e-12}
+        limits: dict[str, Any] = {"max_iter": ITERATIONS_PER_CHECK, "tolerance_grad": 0.0, "tolerance_change": 1e-12}
         search = torch.optim.LBFGS([found_FC], history_size=5, line_search_fn="strong_wolfe", **limits)
-        with torch.no_grad(), nullcontext() if fitted.n_products * n_scores > MANY_PRODUCTS else _one_thread():
-            loss = total()
-            for _ in range(MOST_ITERATIONS // ITERATIONS):
-                before, _ = loss, search.step(total)  # type: ignore[no-untyped-call]
-                loss = total()
+        with (
+            torch.no_grad(),
+            nullcontext() if linear.n_products * n_scores > MIN_THREADED_PRODUCTS else _single_thread(),
+        ):
+            loss = compute_total()
+            for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
+                before, _ = loss, search.step(compute_total)  # type: ignore[no-untyped-call]
+                loss = compute_total()
                 if before - loss <= tolerance * self.n_rows:
                     break
         found = away_FC.double().numpy()
-        return np.concatenate((expand(found[:-1]) + self.prior, found[-1:])), loss / self.n_rows
+        return np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:])), loss / self.n_rows
 
-    def scores(self, weight_FC: Floats, features: Any) -> Floats:
-        """The scores (R, C) of other rows under weights that `fit` returned for these."""
+    def compute_scores(self, weight_FC: Floats, features: Any) -> Floats:
+        """Computes the scores (R, C) of other rows by weights that `fit` returned."""
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
-    def choose(self, seed: int) -> "ChosenPenalty":
-        """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
+    def choose_penalty(self, seed: int) -> ChosenPenalty:
+        """Chooses the penalty with the smallest loss on held-out rows, for the best factor on the scores.
 
-        Where there is a prior, a head of few rows may also be fitted without it: the ratios of few rows are uncertain.
-        Of few rows a loss tells more than an accuracy, by which penalties are often alike. Weaker penalties, which take
-        longer, are not tried once the loss rises below 1; above, between naive Bayes and logistic regression, it may
-        rise and fall again. The largest ones are left out where there is no naive Bayes to stay: a head of few rows
-        that is near zero tells classes apart by its bias alone.
+        A head that starts as naive Bayes may also be fitted without it if rows are few, since their ratios are
+        uncertain. Penalties are compared by loss, since their accuracies on few rows are often equal. Weaker penalties,
+        which take longer, are not tried once the loss rises below 1; above 1, between naive Bayes and logistic
+        regression, it may rise and fall again. The largest ones are for naive Bayes only: another head near zero tells
+        classes apart by its bias alone.
         """
-        rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
-        is_many = len(rows) > MANY
-        folds = list(self._folds(rows, seed, DIVISIONS if len(rows) < FEW else 1)) if len(rows) > 1 else []
+        rows = np.random.default_rng(seed).permutation(self.n_rows)[:MAX_ROWS]
+        is_many = len(rows) > MANY_ROWS
+        folds = list(self._folds(rows, seed, N_DIVISIONS if len(rows) < FEW_ROWS else 1)) if len(rows) > 1 else []
         folds = folds[: 1 if is_many else None]
-        best, least = ChosenPenalty(1.0, self.prior), float("inf")
+        best, min_loss = ChosenPenalty(1.0, self.from_naive_bayes), float("inf")
         if not folds:
             return best
-        held = self.of(np.concatenate([other for _, other in folds]))
-        for prior in (True, False) if self.prior and not is_many else (self.prior,):
-            parts = [replace(self.of(fitted).rounded, prior=prior) for fitted, _ in folds]
+        held_out = self.take(np.concatenate([other for _, other in folds]))
+        for from_naive_bayes in (True, False) if self.from_naive_bayes and not is_many else (self.from_naive_bayes,):
+            parts = [replace(self.take(fitted).rounded, from_naive_bayes=from_naive_bayes) for fitted, _ in folds]
             weights: list[Floats | None] = [None] * len(folds)
             before = float("inf")
-            for l2 in PENALTIES if prior else PENALTIES[2:]:
+            for l2 in PENALTIES if from_naive_bayes else PENALTIES[2:]:
                 scores = []
                 for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
-                    weight_FC = weights[i] = part.fit(l2, weights[i], ROUGH)[0]
-                    scores.append(part.scores(weight_FC, self.features[other]))
+                    weight_FC = weights[i] = part.fit(l2, weights[i], ROUGH_TOLERANCE)[0]
+                    scores.append(part.compute_scores(weight_FC, self.features[other]))
                 scores_RC = np.concatenate(scores)
-                factor, loss = held.factor(scores_RC)
-                if loss < least:
-                    value, least = headline(held.target_RC, scores_RC, self._kind), loss
-                    best = ChosenPenalty(l2, prior, factor, loss / held.n_rows, value, weight_FC)
+                factor, loss = held_out.best_factor(scores_RC)
+                if loss < min_loss:
+                    score, min_loss = headline(held_out.target_RC, scores_RC, self._kind), loss
+                    best = ChosenPenalty(l2, from_naive_bayes, factor, loss / held_out.n_rows, score, weight_FC)
                 if l2 < 1 and loss > before:
                     break
                 before = loss
         return best
 
     @property
-    def rounded(self) -> "Problem":
-        """The same with sparse features in single precision, whose products take half the time."""
+    def rounded(self) -> "HeadFit":
+        """The same problem with sparse features in single precision, whose products take half the time."""
         from scipy.sparse import issparse
 
         return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
-    def factor(self, scores_RC: Floats) -> tuple[float, float]:
-        """The factor on scores of these rows that makes their loss least, 1 for numbers; and this loss."""
+    def best_factor(self, scores_RC: Floats) -> tuple[float, float]:
+        """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
         from scipy.optimize import minimize_scalar
 
         def loss(log_factor: float) -> float:
@@ -352,7 +360,7 @@ class Problem:
 
         if self._kind == "number":
             return 1.0, loss(0.0)
-        best = minimize_scalar(loss, bounds=(-FACTOR, FACTOR), method="bounded")
+        best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
         return float(np.exp(best.x)), float(best.fun)
 
     @property
@@ -362,88 +370,94 @@ class Problem:
     def _folds(
         self, rows: NDArray[np.int64], seed: int, divisions: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Rows to fit to and others, for each fold; with as many of each class in all, where rows have one."""
+        """Yields the rows to fit and the held-out rows of each fold. Folds are stratified if each row has one class."""
         from sklearn.model_selection import KFold, StratifiedKFold
 
-        n_folds, class_R = min(FOLDS, len(rows)), self.target_RC[rows].argmax(1)
-        least = int(np.unique(class_R, return_counts=True)[1].min())
+        n_folds, class_R = min(N_FOLDS, len(rows)), self.target_RC[rows].argmax(1)
+        smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
         for division in range(divisions):
-            how: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
-            stratified = self._kind == "class" and least > 1
-            folds = StratifiedKFold(min(n_folds, least), **how) if stratified else KFold(n_folds, **how)
+            options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
+            stratified = self._kind == "class" and smallest_class > 1
+            folds = (
+                StratifiedKFold(min(n_folds, smallest_class), **options) if stratified else KFold(n_folds, **options)
+            )
             for fitted, other in folds.split(rows, class_R):
                 yield rows[fitted], rows[other]
 
 
 @dataclass(frozen=True)
 class HeadProblem:
-    """The problem of the head of a model. used_F: the features of the model that are its features. scale: what these
-    are divided by."""
+    """The fit of a model's head. used_F: the features of the model that occur. scale: what they are divided by."""
 
-    problem: Problem
+    problem: HeadFit
     used_F: NDArray[np.int64]
     scale: float
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]) -> "HeadProblem":
-        """batches: all labelled rows, on the CPU."""
+    def from_batches(
+        cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
+    ) -> "HeadProblem":
+        """Computes the features. batches: all labelled rows, on the CPU."""
         device = model.head.weight.device
-        linear = isinstance(model.head, RatioHead) or model.pool is None
+        is_linear = isinstance(model.head, RatioHead) or model.pool is None
         with evaluating(model):
-            model.to("cpu" if linear else device)
-            features = model.vectors(batches if linear else [batch.to(device) for batch in batches])
+            model.to("cpu" if is_linear else device)
+            features = model.vectors(batches if is_linear else [batch.to(device) for batch in batches])
             model.to(device)
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
-        used_F = np.unique(features.nonzero()[1]) if linear else np.arange(features.shape[1])
-        # the ratios tell one class from the others, and do not suit several labels
-        labels, prior = _joined(batches), isinstance(model.head, RatioHead) and objective.spec.task == "class"
-        return cls(Problem(model, objective, features[:, used_F] / scale, labels, prior), used_F, scale)
+        used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
+        # log ratios tell one class from the others, and do not suit several labels
+        labels, from_naive_bayes = (
+            _join_labels(batches),
+            isinstance(model.head, RatioHead) and objective.spec.task == "class",
+        )
+        return cls(HeadFit(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale)
 
     def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
-        """The same with some of the rows."""
-        return replace(self, problem=self.problem.of(rows))
+        """Returns the problem of some of the rows."""
+        return replace(self, problem=self.problem.take(rows))
 
     @torch.no_grad()
-    def fit_head(self, l2: float | None, seed: int) -> Fitted:
-        """Fit the head in place; see `Lbfgs`. The other weights stay. l2: None to choose it."""
+    def fit_head(self, l2: float | None, seed: int) -> FittedHead:
+        """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
         problem, head = self.problem, self.problem.model.head
         with torch.enable_grad():
-            if l2 is None:  # fitted as the heads were that the factor is of
-                choice = problem.choose(seed)
-                problem = replace(problem, prior=choice.prior)
-                weights, loss = problem.rounded.fit(choice.l2, choice.start_FC, ROUGH)
+            if l2 is None:  # fitted as roughly as the heads for which the factor was chosen
+                choice = problem.choose_penalty(seed)
+                problem = replace(problem, from_naive_bayes=choice.from_naive_bayes)
+                weights, loss = problem.rounded.fit(choice.l2, choice.start_FC, ROUGH_TOLERANCE)
             else:
-                choice = ChosenPenalty(l2, problem.prior)
+                choice = ChosenPenalty(l2, problem.from_naive_bayes)
                 weights, loss = problem.fit(l2)
         weights *= choice.factor
-        weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.prior else self.scale))
-        if not problem.prior:
+        weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.from_naive_bayes else self.scale))
+        if not problem.from_naive_bayes:
             head.weight.zero_()
             if isinstance(head, RatioHead):
                 head.ratios_CF.fill_(1.0)
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:
             head.bias.copy_(torch.from_numpy(weights[-1]))
-        return Fitted(loss, choice.l2, problem.n_rows, choice.value)
+        return FittedHead(loss, choice.l2, problem.n_rows, choice.score)
 
 
 def fit_head(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
-) -> Fitted:
-    """Fit the head of a model to labelled rows, in place; see `HeadProblem.fit_head`."""
-    return HeadProblem.of(model, objective, batches).fit_head(l2, seed)
+) -> FittedHead:
+    """Fits the head of a model to labelled rows, in place; see `HeadProblem.fit_head`."""
+    return HeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
 
 
-def cross_validate(
+def cross_validate_head(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
 ) -> ChosenPenalty:
-    """The penalty of the head of a model, and how good the head is by it."""
-    return HeadProblem.of(model, objective, batches).problem.choose(seed)
+    """Chooses the penalty of the head of a model by cross-validation, without fitting it."""
+    return HeadProblem.from_batches(model, objective, batches).problem.choose_penalty(seed)
 
 
-def _matrix(features: Any) -> Tensor:
-    """A matrix of NumPy or SciPy for products with dense ones, which are computed in threads."""
+def _to_tensor(features: Any) -> Tensor:
+    """Converts a matrix of NumPy or SciPy to torch, which multiplies sparse ones with several threads."""
     from scipy.sparse import csr_array, issparse
 
     if not issparse(features):
@@ -457,29 +471,29 @@ def _matrix(features: Any) -> Tensor:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """A context in which small products are computed by one thread, since several wait for each other longer than they
-    compute: beside other programs 20 decompositions of 160 rows take 5.5 s instead of 0.04."""
-    with cpu_threads(1), _blas().limit(limits=1):
+def _single_thread() -> Iterator[None]:
+    """Returns a context in which one thread computes, since several wait for each other longer than they compute small
+    products: beside other programs 20 decompositions of 160 rows take 5.5 s instead of 0.04."""
+    with cpu_threads(1), _blas_controller().limit(limits=1):
         yield
 
 
 @cache
-def _blas() -> Any:
-    """The libraries of NumPy and SciPy that compute in threads."""
+def _blas_controller() -> Any:
+    """Returns the controller of the threads of NumPy's and SciPy's libraries."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 
 
-def _each(matrices: Floats, columns: Floats) -> Floats:
-    """The products of matrices (C, R, S), or of one for all (1, R, S), with columns (S, C)."""
+def _multiply_each(matrices: Floats, columns: Floats) -> Floats:
+    """Multiplies matrices (C, R, S), or one for all (1, R, S), with columns (S, C)."""
     products: Floats = np.matmul(matrices, columns.T[..., None])[..., 0].T
     return products
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
-    """The labels of all rows, as one batch without texts."""
+def _join_labels(batches: Sequence[Batch]) -> Batch:
+    """Returns the labels of all rows, as one batch without texts."""
     labels = [batch.labels_B for batch in batches if batch.labels_B is not None]
     values = [batch.values_BC for batch in batches if batch.values_BC is not None]
     return Batch(
@@ -489,8 +503,8 @@ def _joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _rows_of(labels: Batch, rows: Tensor) -> Batch:
-    """The labels of some rows."""
+def _take_labels(labels: Batch, rows: Tensor) -> Batch:
+    """Returns the labels of some rows."""
     return replace(
         labels,
         labels_B=None if labels.labels_B is None else labels.labels_B[rows],

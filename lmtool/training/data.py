@@ -1,4 +1,4 @@
-"""Training and validation data of a run. A text here; tables in `lmtool.tasks.data`."""
+"""Training and validation data of a run: texts. Tables are in `lmtool.tasks.data`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,35 +35,35 @@ from lmtool.tasks.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import comparison
-from lmtool.training.comparison import ROW, TextResults
+from lmtool.training.comparison import NGRAM_WINDOW, TextResults
 from lmtool.training.pairs import CountedPairs
-from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
+from lmtool.training.streamed import StreamedMixture, StreamedWindows, open_streams
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
-MOST_BACK = 64
-"""Steps back over which gradient norms are logged."""
+MAX_STEPS_BACK = 64
+"""Maximum steps back over which gradient norms are logged."""
 
-MOST_COUNTED = 10_000_000
-"""Tokens of the training text in which n-grams are counted."""
+MAX_COUNTED_TOKENS = 10_000_000
+"""Maximum tokens of the training text in which the n-grams of a model's embeddings are counted."""
 
-LONGEST_PROMPT = 24
-"""Characters of a prompt that is taken from the text."""
+MAX_PROMPT_CHARACTERS = 24
+"""Maximum characters of a prompt that is taken from the text."""
 
 
 class TextData:
     """A text in token stores.
 
     prompt_format: how texts become model inputs.
-    objective: that examples are for.
+    objective: that examples are made for.
     fingerprint: of the content.
-    unit: of counts of data.
-    validation_tokens: those that a validation computes.
+    unit: what counts of data are in.
+    validation_tokens: number of tokens that a validation computes.
     lines: descriptions of the data.
     warnings: about the data.
     bytes_per_token: of the validation text.
     is_measured: the best checkpoint is evaluated at the end.
-    split: the held-out rows, to be saved in the run; None where they follow from the recipe, as of a text.
-    per_epoch: examples of one pass; of a text that is streamed, estimated from its head.
+    split: the held-out rows, to be saved in the run; None for a text, where they follow from the recipe.
+    per_epoch: examples of one pass; for a streamed text an estimate by its head.
     """
 
     unit = "token"
@@ -79,19 +79,19 @@ class TextData:
         batch_size: int,
         seed: int,
         carries_state: bool = False,
-        most_validated: int | None = None,
+        max_validation_tokens: int | None = None,
         is_measured: bool = False,
         is_foreign: bool = False,
     ) -> None:
-        """context: tokens that the model reads. batch_size: rows of a step. seed: of the order. carries_state: a row
-        goes on where that of the step before ended. most_validated: tokens that a validation computes at most.
-        is_foreign: the tokenizer was not trained on this text."""
+        """context: tokens that the model reads. batch_size: rows of a step. seed: of the order. carries_state: rows
+        continue where those of the step before ended. max_validation_tokens: that a validation computes. is_foreign:
+        whether the tokenizer was not trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
         self._marks: Sequence[StreamPosition] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
         self._context, self._batch_size, self._seed = context, batch_size, seed
         self._lanes = batch_size if carries_state else None
-        self._most_validated, self.is_measured, self._is_foreign = most_validated, is_measured, is_foreign
+        self._max_validation_tokens, self.is_measured, self._is_foreign = max_validation_tokens, is_measured, is_foreign
         self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: EvaluationWindows | None = None
@@ -99,15 +99,15 @@ class TextData:
 
     @contextmanager
     def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> Iterator[None]:
-        """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
-        each text, if there are any.
+        """Returns a context in which streamed texts are read while a model trains.
 
-        Raises CheckpointError when what follows a mark has changed.
+        marks: the position in each text from which to go on, if any. Raises CheckpointError if what follows a mark has
+        changed.
         """
         if not self._prepared.streamed:
             yield
             return
-        with streaming(self._prepared, compute, marks) as self._blocks:
+        with open_streams(self._prepared, compute, marks) as self._blocks:
             self._marks = marks
             yield
 
@@ -118,17 +118,17 @@ class TextData:
             bundled.entropy_bound([file for parts in texts for part in parts for file in part.text.corpus.files])
             is not None
         ):
-            return ()  # a program wrote the text, and its results stand beside what can be reached at best
+            return ()  # a bundled text, written by a program: its problems are known
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_text_problems(train, valid, tokenizer, None, brief=True) for train, valid in texts)
-        told = dict.fromkeys(str(notice) for notices in findings for notice in notices)
+        messages = dict.fromkeys(str(notice) for notices in findings for notice in notices)
         n_train, n_valid, data = len(self._train), len(self._valid), self._spec
         share = n_valid / max(1, n_train + n_valid)
         if not data.valid and data.split == "document" and share > 2 * data.valid_fraction:
             n, n_all = self._valid.n_documents, self._train.n_documents + self._valid.n_documents
             what = f"{n:,} of {n_all:,} documents, with {100 * share:.0f} % of the tokens, are held out"
-            told[f"{what}: -s data.split=slice holds out the end of the text, --valid FILE another"] = None
-        return tuple(told)
+            messages[f"{what}: -s data.split=slice holds out the end of the text, --valid FILE another"] = None
+        return tuple(messages)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -156,12 +156,12 @@ class TextData:
 
     @property
     def holds_out(self) -> bool:
-        """A part of a text, or another one, is always held out."""
+        """Whether a part of the data is held out: always, for texts."""
         return True
 
     @property
     def _is_causal(self) -> bool:
-        """Whether each token is predicted from those before it."""
+        """Whether the objective predicts each token from those before it."""
         return type(self.objective) is CausalObjective
 
     @property
@@ -173,36 +173,36 @@ class TextData:
 
     @property
     def beginning(self) -> str:
-        """A prompt that begins as the validation text."""
-        return beginning(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
+        """A prompt: the beginning of the validation text."""
+        return make_prompt(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
 
     def token_counts(self) -> NDArray[np.int64]:
-        """How often each id is in the training part, or in the head of one that is streamed."""
+        """Returns the count of each token id in the training part, or in the head of a streamed one."""
         return self._train.count_tokens()
 
     def set_statistics(self, lm: LanguageModel) -> None:
-        """Initialize a new model with statistics of the data, if its family uses any."""
+        """Sets statistics of the data that a new model uses, if its family uses any."""
         if lm.counts_V is not None:
             counts = torch.from_numpy(self.token_counts())
             counts[list(self.prompt_format.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
         for ngrams in ngrams_of(lm):
-            ngrams.count(torch.from_numpy(self._train.sample_evenly(MOST_COUNTED)))
+            ngrams.count(torch.from_numpy(self._train.sample_evenly(MAX_COUNTED_TOKENS)))
 
     def windows(self, objective: Objective) -> Windows:
-        """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
+        """Returns windows of the training text: of the head of a streamed one, of the first text of a mixture."""
         tokenizer = self.prompt_format.tokenizer
         cut, marks = objective.cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self._seed, self._lanes, marks, self._spec.isolate_documents)
 
     def check(self) -> None:
-        """Raise DataError where the training or the validation text has no example."""
-        self._examples(self.objective)
+        """Raises DataError if the training or the validation text has no example."""
+        self._make_windows(self.objective)
 
     def examples(self, objective: Objective) -> ExampleSource:
-        """Training examples."""
-        examples = self._examples(objective)
+        """Returns the training examples for an objective."""
+        examples = self._make_windows(objective)
         if isinstance(objective, GloveObjective):
             assert isinstance(examples, Windows)
             is_word_V = self.token_counts() > 0
@@ -210,13 +210,13 @@ class TextData:
             return CountedPairs.count(examples, is_word_V, objective.spec.window, self._context, self._seed)
         return examples
 
-    def _examples(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
-        """Parts of the text, of which examples are made."""
+    def _make_windows(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
+        """Returns the windows of the text that examples are made of. Raises DataError if there are none."""
         cut = objective.cut(self._context)
         marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
-            self._pairs = Windows(self._valid, cut, self._seed, marks=marks)
+            self._pairs = Windows(self._valid, cut, self._seed, special_ids=marks)
         if objective.unit == "pair":
             for name, store in (("training", self._train), ("validation", self._valid)):
                 if not _has_targets(store, objective, cut.length):
@@ -224,13 +224,13 @@ class TextData:
                     fix = "give more text, or make one text of it: -s data.documents=whole"
                     raise DataError(what, where=", ".join(self._spec.sources), fix=fix)
         if self._spec.mixture:
-            return self._mixed(cut, marks)
+            return self._mix_texts(cut, marks)
         if self._blocks:
-            return self._streamed(0, cut, self._seed)
+            return self._stream_text(0, cut, self._seed)
         return self.windows(objective)
 
-    def _mixed(self, cut: Cut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
-        """Windows of each text of the mixture, in proportion."""
+    def _mix_texts(self, cut: Cut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
+        """Returns windows of each text of the mixture, in proportion to its weight."""
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
@@ -239,34 +239,34 @@ class TextData:
                 raise DataError(what, where=source, fix=fix)
         apart = self._spec.isolate_documents
         if self._blocks:
-            streams = [self._streamed(n, cut, derive_seed(seed, "text", n)) for n in range(len(parts))]
+            streams = [self._stream_text(n, cut, derive_seed(seed, "text", n)) for n in range(len(parts))]
             return StreamedMixture(streams, list(mixture.values()), seed)
         texts = [Windows(part, cut, derive_seed(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
-    def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
-        """The windows of text n, from its mark on."""
+    def _stream_text(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
+        """Returns the windows of the n-th streamed text, from its mark on."""
         mark = self._marks[n] if self._marks else None
         return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, mark, self._spec.isolate_documents)
 
     @property
     def n_train(self) -> int:
-        """Tokens of the training text, or of the head of one that is streamed."""
+        """Number of tokens of the training text, or of the head of a streamed one."""
         return len(self._train)
 
     @property
     def n_valid(self) -> int:
-        """Tokens of the validation text."""
+        """Number of tokens of the validation text."""
         return len(self._valid)
 
     @property
     def per_epoch(self) -> int:
         examples = self.examples(self.objective).per_epoch
-        return examples if self._blocks else max(1, round(examples / self._share))
+        return examples if self._blocks else max(1, round(examples / self._fraction_in_stores))
 
     @property
-    def _share(self) -> float:
-        """The share of the text that the stores hold, in tokens."""
+    def _fraction_in_stores(self) -> float:
+        """The fraction of the text that the token stores hold: less than 1 if it is streamed."""
         if not self._prepared.streamed:
             return 1.0
         held = [len(part) for part in self._prepared.parts]
@@ -274,34 +274,36 @@ class TextData:
         return sum(held) / whole
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
-        """Loss and metrics on the validation part; computed by all processes together."""
+        """Computes loss and metrics on the validation part, all processes together."""
         if self._pairs is not None:
-            return _validate_pairs(self._pairs, self._most_validated, lm, objective, compute)
+            return _validate_pairs(self._pairs, self._max_validation_tokens, lm, objective, compute)
         if self._held_out is None:
             longest = objective.window(self._context)
-            self._held_out = EvaluationWindows.sample(self._valid, longest, self._most_validated, self._seed)
+            self._held_out = EvaluationWindows.sample(self._valid, longest, self._max_validation_tokens, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
     @property
     def validation_tokens(self) -> int:
-        return min(self._most_validated or len(self._valid), len(self._valid))
+        return min(self._max_validation_tokens or len(self._valid), len(self._valid))
 
     def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
-        """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""
-        n_tokens = min(self._context, MOST_BACK) + 1
+        """Returns `GradientNorms.norms` of a loss near the beginning of the validation text."""
+        n_tokens = min(self._context, MAX_STEPS_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
         return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
-    def seconds_after(self, validation: float) -> float:
-        """Estimate of the seconds that `measure` takes at the end, from those of a validation."""
+    def estimate_final_seconds(self, validation_seconds: float) -> float:
+        """Estimates the duration of `measure` from that of a validation."""
         if not self.is_measured:
             return 0.0
-        whole = validation * len(self._valid) / self.validation_tokens
-        # once more to interpolate, where counting reads the same tokens
-        return 2 * whole + comparison.SECONDS * min(len(self._train), comparison.MOST_TOKENS)
+        whole_text = validation_seconds * len(self._valid) / self.validation_tokens
+        n_counted = min(len(self._train), comparison.MAX_COUNTED_TOKENS)
+        # the second time to interpolate with the n-gram model
+        return 2 * whole_text + comparison.COUNTING_SECONDS_PER_TOKEN * n_counted
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
-        """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
+        """Computes bits per byte of all validation text, all processes together, and in the main one of a 5-gram
+        model."""
         tokenizer, context = self.prompt_format.tokenizer, self._context
         measured = compute_perplexity(lm, objective, self._valid, tokenizer, compute, context=context, stride=context)
         data = self._spec
@@ -314,56 +316,60 @@ class TextData:
             ngram_bits_per_byte=None,
             limit_bits_per_byte=entropy_limit(named, data),
         )
-        return [self._beside_counts(alone, lm, compute) if compute.world.is_main else alone]
+        return [self._compare_ngrams(alone, lm, compute) if compute.world.is_main else alone]
 
-    def _beside_counts(self, alone: TextResults, lm: LanguageModel, compute: Compute) -> TextResults:
-        """The same with a 5-gram model of the training text, but for very long and streamed texts."""
+    def _compare_ngrams(self, alone: TextResults, lm: LanguageModel, compute: Compute) -> TextResults:
+        """Adds the results of a 5-gram model of the training text, unless that is very long or streamed."""
         if self._prepared.streamed:
             return alone
-        prepared = comparison.to_count(self._prepared, self._seed)
+        prepared = comparison.tokenize_for_ngrams(self._prepared, self._seed)
         train, tokenizer = prepared.train, prepared.tokenizer
-        if len(train) > comparison.MOST_TOKENS:
+        if len(train) > comparison.MAX_COUNTED_TOKENS:
             return alone
         causal = CausalObjective.of(Causal(), Vocabulary.of(tokenizer, None), self._spec.isolate_documents)
-        windows = Windows(train, causal.cut(min(ROW, len(train) - 1)), self._seed)
-        model = comparison.counted(windows, tokenizer.check_embedding_rows(None))
+        windows = Windows(train, causal.cut(min(NGRAM_WINDOW, len(train) - 1)), self._seed)
+        model = comparison.count_ngrams(windows, tokenizer.check_embedding_rows(None))
         exact = choose_compute("cpu", "float32")
-        counts = compute_perplexity(model, causal, prepared.valid, tokenizer, exact, context=ROW, stride=ROW)
-        beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
-        read_alike = prepared is self._prepared and self._is_causal
-        if not read_alike or compute.world.size > 1 or counts.tokens < 2:
-            return beside
-        texts = [EvaluationWindows.sample(self._valid, causal.window(n), None, 0) for n in (self._context, ROW)]
-        loss, weight = comparison.interpolated(
-            comparison.log_probabilities(lm, texts[0], causal, compute),
-            comparison.log_probabilities(model, texts[1], causal, exact),
+        counts = compute_perplexity(
+            model, causal, prepared.valid, tokenizer, exact, context=NGRAM_WINDOW, stride=NGRAM_WINDOW
         )
-        both = replace(counts, nats=loss * counts.tokens)
-        return replace(beside, interpolated_bits_per_byte=both.bits_per_byte, ngram_weight=weight)
+        both = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
+        has_same_tokens = prepared is self._prepared and self._is_causal
+        if not has_same_tokens or compute.world.size > 1 or counts.tokens < 2:
+            return both
+        texts = [
+            EvaluationWindows.sample(self._valid, causal.window(n), None, 0) for n in (self._context, NGRAM_WINDOW)
+        ]
+        loss, weight = comparison.interpolate(
+            comparison.compute_log_probabilities(lm, texts[0], causal, compute),
+            comparison.compute_log_probabilities(model, texts[1], causal, exact),
+        )
+        mixed = replace(counts, nats=loss * counts.tokens)
+        return replace(both, interpolated_bits_per_byte=mixed.bits_per_byte, ngram_weight=weight)
 
 
 TrainingData = TextData | TableData
-"""The training, validation and test data of a run: both kinds have what `TextData` names."""
+"""The training, validation and test data of a run. Both kinds have the attributes that `TextData` describes."""
 
 
 def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
-    """Whether any window of a document of a text has a target; reads the text as far as the first one."""
+    """Whether any window of a document has a target. Reads the text up to the first one."""
     documents = map(store.document_range, range(store.n_documents))
     starts = ((start, min(end, start + window)) for begin, end in documents for start in range(begin, end, window))
     return any(objective.collate_spans([(store.read(*span), 1)]).n_targets for span in starts)
 
 
-def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
-    """The first words of a text as a prompt: at most LONGEST_PROMPT characters, and a third of the first document.
+def make_prompt(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
+    """Makes a prompt of the first words of a text: at most MAX_PROMPT_CHARACTERS, and a third of its first document.
 
-    is_stream: the text may begin within a line, the rest of which is left out.
+    is_stream: whether the text may begin within a line, which is then left out.
     """
     start, stop = store.document_range(0)
-    text = tokenizer.decode(store.read(start, min(stop, start + 20 * LONGEST_PROMPT)).tolist())
+    text = tokenizer.decode(store.read(start, min(stop, start + 20 * MAX_PROMPT_CHARACTERS)).tolist())
     if is_stream:
         text = text.partition("\n")[2] or text.partition(" ")[2] or text
     text = text.strip()
-    end = min(LONGEST_PROMPT, -(-len(text) // 3))
+    end = min(MAX_PROMPT_CHARACTERS, -(-len(text) // 3))
     prompt = text[:end]
     splits_a_word = not any(character.isspace() for character in text[end - 1 : end + 1])
     if splits_a_word and len(words := prompt.split()) > 1:
@@ -374,10 +380,10 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
 def read_text(
     recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Progress, divided: DividedText | None = None
 ) -> tuple[Recipe, TextData]:
-    """Prepare the text that a recipe names. Returns the recipe with the size of the vocabulary and how the text is
-    divided, and the text.
+    """Prepares the text that a recipe names. Returns the recipe, with the vocabulary size and how the text is divided,
+    and the text.
 
-    tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `tokenize_data`.
+    tokenizer: of the base run; None to train that of the recipe. divided: as in `tokenize_data`.
     Raises DataError for a text that is too short for the model's context.
     """
     spec = tokenizer or recipe.tokenizer
@@ -385,9 +391,9 @@ def read_text(
         lambda: tokenize_data(recipe.text, spec, seed=recipe.seed, report=report, divided=divided)
     )
     context = recipe.model.context
-    for part, store, needed in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
-        if len(store) < needed:
-            what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {needed}"
+    for part, store, min_length in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
+        if len(store) < min_length:
+            what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {min_length}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
     rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)
@@ -402,7 +408,7 @@ def read_text(
         batch_size=recipe.training.batch_size,
         seed=recipe.seed,
         carries_state=recipe.training.carry_state,
-        most_validated=recipe.evaluation.tokens,
+        max_validation_tokens=recipe.evaluation.tokens,
         is_measured=recipe.evaluation.baseline,
         is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
     )
@@ -411,7 +417,7 @@ def read_text(
 def _validate_pairs(
     pairs: Windows, tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute
 ) -> Validation:
-    """Validation on pairs for next-sentence prediction, on about so many of their tokens; all when None."""
+    """Validates next-sentence prediction on pairs with about so many tokens; on all pairs if None."""
     n = pairs.per_epoch if tokens is None else min(pairs.per_epoch, -(-tokens // pairs.length))
 
     def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:

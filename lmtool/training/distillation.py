@@ -1,4 +1,4 @@
-"""The teacher of a distilled model: which runs can be one, and the objective with it."""
+"""The teacher of a distilled model: which runs can be one, and the objective that uses it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,19 +20,19 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
-WHERE = "distillation.teacher"
+TEACHER_KEY = "distillation.teacher"
 
 
-def with_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[ResolvedRecipe, Reference | None]:
-    """The recipe with the tokenizer of its teacher, and the teacher's best checkpoint; None without one.
+def open_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[ResolvedRecipe, Reference | None]:
+    """Returns the recipe with the tokenizer of its teacher, and the teacher's best checkpoint; None without a teacher.
 
-    base: the run that the student is initialized from. Raises UsageError when its tokenizer is another one, or when
-    another one is asked for; CheckpointError as `resolve_reference` does.
+    base: the run that initializes the student. Raises UsageError if its tokenizer, or one that a setting asks for, is
+    not the teacher's; CheckpointError as `resolve_reference` does.
     """
     recipe = resolved.recipe
     if recipe.distillation.teacher is None:
         # a recipe of a student trains without a teacher too
-        if (setting := _asked(resolved.origins, "distillation.")) is not None:
+        if (setting := _find_option(resolved.origins, "distillation.")) is not None:
             fix = "name one with --teacher RUN, or omit the settings of distillation"
             raise UsageError("this setting needs a teacher, and none is named", where=setting, fix=fix)
         return resolved, None
@@ -40,7 +40,7 @@ def with_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[Reso
     if base is not None:
         _check_tokenizer(teacher, base.tokenizer, base.run.name)
         return resolved, teacher
-    setting = _asked(resolved.origins, "tokenizer.")
+    setting = _find_option(resolved.origins, "tokenizer.")
     if setting is not None:
         what = "a student uses the tokenizer of its teacher, so none can be chosen"
         raise UsageError(what, where=setting, fix="omit it, or train without the teacher")
@@ -48,11 +48,13 @@ def with_teacher(resolved: ResolvedRecipe, base: Reference | None) -> tuple[Reso
     return replace(resolved, recipe=tokenizer), teacher
 
 
-def distilled(
+def distill(
     objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Reference | None, compute: Compute
 ) -> Objective:
-    """The objective of a student, with its teacher on the same device; itself without one. recipe: the student's,
-    resolved."""
+    """Returns the objective of a student, with its teacher on the same device; unchanged without a teacher.
+
+    recipe: the student's, resolved.
+    """
     if teacher is None:
         return objective
     check_teacher(teacher, recipe, tokenizer)
@@ -65,55 +67,58 @@ def distilled(
 
 
 def check_teacher(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Raise UsageError for a run that cannot teach a student. recipe: the student's, resolved."""
+    """Raises UsageError for a run that cannot teach a student. recipe: the student's, resolved."""
     _check_tokenizer(teacher, tokenizer, "the student")
-    _check_kind(teacher, recipe, tokenizer)
+    _check_objective(teacher, recipe, tokenizer)
     ours, theirs = recipe.model, teacher.recipe.model
     longest = outline(theirs, tokenizer.vocab_size).longest
     if longest is not None and ours.context > longest:
         what = f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}"
-        raise UsageError(what, where=WHERE, fix=f"set model.context to {longest} or less, or name another teacher")
-    if recipe.distillation.cosine and (_width(ours) is None or _width(ours) != _width(theirs)):
-        what = f"a {theirs.title} and a {ours.title} have no states to compare: {_wide(theirs)}, {_wide(ours)}"
+        raise UsageError(
+            what, where=TEACHER_KEY, fix=f"set model.context to {longest} or less, or name another teacher"
+        )
+    if recipe.distillation.cosine and (_hidden_width(ours) is None or _hidden_width(ours) != _hidden_width(theirs)):
+        widths = f"{_describe_width(theirs)}, {_describe_width(ours)}"
+        what = f"a {theirs.title} and a {ours.title} have no states to compare: {widths}"
         raise UsageError(what, where="distillation.cosine", fix="set it to 0, or take a student as wide as its teacher")
 
 
-def _width(model: Model) -> int | None:
-    """Width of the hidden states at each position; None for models without any, or with those of two networks."""
+def _hidden_width(model: Model) -> int | None:
+    """Returns the width of the hidden states at each position; None if there are none, or those of two networks."""
     plain = isinstance(model, Recurrent) and model.shape != "bidirectional" and model.attention is None
     if isinstance(model, Transformer) or plain:
         return model.d_model
     return None
 
 
-def _wide(model: Model) -> str:
-    width = _width(model)
+def _describe_width(model: Model) -> str:
+    width = _hidden_width(model)
     return "none at each position" if width is None else f"{width} wide"
 
 
-def _check_tokenizer(teacher: Reference, tokenizer: Tokenizer, student: str) -> None:
+def _check_tokenizer(teacher: Reference, tokenizer: Tokenizer, student_name: str) -> None:
     if teacher.tokenizer.fingerprint != tokenizer.fingerprint:
-        what = f"teacher and student have different tokenizers: {teacher.run.name} and {student}"
+        what = f"teacher and student have different tokenizers: {teacher.run.name} and {student_name}"
         fix = "name a teacher with the student's tokenizer, or train the student from scratch, with its teacher's"
-        raise UsageError(what, where=WHERE, fix=fix)
+        raise UsageError(what, where=TEACHER_KEY, fix=fix)
 
 
-def _check_kind(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Raise UsageError for a teacher that predicts something else, or reads rows of another form."""
+def _check_objective(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raises UsageError for a teacher that predicts something else, or reads rows of another form."""
     ours, theirs = recipe.objective, teacher.recipe.objective
     if ours.kind != theirs.kind:
         what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
-        raise UsageError(what, where=WHERE, fix=f"name a run with objective {ours.kind}")
+        raise UsageError(what, where=TEACHER_KEY, fix=f"name a run with objective {ours.kind}")
     if isinstance(theirs, Classification) and prediction_target(ours) != prediction_target(theirs):
-        what = f"the teacher predicts {_labels(theirs)}, but the table has {_labels(ours)}"
-        raise UsageError(what, where=WHERE, fix="name a run that was fine-tuned on the same labels")
-    if _form(recipe, tokenizer) != _form(teacher.recipe, teacher.tokenizer):
+        what = f"the teacher predicts {_describe_labels(theirs)}, but the table has {_describe_labels(ours)}"
+        raise UsageError(what, where=TEACHER_KEY, fix="name a run that was fine-tuned on the same labels")
+    if _row_format(recipe, tokenizer) != _row_format(teacher.recipe, teacher.tokenizer):
         what = f"a {teacher.recipe.model.title} reads rows of another form than a {recipe.model.title}"
-        raise UsageError(what, where=WHERE, fix="name a teacher of the student's shape")
+        raise UsageError(what, where=TEACHER_KEY, fix="name a teacher of the student's shape")
 
 
-def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
-    """What of rows both must have in common: special tokens of table rows, and where a source is."""
+def _row_format(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
+    """Returns what the rows of student and teacher must have in common: special tokens, and where a source is."""
     prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     common = (prompt_format.answers, prompt_format.shares_row, prompt_format.chat is None)
     if isinstance(recipe.objective, Classification):
@@ -121,12 +126,12 @@ def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
     return common
 
 
-def _labels(spec: AnyObjective) -> str:
+def _describe_labels(spec: AnyObjective) -> str:
     if not isinstance(spec, Classification):
         return "no labels"
     return ", ".join(spec.labels[:5]) + ", ..." * (len(spec.labels) > 5) if spec.labels else "numbers"
 
 
-def _asked(origins: Mapping[str, str], part: str) -> str | None:
-    """The argument that sets a key of a part of the recipe, if any."""
-    return next((o for key, o in origins.items() if key.startswith(part) and o.startswith("-")), None)
+def _find_option(origins: Mapping[str, str], section: str) -> str | None:
+    """Returns the command-line option that sets a key of a section of the recipe, if any."""
+    return next((o for key, o in origins.items() if key.startswith(section) and o.startswith("-")), None)

@@ -1,4 +1,4 @@
-"""Events of a training session, as yielded to its caller."""
+"""The events of a training session, which yields them to its caller."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,18 @@ from lmtool.training.comparison import TextResults
 from lmtool.training.fit import Step
 
 EndReason = Literal["finished", "early", "interrupted", "below"]
-"""All steps, patience, a signal, or a baseline that a model trained further is far below."""
+"""All steps were taken, patience ran out, a signal came, or validation is far below the baseline."""
 
 
 class TrainingEvent:
-    """What a session tells its caller, besides the results of its best checkpoint."""
+    """An event other than the results of the best checkpoint."""
 
 
 @dataclass(frozen=True)
 class Started(TrainingEvent):
     """The training data are ready and the run directory exists.
 
-    data: descriptions of the training data. changes: to the run's recipe, when it is resumed.
+    data: descriptions of the training data. changes: descriptions of changes of the recipe of a resumed run.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Started(TrainingEvent):
 class AlreadyFinished(TrainingEvent):
     """Training is already complete: all steps are done, or patience has run out.
 
-    can_go_on: whether it may have more steps, unlike a model that is fitted, or counts its text, once.
+    can_go_on: whether it can train for more steps, unlike a model that is fitted, or counts its text, once.
     """
 
     path: Path
@@ -56,13 +56,13 @@ class Info(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class Timed(TrainingEvent):
-    """How long the session will take from now on, by its first steps.
+class DurationEstimate(TrainingEvent):
+    """An estimate of how long the session will take from now on, by its first steps.
 
-    seconds: of the `steps` that are left, their validations and the measurement at the end.
-    speed: of `unit`, tokens computed or pairs, a second.
+    seconds: of the remaining `steps`, their validations and the final evaluation.
+    speed: in `unit` per second, such as tokens computed, or pairs.
     patience: see `Evaluation`.
-    whole_pass: minutes of a run with one pass over its data, where this one has less.
+    pass_minutes: duration of a run with one pass over its data, if this one takes less than a pass.
     """
 
     seconds: float
@@ -70,21 +70,21 @@ class Timed(TrainingEvent):
     unit: str
     steps: int
     patience: int | None
-    whole_pass: float | None
+    pass_minutes: float | None
 
 
 @dataclass(frozen=True)
 class FitStarted(TrainingEvent):
-    """The plan of the session, before the first step.
+    """A description of the session before its first step.
 
     learning: number of trainable parameters.
     batch_units: number of `unit` in one step.
-    steps: of the whole run; None where they follow from the speed of the first ones.
-    minutes: the limit of time, if the recipe has one.
+    steps: of the whole run; None if they will follow from the speed.
+    minutes: the time limit, if the recipe has one.
     epochs: passes over the data in these steps.
     counted: name of a target of the loss, the unit of the speed.
-    held: bytes of weights, gradients and moments of one process; 0 for a model of counts.
-    warmup_steps: in which the learning rate rises.
+    held: bytes of weights, gradients and moments in one process; 0 for a model of counts.
+    warmup_steps: those in which the learning rate rises.
     """
 
     parameters: int
@@ -103,7 +103,7 @@ class FitStarted(TrainingEvent):
 
 @dataclass(frozen=True)
 class Stepped(TrainingEvent):
-    """A step is done and logged. validation: its result, when the step ended with one."""
+    """A step was taken and logged. validation: None if the step ended without one."""
 
     step: Step
     validation: Validation | None
@@ -112,14 +112,14 @@ class Stepped(TrainingEvent):
 
 @dataclass(frozen=True)
 class Logged(TrainingEvent):
-    """A record of metrics.jsonl. Not in processes that only compute."""
+    """A record was written to metrics.jsonl; not in processes that only compute."""
 
     record: LogRecord
 
 
 @dataclass(frozen=True)
 class Sampled(TrainingEvent):
-    """A sample of the model for a prompt at this step."""
+    """The model generated a text for a prompt at this step."""
 
     step: int
     prompt: str
@@ -142,10 +142,7 @@ class Warn(TrainingEvent):
 
 @dataclass(frozen=True)
 class StepsChanged(TrainingEvent):
-    """The number of steps of a run with a limit of time, set by its first steps, and revised when the speed differs.
-
-    why: what it follows from.
-    """
+    """The number of steps of a run with a time limit was set or revised. why: a description of the reason."""
 
     steps: int
     why: str
@@ -153,10 +150,7 @@ class StepsChanged(TrainingEvent):
 
 @dataclass(frozen=True)
 class Ended(TrainingEvent):
-    """The run is over for now.
-
-    remedies: what may help where the validation loss of a text rose before the end.
-    """
+    """The session ended. remedies: suggestions if the validation loss of a text rose before the end."""
 
     reason: EndReason
     step: int

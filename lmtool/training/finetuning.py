@@ -1,4 +1,4 @@
-"""Plans of fine-tuning on tables: which model, of which columns, by which recipe; and whether data are for that."""
+"""Plans of training on tables: the model, the columns and the recipe."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,16 @@ from lmtool.tasks.prepare import TaskTables, open_tables, read_tables, rows_per_
 from lmtool.tasks.schema import RowKind, is_related
 from lmtool.training.folds import choose_features
 from lmtool.training.job import RecipeWithData
-from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_adapters_alone
+from lmtool.training.plan import Plan, check_adapters_have_base, is_for_tables, plan_pretraining
 
 
 def plan_finetuning(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = ignore_progress
 ) -> Plan:
-    """Open the tables that the command line names, and resolve the recipe.
+    """Opens the tables that the command line names, and resolves the recipe.
 
-    source: the run that is fine-tuned. recipe: to train from scratch with, instead of a run. Without both, a linear
-    model of a table of labels is trained, whatever runs there are.
+    source: the run to fine-tune. recipe: to train from scratch instead. Without both, a linear model of a table of
+    labels is trained, whatever runs there are.
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
     if recipe is not None and source is not None:
@@ -44,20 +44,20 @@ def plan_finetuning(
     if recipe is not None:
         plan = _plan_scratch(recipe, settings)
     elif source is not None:
-        plan = _plan_tuning(resolve_reference(source), settings)
+        plan = _plan_from_run(resolve_reference(source), settings)
     else:
-        plan = _plan_linear(settings, report)
+        plan = _plan_linear_model(settings, report)
     return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
 def plan_training(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> Plan:
-    """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
+    """Plans what `lmtool finetune` would train if recipe or data are for it, or else `lmtool pretrain`.
 
     A recipe of texts may name none. report: see `plan_pretraining`.
-    Raises UsageError as `plan_finetuning` does, where neither recipe nor data are named, and for a text with settings
-    of tables.
+    Raises UsageError as `plan_finetuning` does, if neither recipe nor data are named, and for a text with settings of
+    tables.
     """
     if recipe is not None:
         scratch = resolve(recipe, settings).recipe
@@ -82,32 +82,34 @@ def plan_training(
 
 
 def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
-    """A new model. name: of its recipe."""
+    """Plans training from scratch with a recipe of this name."""
     resolved = resolve(name, settings)
     recipe = resolved.recipe
     if not is_for_tables(recipe):
         what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
-    refuse_adapters_alone(recipe)
+    check_adapters_have_base(recipe)
     tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
     if name == LINEAR_RECIPE:  # of few rows none are held out
         resolved = resolve(name, settings, TableShape(tables[0].n_rows))
     return Plan(resolved, tables=tables)
 
 
-def _plan_tuning(base: Reference, settings: Sequence[Setting]) -> Plan:
-    """A run's model."""
-    # settings of the data come first: the rest depends on them
+def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> Plan:
+    """Plans fine-tuning of a run."""
+    # settings of the data come first, since the others depend on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
     data = resolve(LINEAR_RECIPE, about_data).recipe.data
-    kind, choice = named_kind(settings), ""
-    if kind is None and (choice := _embeds(base, data, settings)):
+    kind, choice = find_row_kind(settings), ""
+    if kind is None and (choice := _explain_embedding(base, data, settings)):
         kind = "related"
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
     n_rows = sum(task.n_rows for task in tables)
     per_class = rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
-    shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind], per_class=per_class)
+    shape = TableShape(
+        n_rows, bool(tables[0].name) or columns.writes, OBJECTIVE_OF_ROWS[columns.kind], per_class=per_class
+    )
     resolved = resolve(None, settings, shape, base.parent)
     spec, named = resolved.recipe.objective, {setting.key for setting in settings}
     if isinstance(spec, Classification) and spec.contrastive and "objective.contrastive" not in named:
@@ -119,19 +121,20 @@ def _plan_tuning(base: Reference, settings: Sequence[Setting]) -> Plan:
 
 
 def _trains_all(recipe: Recipe) -> bool:
-    """Whether all weights are trained, none frozen, and not the head alone fitted."""
+    """Whether all weights are trained: none are frozen, and not only the head is fitted."""
     return recipe.tuning == Tuning() and not isinstance(recipe.optimizer, Lbfgs)
 
 
-def _embeds(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
-    """Why vectors of texts are trained, where no objective is named; empty where they are not.
+def _explain_embedding(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
+    """Explains why vectors of texts are trained although no objective is named; empty if they are not.
 
-    An encoder cannot write the second text of a row. A model that gives vectors also learns how near they should be.
+    They are for texts without labels, since an encoder cannot write the second one of a row, and, by a model that is
+    for vectors, for texts with a number, which says how near their vectors should be.
     """
     if "embedding" not in supported_objectives(base.recipe.model) or len(data.train) != 1 or data.tasks:
         return ""
-    of_others = {"objective." + key for key in Embedding.model_fields}
-    if any(setting.key.startswith("objective.") and setting.key not in of_others for setting in settings):
+    embedding_keys = {"objective." + key for key in Embedding.model_fields}
+    if any(setting.key.startswith("objective.") and setting.key not in embedding_keys for setting in settings):
         return ""
     table = open_table(data.train[0], data)
     if is_related(table, data, scored=False):
@@ -142,25 +145,25 @@ def _embeds(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
     return ""
 
 
-OF_ROWS: Mapping[RowKind, HeadKind] = {
+OBJECTIVE_OF_ROWS: Mapping[RowKind, HeadKind] = {
     "texts": "classification",
     "words": "tagging",
     "questions": "question-answering",
     "related": "embedding",
 }
-"""The objective that each kind of rows trains a head by."""
+"""The objective that trains a head on each kind of rows."""
 
 
-def named_kind(settings: Sequence[Setting]) -> RowKind | None:
-    """What the rows of a table are, as the command line names the objective; None where it does not."""
-    named = [str(setting.value) for setting in settings if setting.key == "objective.kind"]
-    if not named:
+def find_row_kind(settings: Sequence[Setting]) -> RowKind | None:
+    """Returns the kind of rows by the objective that the command line names; None if it names none."""
+    objectives = [str(setting.value) for setting in settings if setting.key == "objective.kind"]
+    if not objectives:
         return None
-    return next((kind for kind, objective in OF_ROWS.items() if objective == named[-1]), "texts")
+    return next((kind for kind, objective in OBJECTIVE_OF_ROWS.items() if objective == objectives[-1]), "texts")
 
 
-def _last_body() -> str:
-    """What the last run is, if it is a pretrained body for other tasks; else empty."""
+def _describe_last_body() -> str:
+    """Describes the last run if it is a pretrained model without a head; else empty."""
     try:
         base = resolve_reference("last")
         recipe = base.recipe
@@ -171,18 +174,18 @@ def _last_body() -> str:
     return f"{base.run.name}, a {recipe.model.title}"
 
 
-FEATURES = ("words and word pairs", "words, word pairs and character n-grams")
-"""Those of a linear model where words are known from other texts. N-grams of few characters tell less."""
+FEATURE_NAMES = ("words and word pairs", "words, word pairs and character n-grams")
+"""The features that a linear model of known words may read. Character n-grams alone are never better."""
 
-LEAST_KNOWN = 0.05
-"""Share of known words below which n-grams of characters are alone, as for names."""
+MIN_KNOWN_FRACTION = 0.05
+"""Fraction of known words below which character n-grams are the only features, as for names."""
 
-MOST_NGRAM_PRODUCTS = 150_000_000
-"""Products of characters with ten and the number of classes, above which n-grams would take many minutes: each
-character begins some, which are made and counted, and then multiplied by a weight of each class."""
+MAX_NGRAM_PRODUCTS = 150_000_000
+"""Maximum characters x (10 + classes) for character n-grams, which would take many minutes for more: each character
+begins some n-grams, which are made and counted, and then multiplied by a weight of each class."""
 
-MOST_COMPARED = 4_000
-"""Rows that features are compared on."""
+MAX_COMPARED_ROWS = 4_000
+"""Maximum rows on which features are compared."""
 
 FEATURE_SETTINGS = (
     tuple(parse_settings(["tokenizer.kind=word"])),
@@ -190,54 +193,53 @@ FEATURE_SETTINGS = (
         parse_settings([*CHARACTER_SETTINGS, "model.ngrams=6", "model.buckets=1048576", "model.word_buckets=262144"])
     ),
 )
-"""The settings of FEATURES."""
+"""The settings of FEATURE_NAMES."""
 
 
-def _plan_linear(settings: Sequence[Setting], report: Progress) -> Plan:
-    """The linear model of a labelled table, for which neither a run nor a recipe is named."""
-    last = _last_body()
-    named = "name one: --from RUN or --from hf:ORG/NAME"
+def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
+    """Plans a linear model of a labelled table, since neither a run nor a recipe is named."""
+    last = _describe_last_body()
+    fix = "name one: --from RUN or --from hf:ORG/NAME"
     if last:
-        named = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
+        fix = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
-        raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=named)
+        raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=fix)
     data = resolve(LINEAR_RECIPE, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
-    tables = tuple(open_tables(data, named_kind(settings)))
+    tables = tuple(open_tables(data, find_row_kind(settings)))
     if tables[0].columns.kind != "texts":
-        return _plan_other_rows(tables[0].columns.kind, last, settings)
+        return _plan_unlabelled(tables[0].columns.kind, last, settings)
     if tables[0].name or tables[0].columns.writes:
-        fix = f"{named}; or train one from scratch: --recipe transformer-tiny"
+        fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
     texts = sample_texts(tables[0], data.skip_bad_rows)
-    known = known_words(texts)
-    shape = TableShape(tables[0].n_rows, has_words=known >= KNOWN_WORDS)
+    known_fraction = known_words(texts)
+    shape = TableShape(tables[0].n_rows, has_words=known_fraction >= KNOWN_WORDS)
     features: tuple[Setting, ...] = ()
-    by = f"of {FEATURES[0] if shape.has_words else 'character n-grams'}"
+    description = f"of {FEATURE_NAMES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
-    of_words = replace(shape, has_words=True)
+    word_shape = replace(shape, has_words=True)
     if (
-        known >= LEAST_KNOWN
+        known_fraction >= MIN_KNOWN_FRACTION
         and not are_named
-        and (found := _choose_features(settings, of_words, tables, sum(map(len, texts)) / len(texts), report))
+        and (found := _choose_features(settings, word_shape, tables, sum(map(len, texts)) / len(texts), report))
     ):
         best, why = found
-        features, shape, by = FEATURE_SETTINGS[best], of_words, f"of {FEATURES[best]} ({why})"
+        features, shape, description = FEATURE_SETTINGS[best], word_shape, f"of {FEATURE_NAMES[best]} ({why})"
         settings = [*features, *settings]
     published = published_encoder(texts) if tables[0].n_rows < FEW_ROWS else "hf:ORG/NAME"
-    choice = f"a linear model {by} is trained; {_other_models(last, published, 'a published model')}"
+    choice = f"a linear model {description} is trained; {_suggest_models(last, published, 'a published model')}"
     return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features)
 
 
-def _other_models(last: str, published: str, what: str) -> str:
-    """How the command line names a model to fine-tune instead. last: as `_last_body` describes it."""
+def _suggest_models(last: str, published: str, what: str) -> str:
+    """Says how to fine-tune a model instead. last: see `_describe_last_body`. published: its name; what: its kind."""
     if last:
         return f"--from last fine-tunes {last}, and --from {published} {what}"
     return f"--from {published} fine-tunes {what}, and --from RUN one trained here"
 
 
 class FromScratch(NamedTuple):
-    """The recipe that trains on a table where nothing is to be fine-tuned. settings: over the recipe. rows: what the
-    table holds."""
+    """The recipe for a table without a model to fine-tune. settings: over the recipe. rows: what the table holds."""
 
     recipe: str
     settings: tuple[str, ...]
@@ -252,39 +254,39 @@ FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
 }
 
 
-def _plan_other_rows(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
-    """The usual model of a table of other rows than labelled texts, for which neither a run nor a recipe is named."""
+def _plan_unlabelled(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
+    """Plans the default model of a table of other rows than labelled texts."""
     chosen = FROM_SCRATCH[kind]
     plan = _plan_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
     recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
     choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
-    choice += _other_models(last, "hf:ORG/NAME", "a published encoder of its language")
+    choice += _suggest_models(last, "hf:ORG/NAME", "a published encoder of its language")
     return replace(plan, choice=choice)
 
 
 def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTables, ...]]:
-    """The tables that the command line names, and the recipe that `lmtool finetune` trains on them without --from.
+    """Opens the tables that the command line names. Returns the recipe of `lmtool finetune` without --from, and them.
 
-    Of the recipe of labelled texts the features are not chosen, which need not be known to read the rows. Raises as
+    The features of a linear model are not chosen, since they are not needed to read the rows. Raises as
     `plan_finetuning`.
     """
-    of_texts = [setting for setting in settings if setting.key != "objective.kind"]
-    tables = tuple(open_tables(resolve(LINEAR_RECIPE, of_texts).recipe.data, named_kind(settings)))
+    data_settings = [setting for setting in settings if setting.key != "objective.kind"]
+    tables = tuple(open_tables(resolve(LINEAR_RECIPE, data_settings).recipe.data, find_row_kind(settings)))
     chosen = FROM_SCRATCH[tables[0].columns.kind]
     if chosen.recipe == LINEAR_RECIPE:
-        return resolve(LINEAR_RECIPE, of_texts, TableShape(tables[0].n_rows)).recipe, tables
+        return resolve(LINEAR_RECIPE, data_settings, TableShape(tables[0].n_rows)).recipe, tables
     return resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables
 
 
 def _choose_features(
-    settings: Sequence[Setting], shape: TableShape, tables: tuple[TaskTables, ...], length: float, report: Progress
+    settings: Sequence[Setting], shape: TableShape, tables: tuple[TaskTables, ...], mean_length: float, report: Progress
 ) -> tuple[int, str] | None:
-    """The index of the best features of a linear model, and why they are; None where n-grams would take too long.
+    """Chooses the features of a linear model by cross-validation.
 
-    length: characters of a text, the mean.
+    mean_length: characters of a text. Returns the index of FEATURE_NAMES and a reason; None if n-grams take too long.
     """
     recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
-    if shape.n_rows * length * 10 > MOST_NGRAM_PRODUCTS:
+    if shape.n_rows * mean_length * 10 > MAX_NGRAM_PRODUCTS:
         return None
     if shape.n_rows < FEW_ROWS:
         return 1, "too few rows to compare others"
@@ -292,15 +294,15 @@ def _choose_features(
         return 1, "no rows are held out to compare others"
     words = RecipeWithData(*read_tables(recipes[0], tables, None))
     n_rows, n_classes = len(words.data.tasks[0].train), len(cast(Classification, words.recipe.objective).labels or "1")
-    if n_rows * length * (10 + n_classes) > MOST_NGRAM_PRODUCTS:
+    if n_rows * mean_length * (10 + n_classes) > MAX_NGRAM_PRODUCTS:
         return None
-    sample = random.Random(0).sample(range(n_rows), min(MOST_COMPARED, n_rows))
+    sample = random.Random(0).sample(range(n_rows), min(MAX_COMPARED_ROWS, n_rows))
     candidates = []
     for recipe, data in (words, RecipeWithData(*read_tables(recipes[1], tables, None))):
         (task,) = data.tasks
-        some = replace(task, train=[task.train[i] for i in sample])
-        candidates.append(RecipeWithData(recipe, replace(data, tasks=[some])))
-    best, reached = choose_features(candidates, report)
-    figures = [f"{FEATURES[i]} {one.loss or 0.0:.4f}" for i, one in enumerate(reached)]
-    figures = [figures.pop(best).removeprefix(f"{FEATURES[best]} "), *figures]
+        sampled = replace(task, train=[task.train[i] for i in sample])
+        candidates.append(RecipeWithData(recipe, replace(data, tasks=[sampled])))
+    best, penalties = choose_features(candidates, report)
+    figures = [f"{FEATURE_NAMES[i]} {penalty.loss or 0.0:.4f}" for i, penalty in enumerate(penalties)]
+    figures = [figures.pop(best).removeprefix(f"{FEATURE_NAMES[best]} "), *figures]
     return best, f"chosen by cross-validation on {len(sample):,} rows: loss {', '.join(figures)}"

@@ -1,4 +1,4 @@
-"""The training loop: a generator of steps, and what takes them. Its caller logs, evaluates, samples and saves."""
+"""The training loop: a generator of steps. Its caller logs, evaluates, samples and saves."""
 
 import math
 import time
@@ -31,37 +31,37 @@ from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import derive_seed, sample_numbers_of_rank
 from lmtool.tasks.baseline import METRICS
 from lmtool.tasks.labels import LabelKind
-from lmtool.training.convex import PLAIN_PENALTY, Fitted, fit_head
+from lmtool.training.convex import CONTRASTIVE_PENALTY, FittedHead, fit_head
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import multiplier
-from lmtool.training.truncated_bptt import CarriedModel, fresh, rows_of
+from lmtool.training.schedule import learning_rate_factor
+from lmtool.training.truncated_bptt import CarriedModel, make_initial_state, take_rows
 from lmtool.training.windows import ExampleSource, Windows
 
-MOST_SKIPPED = 25
-"""Consecutive updates that float16 may skip while its loss scale is halved until gradients are finite."""
+MAX_SKIPPED_UPDATES = 25
+"""Maximum consecutive updates that float16 may skip while it halves its loss scale until gradients are finite."""
 
-AVERAGED = 64
-"""Steps whose tokens are averaged, where rows have any length."""
+N_AVERAGED_STEPS = 64
+"""Steps whose tokens are averaged if rows have different lengths."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the optimizer, or of counting, done.
+    """A completed step of the optimizer, or of counting.
 
-    step: steps done so far.
+    step: number of completed steps.
     loss: mean over the step's targets, before the update.
     lr: peak learning rate x schedule.
-    grad_norm: before clipping; where it is not finite, no weight was changed. None, as lr, for a model that is not
-        trained by gradients.
+    grad_norm: before clipping; if it is not finite, no weight was changed. None, as lr, for a model that is not trained
+        by gradients.
     tokens: targets of the step, over all processes.
-    computed: tokens that they computed for it, padding included, which depends on micro-batches; see
+    n_computed: tokens computed, over all processes, with padding, which depends on micro-batches; see
         `Objective.count_computed`.
     seconds: duration of the step.
     micro_batch: rows computed at once.
     recomputes: activations were recomputed because memory ran out.
     stop: a stop was requested; the same in every process.
-    carried: the initial state of the next step's rows; None unless the recipe carries states.
-    told: what there is to say of the step, as a line.
+    carried_state: initial state of the next step's rows; None unless the recipe carries states.
+    message: a line for the user, or empty.
     """
 
     step: int
@@ -69,13 +69,13 @@ class Step:
     lr: float | None
     grad_norm: float | None
     tokens: int
-    computed: int
+    n_computed: int
     seconds: float
     micro_batch: int
     stop: bool
-    carried: DecodeState | None = None
+    carried_state: DecodeState | None = None
     recomputes: bool = False
-    told: str = ""
+    message: str = ""
 
 
 class LossModule(nn.Module):
@@ -87,29 +87,30 @@ class LossModule(nn.Module):
         self.objective = objective
 
     def forward(
-        self, batch: Batch, before: DecodeState | None = None, gradient_NKD: Tensor | None = None
+        self, batch: Batch, initial_state: DecodeState | None = None, gradient_NKD: Tensor | None = None
     ) -> tuple[Tensor, DecodeState | None]:
-        """The summed loss; and, where rows continue from the states `before`, their final states.
+        """Returns the summed loss, and the final states of the rows if they continue from an initial state.
 
-        gradient_NKD: that of the loss of a batch, of which this is a part, in the vectors of these rows.
+        gradient_NKD: gradient of the loss of the whole batch with respect to the vectors of these rows, if its rows
+        have a loss in common.
         """
         if gradient_NKD is not None:
             assert isinstance(self.objective, BatchObjective)
             return from_gradient(self.objective.vectors(self.model, batch), gradient_NKD), None
-        if before is None:
+        if initial_state is None:
             return self.objective.loss(self.model, batch).total, None
-        carrying = CarriedModel(self.model, before)
-        return self.objective.loss(carrying, batch).total, carrying.after
+        carrying = CarriedModel(self.model, initial_state)
+        return self.objective.loss(carrying, batch).total, carrying.final_state
 
 
 @dataclass(frozen=True)
 class Trainable:
-    """What is trained, and how.
+    """A model with everything that trains it.
 
     model: trained in place.
     objective: with its teacher, if it has one.
     optimizers: of the model's weights.
-    module: model and objective, where they are sharded; replicated in each process when None.
+    module: the sharded model with its objective; None if each process has a replica.
     """
 
     model: LanguageModel
@@ -118,8 +119,8 @@ class Trainable:
     module: nn.Module | None = None
 
 
-def never() -> bool:
-    """No stop is requested."""
+def never_stop() -> bool:
+    """Returns False: no stop is requested."""
     return False
 
 
@@ -129,66 +130,67 @@ def fit(
     recipe: Recipe,
     compute: Compute,
     *,
-    done: int = 0,
+    steps_done: int = 0,
     micro_batch: int | None = None,
-    carried: DecodeState | None = None,
-    stop: Callable[[], bool] = never,
+    carried_state: DecodeState | None = None,
+    should_stop: Callable[[], bool] = never_stop,
 ) -> Generator[Step]:
-    """Train a model in place, up to the recipe's last step, and yield each step when it is done.
+    """Trains a model in place up to the recipe's last step, and yields each completed step.
 
-    done: steps before. micro_batch: rows at once; by default that of the recipe. carried: the final states of the last
-    step before, when the recipe carries states.
+    steps_done: steps completed before. micro_batch: rows computed at once; by default that of the recipe.
+    carried_state: the final states of the step before, if the recipe carries states. should_stop: asked after each
+    step; see `Step.stop`.
 
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
-    from the seed and n. When out of memory, activations are recomputed where the recipe lets them be, else the rows
+    from the seed and n. When memory runs out, activations are recomputed if the recipe allows it, else the rows
     computed at once are halved, and the step is repeated; the batch size stays.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends; UsageError when all text is counted.
     """
     rows = micro_batch or recipe.training.rows_per_process(compute.world.size)
-    with _stepper(trainable, examples, recipe, compute, rows, carried) as stepper:
-        for step in range(done, recipe.training.steps):
-            yield stepper.take(step, stop)
+    with _make_stepper(trainable, examples, recipe, compute, rows, carried_state) as stepper:
+        for step in range(steps_done, recipe.training.steps):
+            yield stepper.take_step(step, should_stop)
 
 
 class Stepper(ABC):
-    """Something that takes the steps of a training, as a context in which it does."""
+    """Takes the steps of training, within its context."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Free what was held for the steps."""
+        """Frees what was held for the steps."""
         return
 
     @abstractmethod
-    def take(self, step: int, stop: Callable[[], bool]) -> Step:
-        """Take the step after the first `step` ones, and ask whether to stop."""
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+        """Takes the step after the first `step` ones, and asks whether to stop."""
 
 
-def _stepper(
+def _make_stepper(
     trainable: Trainable,
     examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
     rows: int,
-    carried: DecodeState | None,
+    carried_state: DecodeState | None,
 ) -> Stepper:
-    """What takes the steps of a model with its objective and optimizer."""
+    """Returns what takes the steps of a model with its objective and optimizer. rows: computed at once."""
     if isinstance(trainable.model, CountingModel):
         assert isinstance(examples, Windows)
         return CountingSteps(trainable.model, examples, recipe, compute, rows)
     if isinstance(recipe.optimizer, Lbfgs):
-        return FittedHead(trainable, examples, recipe, compute, recipe.optimizer.l2)
+        return HeadFittingSteps(trainable, examples, recipe, compute, recipe.optimizer.l2)
     if isinstance(trainable.objective, ContrastiveObjective):
-        return ContrastiveSteps(trainable, examples, recipe, compute, rows, carried)
-    return GradientSteps(trainable, examples, recipe, compute, rows, carried)
+        return ContrastiveSteps(trainable, examples, recipe, compute, rows, carried_state)
+    return GradientSteps(trainable, examples, recipe, compute, rows, carried_state)
 
 
 @dataclass(frozen=True)
-class FittedHead(Stepper):
-    """A step fits a head to all rows, by L-BFGS; each process does so."""
+class HeadFittingSteps(Stepper):
+    """A step fits a head to all rows, by L-BFGS. Every process fits the same head."""
 
     trainable: Trainable
     examples: ExampleSource
@@ -196,38 +198,39 @@ class FittedHead(Stepper):
     compute: Compute
     l2: float | None
 
-    def take(self, step: int, stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
         started = time.perf_counter()
-        fitted, told, computed = _fit_head(self.trainable, self.examples, self.recipe, self.l2)
-        (stops,) = self.compute.world.sum((float(stop()),))
+        fitted, message, n_computed = _fit_head_to_all_rows(self.trainable, self.examples, self.recipe, self.l2)
+        (stops,) = self.compute.world.sum((float(should_stop()),))
         return Step(
             step=step + 1,
             loss=fitted.loss,
             lr=None,
             grad_norm=None,
             tokens=fitted.n_rows,
-            computed=computed,
+            n_computed=n_computed,
             seconds=time.perf_counter() - started,
             micro_batch=self.recipe.training.batch_size,
             stop=stops > 0,
-            told=told,
+            message=message,
         )
 
 
-def _fit_head(
+def _fit_head_to_all_rows(
     trainable: Trainable, examples: ExampleSource, recipe: Recipe, l2: float | None
-) -> tuple[Fitted, str, int]:
-    """Fit a head to all rows: the result, its line, and what was computed."""
+) -> tuple[FittedHead, str, int]:
+    """Fits a head to all rows. Returns the result, a line about it, and the number of tokens computed."""
     model, objective, rows = cast(Classifier, trainable.model), trainable.objective, recipe.training.batch_size
-    every = examples.read(np.arange(examples.per_epoch))
-    batches = [objective.collate(part) for part in micro_batches(every, rows, recipe.training.micro_tokens)]
+    all_examples = examples.read(np.arange(examples.per_epoch))
+    parts = split_into_micro_batches(all_examples, rows, recipe.training.micro_tokens)
+    batches = [objective.collate(part) for part in parts]
     assert isinstance(objective, ClassificationObjective)
     fitted = fit_head(model, objective, batches, l2, recipe.seed)
-    told = fitted.line(METRICS[cast(LabelKind, objective.spec.task)])
-    return fitted, told, sum(map(objective.count_computed, batches))
+    message = fitted.describe(METRICS[cast(LabelKind, objective.spec.task)])
+    return fitted, message, sum(map(objective.count_computed, batches))
 
 
-def validates(recipe: Recipe, step: int) -> bool:
+def is_validation_step(recipe: Recipe, step: int) -> bool:
     """Whether a step ends with a validation."""
     return step % recipe.evaluation.every == 0 or step == recipe.training.steps
 
@@ -236,7 +239,7 @@ def validates(recipe: Recipe, step: int) -> bool:
 class CountingSteps(Stepper):
     """A step counts the next part of the text; all steps together are one pass over it, in order.
 
-    Every process counts everything, since each needs all the counts. rows: of `context` tokens, read at once.
+    Every process counts all of it, since each needs all counts. rows: number of rows of `context` tokens read at once.
     """
 
     model: CountingModel
@@ -245,8 +248,8 @@ class CountingSteps(Stepper):
     compute: Compute
     rows: int
 
-    def take(self, step: int, stop: Callable[[], bool]) -> Step:
-        """Its loss is the mean of -log p of the part's targets under the counts before it.
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+        """Counts a part. Its loss is the mean of -log p of its targets under the counts before it.
 
         Raises UsageError when the text is exhausted.
         """
@@ -263,21 +266,21 @@ class CountingSteps(Stepper):
         def batches() -> Iterator[Batch]:
             nonlocal nats, n_targets
             for first in range(begin, end, at_once):
-                part = self.examples.in_order(first, min(end, first + at_once), model.width)
+                part = self.examples.read_in_order(first, min(end, first + at_once), model.width)
                 batch = part.to(self.compute.device)
-                nats += _nats(model, batch)
+                nats += _sum_nats(model, batch)
                 n_targets += batch.n_targets
                 yield batch
 
         model.count(batches(), end - begin)
-        (stops,) = self.compute.world.sum((float(stop()),))
+        (stops,) = self.compute.world.sum((float(should_stop()),))
         return Step(
             step=step + 1,
             loss=nats / max(1, n_targets),
             lr=None,
             grad_norm=None,
             tokens=n_targets,
-            computed=n_targets,
+            n_computed=n_targets,
             seconds=time.perf_counter() - started,
             micro_batch=self.rows,
             stop=stops > 0,
@@ -285,15 +288,15 @@ class CountingSteps(Stepper):
 
 
 @torch.no_grad()
-def _nats(model: CountingModel, batch: Batch) -> float:
-    """Sum of -log p over the targets."""
+def _sum_nats(model: CountingModel, batch: Batch) -> float:
+    """Returns the sum of -log p over the targets."""
     targets_BT = batch.known_targets_BT
     scored_BT = targets_BT != IGNORE
     return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
 class GradientSteps(Stepper):
-    """A step is one of the optimizer. What it has between two steps, besides weights and moments."""
+    """A step updates the weights by the gradient of a batch."""
 
     def __init__(
         self,
@@ -302,16 +305,16 @@ class GradientSteps(Stepper):
         recipe: Recipe,
         compute: Compute,
         rows: int,
-        carried: DecodeState | None,
+        carried_state: DecodeState | None,
     ) -> None:
-        """rows: computed at once. carried: the final states of the step before."""
+        """rows: computed at once. carried_state: the final states of the step before."""
         self.trainable = trainable
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
         module = trainable.module
         self.module = self.world.wrap(LossModule(self.model, self.objective)) if module is None else module
-        self.loader = _Loader(examples, self.objective, recipe.training, compute)
-        self.rows, self.carried = rows, carried
+        self.prefetcher = _BatchPrefetcher(examples, self.objective, recipe.training, compute)
+        self.rows, self.carried_state = rows, carried_state
         self.recomputes, self.n_skipped = False, 0
         self.model.train()
         if recipe.training.recompute == "layers":
@@ -324,46 +327,48 @@ class GradientSteps(Stepper):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.loader.close()
+        self.prefetcher.close()
         if self.model.step_threads is not None:
             torch.set_num_threads(self.threads)
 
-    def take(self, step: int, stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
         started = time.perf_counter()
-        training, compute, before = self.recipe.training, self.compute, None
+        training, compute, initial_state = self.recipe.training, self.compute, None
         if training.carry_state:
-            restarts = self.carried is None or self.examples.restarts(step)
-            before = fresh(self.model, training.batch_size, compute.device) if restarts else self.carried
-        total, count, n_computed = self._gradients(step, before)
-        total, n_targets, n_computed, stops = self.world.sum((total, count, n_computed, float(stop())))
+            restarts = self.carried_state is None or self.examples.restarts(step)
+            initial_state = self.carried_state
+            if restarts:
+                initial_state = make_initial_state(self.model, training.batch_size, compute.device)
+        total, count, n_computed = self._accumulate_within_memory(step, initial_state)
+        total, n_targets, n_computed, stops = self.world.sum((total, count, n_computed, float(should_stop())))
         n_targets = max(1, n_targets)
         if not math.isfinite(total):
-            raise self._not_finite("loss", total, step)
-        rate = multiplier(self.recipe.schedule, step, training.steps, self.recipe.model.d_model)
+            raise self._nonfinite_error("loss", total, step)
+        rate = learning_rate_factor(self.recipe.schedule, step, training.steps, self.recipe.model.d_model)
         # backward passes summed over targets, and the all-reduce averaged over processes
         norm = self.optimizers.update(rate, self.world.size / n_targets, training.clip_norm, step)
         self.n_skipped = 0 if math.isfinite(norm) else self.n_skipped + 1
-        if self.n_skipped and (not compute.scales_gradients or self.n_skipped > MOST_SKIPPED):
-            raise self._not_finite("gradient", norm, step)
+        if self.n_skipped and (not compute.scales_gradients or self.n_skipped > MAX_SKIPPED_UPDATES):
+            raise self._nonfinite_error("gradient", norm, step)
         return Step(
             step=step + 1,
             loss=total / n_targets,
             lr=self.optimizers.peak_rate * rate,
             grad_norm=norm,
             tokens=int(n_targets),
-            computed=int(n_computed),
+            n_computed=int(n_computed),
             seconds=time.perf_counter() - started,
             micro_batch=self.rows,
             stop=stops > 0,
-            carried=self.carried,
+            carried_state=self.carried_state,
             recomputes=self.recomputes,
         )
 
-    def _gradients(self, step: int, before: DecodeState | None) -> tuple[float, int, float]:
-        """As `_accumulate`, again with less memory where it was short."""
+    def _accumulate_within_memory(self, step: int, initial_state: DecodeState | None) -> tuple[float, int, float]:
+        """Does `_accumulate_gradients`, again with less memory if it ran out."""
         while True:
             try:
-                return self._accumulate(step, before)
+                return self._accumulate_gradients(step, initial_state)
             except RuntimeError as error:
                 if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
@@ -378,77 +383,79 @@ class GradientSteps(Stepper):
                     what = f"out of memory with {counted(self.rows, 'row')} of a batch at once"
                     raise ResourceError(what, fix=fix) from error
             # outside of the handler, because the error keeps the tensors of its micro-batch alive
-            self.optimizers.forget_gradients()
+            self.optimizers.clear_gradients()
             if self.compute.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _accumulate(self, step: int, before: DecodeState | None) -> tuple[float, int, float]:
-        """Accumulate the gradients of this process's micro-batches, and keep the final states of the rows.
+    def _accumulate_gradients(self, step: int, initial_state: DecodeState | None) -> tuple[float, int, float]:
+        """Accumulates the gradients of this process's micro-batches, and keeps the final states of the rows.
 
-        before: the initial states of the rows, if they are carried.
+        initial_state: of the rows, if states are carried.
         Returns the summed loss, the number of targets, and the number of tokens computed.
         """
         losses, states, count, n_rows = [], [], 0, 0
-        batches = self.loader.batches(step, self.rows)
-        whole, gradients = self._of_whole_batch(step, batches)
+        batches = self.prefetcher.get_micro_batches(step, self.rows)
+        batch_total, gradients = self._compute_whole_batch_loss(step, batches)
         for index, batch in enumerate(batches):
             n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
-            part = None if before is None else rows_of(before, n_before, n_rows)
-            self._seed(step, index)
-            last = index == len(batches) - 1
-            with peers_may_end(), nullcontext() if last else self.world.alone(self.module):
+            state = None if initial_state is None else take_rows(initial_state, n_before, n_rows)
+            self._seed_micro_batch(step, index)
+            is_last = index == len(batches) - 1
+            with peers_may_end(), nullcontext() if is_last else self.world.alone(self.module):
                 with self.compute.autocast():
-                    total, after = self.module(batch.to(self.compute.device), part, gradients[index])
+                    total, final_state = self.module(batch.to(self.compute.device), state, gradients[index])
                 self.optimizers.backward(total)
             losses.append(total.detach())
-            states += [] if after is None else [after]
+            states += [] if final_state is None else [final_state]
             count += self.objective.count(batch)
-        self.carried = DecodeState.join(states) if states else None
+        self.carried_state = DecodeState.join(states) if states else None
         n_computed = sum(map(self.objective.count_computed, batches))
-        total = torch.stack(losses).sum(dtype=torch.float32) if whole is None else whole
+        total = torch.stack(losses).sum(dtype=torch.float32) if batch_total is None else batch_total
         return float(total), count, n_computed
 
-    def _of_whole_batch(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor | None, Sequence[Tensor | None]]:
-        """This process's share of a loss that is of all rows of a batch at once, and its gradients; see
-        `BatchObjective`. None where each micro-batch has a loss of its own."""
-        objective, is_whole = self.objective, len(batches) == self.world.size == 1
-        if is_whole or not isinstance(objective, BatchObjective):
+    def _compute_whole_batch_loss(
+        self, step: int, batches: Sequence[Batch]
+    ) -> tuple[Tensor | None, Sequence[Tensor | None]]:
+        """Returns this process's part of a loss that all rows of a batch have in common, and its gradients with respect
+        to the vectors of each micro-batch; see `BatchObjective`. None if each micro-batch has a loss of its own."""
+        objective, is_one = self.objective, len(batches) == self.world.size == 1
+        if is_one or not isinstance(objective, BatchObjective):
             return None, [None] * len(batches)
         vectors, on_device = [], [batch.to(self.compute.device) for batch in batches]
         for index, batch in enumerate(on_device):
-            self._seed(step, index)
+            self._seed_micro_batch(step, index)
             with self.compute.autocast():
                 # with a graph, which is freed at once, since kernels without one may draw other dropout
                 vectors.append(objective.vectors(self.model, batch).detached())
         return cached_gradients(objective, vectors, [objective.answers(batch) for batch in on_device], self.world)
 
-    def _seed(self, step: int, index: int) -> None:
-        """Begin the random numbers of a micro-batch, such as those of dropout."""
+    def _seed_micro_batch(self, step: int, index: int) -> None:
+        """Seeds the random numbers of a micro-batch, such as those of dropout."""
         torch.manual_seed(derive_seed(self.recipe.seed, "step", step, self.world.rank, index))
 
-    def _not_finite(self, what: str, value: float, step: int) -> NumericalError:
+    def _nonfinite_error(self, quantity: str, value: float, step: int) -> NumericalError:
         documents = self.examples.documents(sample_numbers_of_rank(step, self.recipe.training.batch_size))
         listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
         return NumericalError(
-            f"the {what} of step {step + 1} is {value}; no weight was changed",
+            f"the {quantity} of step {step + 1} is {value}; no weight was changed",
             where=f"{self.examples.unit} {listed} of the training text",
             fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
         )
 
 
 class ContrastiveSteps(GradientSteps):
-    """Steps that train vectors, to which a head is fitted before each validation."""
+    """A step trains vectors by contrast. A head is fitted to them before each validation."""
 
-    def take(self, step: int, stop: Callable[[], bool]) -> Step:
-        done = super().take(step, stop)
-        if not validates(self.recipe, done.step):
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+        done = super().take_step(step, should_stop)
+        if not is_validation_step(self.recipe, done.step):
             return done
-        told = _fit_head(self.trainable, self.examples, self.recipe, PLAIN_PENALTY)[1]
-        return replace(done, told=told if done.step == self.recipe.training.steps else "")
+        message = _fit_head_to_all_rows(self.trainable, self.examples, self.recipe, CONTRASTIVE_PENALTY)[1]
+        return replace(done, message=message if done.step == self.recipe.training.steps else "")
 
 
 @dataclass
-class _Loader:
+class _BatchPrefetcher:
     """Prefetches the batches of the next step while the current one is computed."""
 
     examples: ExampleSource
@@ -456,26 +463,26 @@ class _Loader:
     training: Training
     compute: Compute
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _ahead: dict[tuple[int, int], Future[list[Batch]]] = field(default_factory=dict)
+    _prefetched: dict[tuple[int, int], Future[list[Batch]]] = field(default_factory=dict)
 
-    def batches(self, step: int, rows: int) -> list[Batch]:
-        """The micro-batches of at most `rows` rows that this process computes in `step`.
+    def get_micro_batches(self, step: int, rows: int) -> list[Batch]:
+        """Returns the micro-batches of at most `rows` rows that this process computes in `step`.
 
-        Processes in step have the same number: those with fewer divide theirs, as all have the same number of rows.
+        Processes in step have equally many: those with fewer divide theirs, as all have the same number of rows.
         """
-        ahead = self._ahead.pop((step, rows), None)
-        batches = self._read(step, rows) if ahead is None else ahead.result()
+        prefetched = self._prefetched.pop((step, rows), None)
+        batches = self._read(step, rows) if prefetched is None else prefetched.result()
         if self.compute.world.in_step and self.training.micro_tokens is not None:
-            most = self.compute.world.most(len(batches))
-            batches = batches if len(batches) == most else self._read(step, rows, most)
+            n_parts = self.compute.world.most(len(batches))
+            batches = batches if len(batches) == n_parts else self._read(step, rows, n_parts)
         if step + 1 < self.training.steps:
-            self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
+            self._prefetched = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
         return batches
 
-    def _read(self, step: int, rows: int, least: int = 1) -> list[Batch]:
+    def _read(self, step: int, rows: int, min_parts: int = 1) -> list[Batch]:
         training, world = self.training, self.compute.world
         examples = self.examples.read(sample_numbers_of_rank(step, training.batch_size, world.rank, world.size))
-        parts = micro_batches(examples, rows, training.micro_tokens, least)
+        parts = split_into_micro_batches(examples, rows, training.micro_tokens, min_parts)
         batches = [self.objective.collate(part, step / training.steps) for part in parts]
         return [batch.pin() for batch in batches] if self.compute.device.type == "cuda" else batches
 
@@ -483,28 +490,29 @@ class _Loader:
         self._thread.shutdown(cancel_futures=True)
 
 
-def tokens_of_a_step(examples: ExampleSource, objective: Objective, recipe: Recipe) -> float:
-    """Tokens that a step computes on average, by steps from all over an epoch."""
+def estimate_step_tokens(examples: ExampleSource, objective: Objective, recipe: Recipe) -> float:
+    """Estimates the mean number of tokens that a step computes, by steps throughout an epoch."""
     training = recipe.training
     n_steps = max(1, examples.per_epoch // training.batch_size)
-    steps = np.unique(np.linspace(0, n_steps - 1, AVERAGED).round().astype(int)).tolist()
+    steps = np.unique(np.linspace(0, n_steps - 1, N_AVERAGED_STEPS).round().astype(int)).tolist()
     rows = training.rows_per_process(1)
     read = (examples.read(sample_numbers_of_rank(step, training.batch_size)) for step in steps)
-    parts = (part for batch in read for part in micro_batches(batch, rows, training.micro_tokens))
+    parts = (part for batch in read for part in split_into_micro_batches(batch, rows, training.micro_tokens))
     return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)
 
 
-def micro_batches(examples: list[Example], rows: int, tokens: int | None, least: int = 1) -> list[list[Example]]:
-    """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions including padding.
+def split_into_micro_batches(
+    examples: list[Example], max_rows: int, max_tokens: int | None, min_parts: int = 1
+) -> list[list[Example]]:
+    """Divides a batch into parts of at most `max_rows` rows and, unless None, `max_tokens` positions with padding.
 
-    With a limit of tokens rows of similar length are grouped, to reduce padding. least: number of parts, of which a
-    batch of as many rows can always be made.
+    With a limit of tokens rows of similar length are grouped, to reduce padding. min_parts: at most the number of rows.
     """
-    if tokens is None:
-        return [examples[i : i + rows] for i in range(0, len(examples), rows)]
+    if max_tokens is None:
+        return [examples[i : i + max_rows] for i in range(0, len(examples), max_rows)]
     lengths = [(len(e.tokens), 0 if e.other is None else len(e.other)) for e in examples]
-    parts = [[examples[i] for i in group] for group in group_by_length(lengths, tokens, rows)]
-    while len(parts) < least:
+    parts = [[examples[i] for i in group] for group in group_by_length(lengths, max_tokens, max_rows)]
+    while len(parts) < min_parts:
         at = max(range(len(parts)), key=lambda i: len(parts[i]))
         middle = len(parts[at]) // 2
         parts[at : at + 1] = parts[at][:middle], parts[at][middle:]

@@ -1,4 +1,4 @@
-"""Cross-validation of a model that is trained on all rows of a table: models of the others score each of its parts."""
+"""Scores of a model that is trained on all rows of a table, by models that are trained on a part of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,63 +23,64 @@ from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import AnsweringModel
-from lmtool.training.convex import ChosenPenalty, HeadProblem, cross_validate
-from lmtool.training.distillation import distilled
+from lmtool.training.convex import ChosenPenalty, HeadProblem, cross_validate_head
+from lmtool.training.distillation import distill
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.job import RecipeWithData, TrainingJob
 from lmtool.training.optimizer import Optimizers
 
-MOST_FITTED = 2_000
-"""Rows up to which a head is fitted once for each fold; of more, a quarter tells enough."""
+MAX_FITTED_ROWS = 2_000
+"""Maximum rows for which a head is fitted once for each fold; of more, a quarter is scored."""
 
-MOST_TRAINED = 100
-"""The same for heads that are trained by steps: a quarter of so few rows tells neither a score nor a temperature."""
+MAX_TRAINED_ROWS = 100
+"""The same for heads that are trained by steps; a quarter of fewer rows is too small for a score or a temperature."""
 
-QUARTERS = 4
-"""Folds of which one is scored, where all would take long."""
+N_QUARTERS = 4
+"""Number of folds if only one of them is scored."""
 
-AT_ONCE = 100
-"""Rows of a batch whose features are counted."""
+ROWS_PER_BATCH = 100
 
 
 class ScoringStopped(Exception):
-    """A stop was requested while a model was trained for its score."""
+    """A stop was requested while a model was trained for the score."""
 
 
 def is_cross_validated(recipe: Recipe, data: TableData) -> bool:
-    """Whether each row is scored by a model of the other folds, and not a quarter alone."""
-    most = MOST_FITTED if isinstance(recipe.optimizer, Lbfgs) else MOST_TRAINED
-    return isinstance(recipe.objective, Classification) and len(data.tasks[0].train) <= most
+    """Whether each row is scored by a model of the other folds, and not only a quarter of the rows."""
+    max_rows = MAX_FITTED_ROWS if isinstance(recipe.optimizer, Lbfgs) else MAX_TRAINED_ROWS
+    return isinstance(recipe.objective, Classification) and len(data.tasks[0].train) <= max_rows
 
 
-def n_scoring_models(recipe: Recipe, data: TableData) -> int:
-    """How many models are trained to score rows that the saved one is trained on; 0 where such rows are held out."""
+def count_scoring_models(recipe: Recipe, data: TableData) -> int:
+    """Returns how many models are trained for the score of one that is trained on all rows; 0 if rows are held out."""
     if not data.needs_folds:
         return 0
     return N_FOLDS if is_cross_validated(recipe, data) else 1
 
 
 def train_folds(
-    job: TrainingJob, data: TableData, steps: int, stop: Callable[[], bool]
+    job: TrainingJob, data: TableData, steps: int, should_stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
-    """For each fold its data, and a model trained on these.
+    """Yields the data of each fold, and a model trained on its training rows.
 
-    job, data, steps: of the model that is trained on all rows. A model is used before the next one is asked for.
-    Yields nothing where the rows cannot be divided. Raises ScoringStopped, and the errors of training.
+    job, data, steps: of the model that is trained on all rows. Use a model before asking for the next one.
+    Yields nothing if the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
     recipe, compute = job.recipe, job.compute
-    n_parts, n_scored = (N_FOLDS, N_FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
+    n_parts, n_scored = (N_FOLDS, N_FOLDS) if is_cross_validated(recipe, data) else (N_QUARTERS, 1)
     folds = data.folds(n_parts)[:n_scored]
     if not folds:
         return
     if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body":
-        yield from _fit_heads(job, data, recipe.optimizer, folds, stop)
+        yield from _fit_heads(job, data, recipe.optimizer, folds, should_stop)
         return
     for fold in folds:
         lm, objective, _ = replace(job, data=fold).build()
-        taught = distilled(objective, recipe, fold.prompt_format.tokenizer, job.teacher, compute)
+        distilled = distill(objective, recipe, fold.prompt_format.tokenizer, job.teacher, compute)
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
-        for step in fit(Trainable(lm, taught, optimizers), fold.examples(objective), recipe, compute, stop=stop):
+        for step in fit(
+            Trainable(lm, distilled, optimizers), fold.examples(objective), recipe, compute, should_stop=should_stop
+        ):
             if step.stop:
                 raise ScoringStopped
             if step.step >= steps:
@@ -88,19 +89,19 @@ def train_folds(
 
 
 def _fit_heads(
-    job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], stop: Callable[[], bool]
+    job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], should_stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
-    """The same for heads on a body that stays: the vectors of all rows are computed once."""
+    """Does `train_folds` for heads on a frozen body, computing the vectors of all rows once."""
     compute = job.compute
     lm, objective, _ = job.build()
     rows = data.tasks[0].train
-    with_labels = cast(ClassificationObjective, objective)
-    problem = HeadProblem.of(cast(Classifier, lm), with_labels, _batches(objective, rows))
+    labelled_objective = cast(ClassificationObjective, objective)
+    problem = HeadProblem.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
-        some = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
-        some.fit_head(optimizer.l2, job.recipe.seed)
-        if compute.world.sum((float(stop()),))[0]:
+        fold_problem = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
+        fold_problem.fit_head(optimizer.l2, job.recipe.seed)
+        if compute.world.sum((float(should_stop()),))[0]:
             raise ScoringStopped
         yield fold, AnsweringModel(lm.eval(), objective, compute)
 
@@ -108,22 +109,24 @@ def _fit_heads(
 def choose_features(
     candidates: Sequence[RecipeWithData], report: Progress = ignore_progress
 ) -> tuple[int, list[ChosenPenalty]]:
-    """The index of the features of texts by which a linear model has the least loss in cross-validation, and how good
-    each are. candidates: the same rows with each of the features."""
-    reached: list[ChosenPenalty] = []
-    for one in candidates:
-        report("choosing features", len(reached), len(candidates))
-        lm, objective, _ = TrainingJob(one.recipe, one.data, CPU).build()
-        batches = _batches(objective, one.data.tasks[0].train)
-        with_labels = cast(ClassificationObjective, objective)
-        reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed))
-    return int(np.argmin([one.loss or 0.0 for one in reached])), reached
+    """Chooses features of texts for a linear model by its loss in cross-validation.
+
+    candidates: the same rows with each of the features. Returns the index of the best one, and the penalty of each.
+    """
+    penalties: list[ChosenPenalty] = []
+    for recipe, data in candidates:
+        report("choosing features", len(penalties), len(candidates))
+        lm, objective, _ = TrainingJob(recipe, data, CPU).build()
+        batches = _collate_rows(objective, data.tasks[0].train)
+        labelled_objective = cast(ClassificationObjective, objective)
+        penalties.append(cross_validate_head(cast(Classifier, lm), labelled_objective, batches, recipe.seed))
+    return int(np.argmin([penalty.loss or 0.0 for penalty in penalties])), penalties
 
 
 def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
-    """A job that begins as the run did, also where it is resumed.
+    """Returns a job that starts as the run did, also if it was resumed.
 
-    Raises LmtoolError for what is missing.
+    Raises LmtoolError if something of it is missing.
     """
     base, vectors = job.base, job.vectors
     if run.info.base is not None and base is None:
@@ -133,8 +136,8 @@ def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
     return replace(job, base=base, vectors=vectors, checkpoint=None)
 
 
-def _batches(objective: Objective, rows: Sequence[EncodedRow]) -> list[Batch]:
+def _collate_rows(objective: Objective, rows: Sequence[EncodedRow]) -> list[Batch]:
     return [
-        objective.collate([row.example() for row in rows[start : start + AT_ONCE]])
-        for start in range(0, len(rows), AT_ONCE)
+        objective.collate([row.example() for row in rows[start : start + ROWS_PER_BATCH]])
+        for start in range(0, len(rows), ROWS_PER_BATCH)
     ]

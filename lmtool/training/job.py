@@ -1,4 +1,4 @@
-"""All that is known before the first step of a training, and what the person who starts it says besides."""
+"""A training job: everything that is known before the first step, and the options of the session that trains it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from lmtool.training.data import TrainingData
 
 
 class RecipeWithData(NamedTuple):
-    """A recipe of a table, and the rows as its model reads them."""
+    """A recipe and the rows of a table, encoded for its model."""
 
     recipe: Recipe
     data: TableData
@@ -29,13 +29,13 @@ class RecipeWithData(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """All that is known before the first step of a training.
+    """Everything that is known before the first step of a training.
 
-    recipe: with all that follows from the data.
-    base: the run whose weights the model begins with. teacher: of a distilled model.
-    vectors: that the embeddings of a new model begin with. features: whose states the model reads, if it reads any.
-    checkpoint, state: of the run that goes on; None and a new state for a new run.
-    lines, warnings: about the data and what was chosen, for people.
+    recipe: with all values that follow from the data.
+    base: the run whose weights initialize the model. teacher: of a distilled model.
+    vectors: initial word vectors. features: the model whose states the trained model reads.
+    checkpoint, state: of a resumed run; None and a new state for a new run.
+    lines, warnings: messages about the data and about choices.
     """
 
     recipe: Recipe
@@ -53,8 +53,10 @@ class TrainingJob:
     def build(
         self, device: Compute | None = None, shards: ShardedBuild | None = None
     ) -> tuple[LanguageModel, Objective, str | None]:
-        """The model to train, at the checkpoint if there is one, its objective, without a teacher, and a notice about
-        the head of the base, if any. device: where it is built, if not where it is trained. shards: see `build_model`.
+        """Builds the model, at the checkpoint if there is one, and its objective, without the teacher.
+
+        device: where the model is built, if not where it is trained. shards: see `build_model`. Returns both, and a
+        notice about the head of the base run, if there is something to say.
         """
         recipe, tokenizer = self.recipe, self.data.prompt_format.tokenizer
         lm, notice = build_for_training(
@@ -76,25 +78,24 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Invocation:
-    """What the person who starts or resumes training says besides the recipe.
+class SessionOptions:
+    """Options of a training session that are not part of the recipe.
 
     command: as typed, for run.json.
     report: called with the progress of preparing the data.
-    stop: called after each step; when True the run is saved and ends, in all processes at the same step.
-    output: the run directory; a new one under the runs directory when None.
-    retry: it may hold a run that ended before its first checkpoint, which is replaced.
-    began: when the command did, by time.perf_counter.
-    until: the share of its steps after which it is saved and ends.
-    is_baseline_least: a new run that begins with another one ends as well where a first validation is far below the
-        baseline.
+    should_stop: called after each step; if True the run is saved and ends, in all processes at the same step.
+    output: the run directory; None for a new one under the runs directory.
+    retry: whether to replace a run in `output` that ended before its first checkpoint.
+    started_at: when the command started, by time.perf_counter.
+    until: the fraction of its steps after which the run is saved and ends.
+    stops_below_baseline: whether a new run from another one's weights ends when validation is far below the baseline.
     """
 
     command: Sequence[str]
     report: Progress
-    stop: Callable[[], bool]
+    should_stop: Callable[[], bool]
     output: Path | None = None
     retry: bool = False
-    began: float = field(default_factory=lambda: time.perf_counter())
+    started_at: float = field(default_factory=lambda: time.perf_counter())
     until: float = 1.0
-    is_baseline_least: bool = False
+    stops_below_baseline: bool = False

@@ -1,4 +1,4 @@
-"""How long a run takes here: its steps, from epochs, tokens and minutes, whichever ends first, and its time."""
+"""The length of a run: its number of steps by epochs, tokens and minutes, and how long they take."""
 
 import math
 import time
@@ -7,92 +7,98 @@ from dataclasses import dataclass, field
 from lmtool.compute.processes import World
 from lmtool.objective import Objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Checkpointing, Evaluation, Lbfgs
+from lmtool.recipe.spec.training import Lbfgs
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TrainingData
-from lmtool.training.events import Timed
-from lmtool.training.fit import Step, tokens_of_a_step
-from lmtool.training.folds import n_scoring_models
+from lmtool.training.events import DurationEstimate
+from lmtool.training.fit import Step, estimate_step_tokens
+from lmtool.training.folds import count_scoring_models
 from lmtool.training.windows import ExampleSource
 
-VALIDATIONS = 12
-"""Validations of a run whose length is not given in steps."""
+N_VALIDATIONS = 12
+"""Number of validations of a run whose length is not given in steps."""
 
-WARM_UPS = 10
-"""A run whose length is not given in steps warms up for this share of them at most: one in ten."""
+MIN_STEPS_PER_WARMUP_STEP = 10
+"""The warm-up of a run whose length is not given in steps takes one of so many steps at most."""
 
-PROBE_SECONDS = 6.0
-"""Duration of the first steps, whose speed sets the length of a run with a time limit."""
+MAX_PROBE_SECONDS = 6.0
+"""Seconds of first steps that are timed to set the length of a run with a time limit."""
 
-SECONDS = 1.5
-"""The same where the speed only tells how long the steps will take."""
+ESTIMATE_SECONDS = 1.5
+"""Seconds of first steps that are timed to estimate the duration of other runs."""
 
-PROBE_SHARE = 0.05
-"""Share of the steps, or of the time limit, that is measured at most."""
+MAX_PROBE_FRACTION = 0.05
+"""Maximum fraction of the steps, or of the time limit, that is timed."""
 
-LEAST_PROBE = 3
-"""Steps that are measured at least."""
+MIN_PROBE_STEPS = 3
+"""Minimum number of steps that are timed."""
 
-MOST_STEPS = 10**9
-"""Steps of a run with a time limit, until its speed is known."""
+UNKNOWN_STEPS = 10**9
+"""Number of steps of a run with a time limit while its speed is unknown."""
 
-LEAST_SHARE = 0.25
-"""Share of the time that is for training, however long it took to prepare the data."""
+MIN_TRAINING_FRACTION = 0.25
+"""Minimum fraction of the time limit for training steps, however long it took to prepare the data."""
 
-FORWARD = 1 / 3
-"""Share of the time of a training step that computing its loss takes: a backward pass is two of that."""
+FORWARD_FRACTION = 1 / 3
+"""Fraction of the time of a training step for its forward pass: a backward pass takes twice as long."""
 
-MARGIN = 1.05
-"""Factor on the time of a whole pass over the data, so that it is one."""
+PASS_MARGIN = 1.05
+"""Safety factor on the suggested minutes of a whole pass over the data."""
 
 
 @dataclass
 class FirstSteps:
-    """The first steps of a session, which tell its speed.
+    """The first steps of a session, which are timed until they take `max_seconds` or are `max_steps`.
 
-    seconds: after which they are enough, or earlier after `most` of them, but not before LEAST_PROBE.
+    They are at least MIN_PROBE_STEPS.
     """
 
-    seconds: float
-    most: int = MOST_STEPS
+    max_seconds: float
+    max_steps: int = UNKNOWN_STEPS
     steps: list[Step] = field(default_factory=list)
-    spent: float = 0.0
+    seconds: float = 0.0
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "FirstSteps":
-        """As many as the recipe needs to be timed."""
+    def from_recipe(cls, recipe: Recipe) -> "FirstSteps":
+        """Returns an empty list of steps with the limits for a recipe."""
         if (minutes := recipe.training.minutes) is not None:
-            return cls(min(PROBE_SECONDS, PROBE_SHARE * 60 * minutes))
-        return cls(SECONDS, math.ceil(PROBE_SHARE * recipe.training.steps))
+            return cls(min(MAX_PROBE_SECONDS, MAX_PROBE_FRACTION * 60 * minutes))
+        return cls(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
 
     def add(self, step: Step, world: World) -> bool:
-        """Add a step. Returns whether they are enough, at the same step in all processes."""
+        """Adds a step. Returns whether the steps are enough, which all processes agree on."""
         self.steps.append(step)
-        (self.spent,) = world.sum((self.spent + step.seconds if world.is_main else 0.0,))
+        (self.seconds,) = world.sum((self.seconds + step.seconds if world.is_main else 0.0,))
         n_steps = len(self.steps)
-        return n_steps >= LEAST_PROBE and (n_steps >= self.most or self.spent >= self.seconds)
+        return n_steps >= MIN_PROBE_STEPS and (n_steps >= self.max_steps or self.seconds >= self.max_seconds)
 
     @property
-    def later(self) -> list[Step]:
-        """The second half, because the first steps include warm-up."""
+    def later_half(self) -> list[Step]:
+        """The second half of the steps, since the first ones are slower."""
         return self.steps[len(self.steps) // 2 :]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds on this machine. unit: see `Objective`. step: of one, on average. tokens: that it computes. validation:
-    of one. after: of the measurement at the end. scoring_steps: those of the models that score rows where all are
-    trained on, for each step of training; else 0."""
+    """Durations on this machine, in seconds.
+
+    unit: what `step_tokens` counts; see `Objective.unit`.
+    step: mean duration of a training step, which computes `step_tokens` tokens.
+    validation: of one validation.
+    final_evaluation: of the evaluation after the last step.
+    scoring_steps: additional steps, for each step of training, of models that score rows of a table when none are held
+        out; else 0.
+    """
 
     unit: str
     step: float
-    tokens: float
+    step_tokens: float
     validation: float
-    after: float
+    final_evaluation: float
     scoring_steps: float = 0.0
 
     @classmethod
-    def of(
+    def measure(
         cls,
         first: FirstSteps,
         recipe: Recipe,
@@ -101,119 +107,132 @@ class Speed:
         objective: Objective,
         world: World,
     ) -> "Speed | None":
-        """By the first steps of a run; the same in all processes, by the figures of the main one. The time of a
-        validation follows from theirs. None where no step had a target."""
-        computed = sum(step.computed for step in first.later)
+        """Returns the speed by the first steps of a run, as the main process measured it. The duration of a validation
+        is estimated from theirs. None if no step had a target."""
+        computed = sum(step.n_computed for step in first.later_half)
         if not computed:
             return None
-        per_token, tokens = sum(step.seconds for step in first.later) / computed, computed / len(first.later)
+        per_token, tokens = sum(step.seconds for step in first.later_half) / computed, computed / len(first.later_half)
         if data.unit == "row":
-            tokens = tokens_of_a_step(examples, objective, recipe)
-        validation = FORWARD * per_token * data.validation_tokens / world.size
-        figures = (per_token * tokens, tokens, validation, data.seconds_after(validation))
+            tokens = estimate_step_tokens(examples, objective, recipe)
+        validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
+        figures = (per_token * tokens, tokens, validation, data.estimate_final_seconds(validation))
         shared = world.sum(figures if world.is_main else (0.0,) * len(figures))
-        n_models = n_scoring_models(recipe, data) if isinstance(data, TableData) else 0
+        n_models = count_scoring_models(recipe, data) if isinstance(data, TableData) else 0
         return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 
-    def seconds(self, steps: int, every: int, done: int = 0) -> float:
-        """Of the steps of a run after the first `done`, a validation each `every` steps, and what comes at the end."""
-        validations = math.ceil(steps / every) - done // every
-        return (steps - done + self.scoring_steps * steps) * self.step + validations * self.validation + self.after
+    def estimate_seconds(self, steps: int, validation_interval: int, steps_done: int = 0) -> float:
+        """Estimates the duration of a run after its first `steps_done` steps, with validations and final evaluation."""
+        n_validations = math.ceil(steps / validation_interval) - steps_done // validation_interval
+        n_steps = steps - steps_done + self.scoring_steps * steps
+        return n_steps * self.step + n_validations * self.validation + self.final_evaluation
 
-    def steps_in(self, seconds: float, every: int) -> int:
-        """The steps that so much time leaves beside the validations, which come at least each `every` steps."""
+    def steps_in(self, seconds: float, validation_interval: int) -> int:
+        """Returns the number of steps for which a time suffices, with a validation at least each interval."""
         steps = min(
-            (seconds - VALIDATIONS * self.validation) / self.step, seconds / (self.step + self.validation / every)
+            (seconds - N_VALIDATIONS * self.validation) / self.step,
+            seconds / (self.step + self.validation / validation_interval),
         )
-        return max(1, int(max(steps, LEAST_SHARE * seconds / self.step)))
+        return max(1, int(max(steps, MIN_TRAINING_FRACTION * seconds / self.step)))
 
 
-def with_length(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
-    """The recipe with the steps that its epochs and tokens give, and a line on them.
+def with_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
+    """Returns the recipe with the steps that follow from its epochs and tokens, and a line that says so.
 
-    Unchanged, without a line, where it has neither, for a table, whose steps are known when it is read, and with a
-    limit of time, by which `train` sets the steps.
+    Unchanged, with an empty line, without either, for a table, whose steps are known when it is read, and with a time
+    limit, for which the session sets the steps.
     """
     if recipe.training.minutes is not None or data.unit == "row" or not (limits := _limits(recipe, data)):
         return recipe, ""
     steps, why = min(limits)
-    return with_known_steps(recipe, steps), f"length: {steps:,} steps, for {why}"
+    return with_fixed_steps(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
-def is_timed(recipe: Recipe) -> bool:
-    """Whether steps take time that could limit them: not those of a model that is fitted or counted at once."""
+def has_training_time(recipe: Recipe) -> bool:
+    """Whether the number of steps can follow from time: not for models that are fitted or counted at once."""
     return not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
 
 
-def most_steps(recipe: Recipe, data: TrainingData) -> tuple[int, str]:
-    """The steps that epochs and tokens allow a run with a limit of time, and which of them does."""
-    return min(_limits(recipe, data), default=(MOST_STEPS, ""))
+def limit_steps(recipe: Recipe, data: TrainingData) -> tuple[int, str]:
+    """Returns the maximum steps by epochs and tokens, and a description of the limit; UNKNOWN_STEPS without a limit."""
+    return min(_limits(recipe, data), default=(UNKNOWN_STEPS, ""))
 
 
 def _limits(recipe: Recipe, data: TrainingData) -> list[tuple[int, str]]:
     training, limits = recipe.training, list[tuple[int, str]]()
     if training.epochs is not None:
         source = "table" if data.unit == "row" else "text"
-        limits.append((steps_of_epochs(recipe, data, training.epochs), f"{training.epochs:g} passes over the {source}"))
+        limits.append(
+            (count_epoch_steps(recipe, data, training.epochs), f"{training.epochs:g} passes over the {source}")
+        )
     if training.tokens is not None:
-        limits.append((steps_of_tokens(recipe, training.tokens), f"{training.tokens:,} tokens"))
+        limits.append((count_token_steps(recipe, training.tokens), f"{training.tokens:,} tokens"))
     return limits
 
 
-def with_known_steps(recipe: Recipe, steps: int) -> Recipe:
-    """A recipe whose length was given otherwise, with its steps, and intervals and a warm-up that fit them."""
+def with_fixed_steps(recipe: Recipe, steps: int) -> Recipe:
+    """Returns a recipe whose length is given in steps, with intervals and a warm-up that fit, instead of epochs, tokens
+    or minutes."""
     values = {
         "training.steps": steps,
         **dict.fromkeys(f"training.{key}" for key in ("epochs", "min_steps", "tokens", "minutes")),
-        "schedule.warmup_steps": min(recipe.schedule.warmup_steps, math.ceil(steps / WARM_UPS)),
-        "evaluation.every": min(recipe.evaluation.every, _between(steps)),
+        "schedule.warmup_steps": min(recipe.schedule.warmup_steps, math.ceil(steps / MIN_STEPS_PER_WARMUP_STEP)),
+        "evaluation.every": min(recipe.evaluation.every, _validation_interval(steps)),
         "evaluation.epochs": None,
-        "checkpoint.every": min(recipe.checkpoint.every, _between(steps)),
+        "checkpoint.every": min(recipe.checkpoint.every, _validation_interval(steps)),
     }
     return recipe.with_values(values)
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
-    """A recipe of `with_known_steps` with another number of steps, validated and saved as often as before."""
-    before, after = _between(recipe.training.steps), _between(steps)
+    """Returns a recipe of `with_fixed_steps` with another number of steps, validated and saved as often as before."""
+    before, after = _validation_interval(recipe.training.steps), _validation_interval(steps)
 
-    def every(part: Evaluation | Checkpointing) -> int:
-        return after if part.every == before else min(part.every, after)
+    def rescale(every: int) -> int:
+        return after if every == before else min(every, after)
 
-    intervals = {"evaluation.every": every(recipe.evaluation), "checkpoint.every": every(recipe.checkpoint)}
+    intervals = {
+        "evaluation.every": rescale(recipe.evaluation.every),
+        "checkpoint.every": rescale(recipe.checkpoint.every),
+    }
     return recipe.with_values({"training.steps": steps, **intervals})
 
 
-def timed(recipe: Recipe, data: TrainingData, speed: Speed, done: int, began: float | None, usual_every: int) -> Timed:
-    """How long a run takes from now on, after its first `done` steps. began: when the command of a new run did, by
-    time.perf_counter; None for a run that goes on. usual_every: steps between validations of a longer run."""
-    training, whole, minutes = recipe.training, steps_of_epochs(recipe, data, 1), None
-    if began is not None and training.steps < whole:
-        left = speed.seconds(whole, min(usual_every, _between(whole)), done)
-        seconds = MARGIN * (time.perf_counter() - began + left)
-        # to the tenth of a minute, and above ten minutes to the minute
+def estimate_duration(
+    recipe: Recipe, data: TrainingData, speed: Speed, steps_done: int, started_at: float | None, max_interval: int
+) -> DurationEstimate:
+    """Estimates how long a run takes from now on, after its first `steps_done` steps.
+
+    started_at: when the command of a new run started, by time.perf_counter; None for a resumed run. max_interval:
+    maximum number of steps between validations.
+    """
+    training, whole, minutes = recipe.training, count_epoch_steps(recipe, data, 1), None
+    if started_at is not None and training.steps < whole:
+        left = speed.estimate_seconds(whole, min(max_interval, _validation_interval(whole)), steps_done)
+        seconds = PASS_MARGIN * (time.perf_counter() - started_at + left)
+        # rounded up to tenths of a minute, above ten minutes to minutes
         minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)
-    return Timed(
-        seconds=speed.seconds(training.steps, recipe.evaluation.every, done),
-        speed=speed.tokens / speed.step,
+    return DurationEstimate(
+        seconds=speed.estimate_seconds(training.steps, recipe.evaluation.every, steps_done),
+        speed=speed.step_tokens / speed.step,
         unit=speed.unit,
-        steps=training.steps - done,
+        steps=training.steps - steps_done,
         patience=recipe.evaluation.patience,
-        whole_pass=minutes,
+        pass_minutes=minutes,
     )
 
 
-def steps_of_epochs(recipe: Recipe, data: TrainingData, epochs: float) -> int:
-    """Steps of so many passes over the data."""
+def count_epoch_steps(recipe: Recipe, data: TrainingData, epochs: float) -> int:
+    """Returns the number of steps of so many epochs."""
     training = recipe.training
     return max(training.min_steps or 1, math.ceil(epochs * data.per_epoch / training.batch_size))
 
 
-def steps_of_tokens(recipe: Recipe, tokens: int) -> int:
-    """Steps that so many tokens of text take."""
+def count_token_steps(recipe: Recipe, tokens: int) -> int:
+    """Returns the number of steps that read so many tokens of text."""
     return math.ceil(tokens / (recipe.training.batch_size * recipe.model.context))
 
 
-def _between(steps: int) -> int:
-    """Steps between two validations."""
-    return math.ceil(steps / VALIDATIONS)
+def _validation_interval(steps: int) -> int:
+    """Returns the steps between validations of a run whose length is not given in steps."""
+    return math.ceil(steps / N_VALIDATIONS)

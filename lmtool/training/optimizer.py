@@ -1,4 +1,4 @@
-"""Optimizers: which parameter has which update rule, and all rules as one."""
+"""Optimizers: the choice of an update rule for each parameter, and all rules as one."""
 
 import math
 from collections import defaultdict
@@ -25,7 +25,7 @@ FLOAT16_SCALE = 2.0**4
 _SCALER = "scaler/"
 """Prefix of the names of the gradient scale."""
 
-Shares = dict[Parameter, float]
+RateFactors = dict[Parameter, float]
 
 
 class Optimizers:
@@ -41,26 +41,28 @@ class Optimizers:
         self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}
         self._wholes: dict[Tensor, Parameter] = {rows: parameter for parameter, rows in self._rows.items()}
         self._names: dict[Tensor, str] = {self._rows.get(p, p): name for p, name in trained.items()}
-        depth = {parameter: n for parameter, n in model.depths().items() if parameter.requires_grad}
-        below = {self._rows.get(p, p): max(depth.values()) - n for p, n in depth.items()}
-        self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in below.items()}
+        depths = {parameter: n for parameter, n in model.depths().items() if parameter.requires_grad}
+        layers_below = {self._rows.get(p, p): max(depths.values()) - n for p, n in depths.items()}
+        self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in layers_below.items()}
         # a model that counts has no parameters
-        self._all = list(_build(spec, model, self._rows, {p: tuning.layer_decay**n for p, n in below.items()}))
-        self._base_rates = [[group["lr"] for group in rule.param_groups] for rule in self._all]
+        self._rules = list(
+            _make_rules(spec, model, self._rows, {p: tuning.layer_decay**n for p, n in layers_below.items()})
+        )
+        self._base_rates = [[group["lr"] for group in rule.param_groups] for rule in self._rules]
         self._scaler = torch.amp.GradScaler(
             compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.scales_gradients
         )
 
     def backward(self, total: Tensor) -> None:
-        """Accumulate the gradient of a summed loss."""
+        """Accumulates the gradient of a summed loss."""
         torch.autograd.backward(self._scaler.scale(total))
 
-    def update(self, rate_multiplier: float, gradient_scale: float, clip_norm: float | None, step: int = 0) -> float:
-        """Scale the gradients, clip them to g min(1, c / norm(g)), update the weights, and zero the gradients.
+    def update(self, rate_factor: float, gradient_scale: float, clip_norm: float | None, step: int = 0) -> float:
+        """Scales the gradients, clips them to g min(1, c / norm(g)), updates the weights, and clears the gradients.
 
-        rate_multiplier: of the peak learning rates. gradient_scale: factor from summed gradients to means. step: the
-        number of steps before. Returns the norm before clipping, over the parameters trained in this step. When it is
-        not finite, no weight is changed.
+        rate_factor: on the peak learning rates. gradient_scale: factor from summed gradients to means. step: number of
+        completed steps. Returns the norm before clipping, over the parameters trained in this step; if it is not
+        finite, no weight is changed.
         """
         for parameter, rows in self._rows.items():
             rows.grad = None if parameter.grad is None else own_rows(parameter.grad)
@@ -70,12 +72,12 @@ class Optimizers:
         # the scaler raises for parameters without gradients
         active = [
             (rule, rates)
-            for rule, rates in zip(self._all, self._base_rates, strict=True)
+            for rule, rates in zip(self._rules, self._base_rates, strict=True)
             if any(p.grad is not None for group in rule.param_groups for p in group["params"])
         ]
         for rule, _ in active:
             self._scaler.unscale_(_as_optimizer(rule))
-        gradients = [_values(parameter) for parameter in self._names if parameter.grad is not None]
+        gradients = [_gradient_values(parameter) for parameter in self._names if parameter.grad is not None]
         summed = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self._rows:
             summed = norm_over(group_of(next(iter(self._rows))), summed)
@@ -85,13 +87,13 @@ class Optimizers:
             torch._foreach_mul_(gradients, gradient_scale * clip)
             for rule, rates in active:
                 for group, rate in zip(rule.param_groups, rates, strict=True):
-                    group["lr"] = rate * rate_multiplier
+                    group["lr"] = rate * rate_factor
                 self._scaler.step(_as_optimizer(rule))
         self._scaler.update()
-        self.forget_gradients()
+        self.clear_gradients()
         return norm
 
-    def forget_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         for parameter in (*self._names, *self._rows):
             parameter.grad = None
 
@@ -102,12 +104,12 @@ class Optimizers:
         return rate
 
     def state(self) -> dict[str, Tensor]:
-        """All moments, by `moment/parameter name`, and the gradient scale of float16.
+        """Returns all moments, by `moment/parameter name`, and the gradient scale of float16.
 
         Those of sharded parameters are sharded.
         """
         moments_of = {f"{_SCALER}{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
-        for rule in self._all:
+        for rule in self._rules:
             for parameter, moments in rule.state.items():
                 for moment, value in moments.items():
                     tensor = torch.as_tensor(value)
@@ -117,12 +119,12 @@ class Optimizers:
         return moments_of
 
     def load_state(self, tensors: Mapping[str, Tensor], steps: int = 1, where: str = "") -> None:
-        """Load the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
+        """Loads the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
 
-        where: the checkpoint. Raises CheckpointError that names the first that is missing, unknown or misshapen, and
-        NumericalError the first that holds NaN.
+        where: the checkpoint. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
+        NumericalError for one that holds NaN.
         """
-        owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
+        owner = {p: o for o in self._rules for group in o.param_groups for p in group["params"]}
         scale = {key.removeprefix(_SCALER): tensors[key] for key in tensors if key.startswith(_SCALER)}
         moments = {key: tensor for key, tensor in get_meta_tensors(tensors).items() if not key.startswith(_SCALER)}
         known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
@@ -130,11 +132,11 @@ class Optimizers:
         needed = {key for key, p in known.items() if self._first_steps[p] < steps} if moments or not scale else set()
         for key in sorted(moments.keys() | needed):
             if key not in moments:
-                raise _misfit(f"{key} is missing", where)
+                raise _mismatch_error(f"{key} is missing", where)
             if key not in known:
-                raise _misfit(f"{key} is unknown", where)
-            if not _fits(moments[key], self._wholes.get(known[key], known[key]), key):
-                raise _misfit(f"{key} does not fit the model", where)
+                raise _mismatch_error(f"{key} is unknown", where)
+            if not _is_moment_of(moments[key], self._wholes.get(known[key], known[key]), key):
+                raise _mismatch_error(f"{key} does not fit the model", where)
         loaded: dict[str, Tensor] = {}
         for key, outline in moments.items():
             parameter, whole = known[key], self._wholes.get(known[key])
@@ -151,14 +153,14 @@ class Optimizers:
         if self._scaler.is_enabled() and scale:
             keys = self._scaler.state_dict().keys()
             if scale.keys() != keys or any(tensor.numel() != 1 for tensor in scale.values()):
-                raise _misfit("the scale of float16 is not one", where)
+                raise _mismatch_error("the scale of float16 is not one", where)
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         for key, tensor in loaded.items():
             owner[known[key]].state[known[key]][key.partition("/")[0]] = tensor
 
 
-def _values(parameter: Tensor) -> Tensor:
-    """The gradient of a parameter; of a sparse one the rows that it has, each of which becomes one."""
+def _gradient_values(parameter: Tensor) -> Tensor:
+    """Returns the gradient of a parameter; of a sparse one, which is coalesced, the rows that it has."""
     assert parameter.grad is not None
     if not parameter.grad.is_sparse:
         return parameter.grad
@@ -166,8 +168,8 @@ def _values(parameter: Tensor) -> Tensor:
     return parameter.grad._values()
 
 
-def _fits(moment: Tensor, parameter: Parameter, key: str) -> bool:
-    """Whether a tensor can be this moment of a parameter: of its shape and type, numbers for its rows, or a counter."""
+def _is_moment_of(moment: Tensor, parameter: Parameter, key: str) -> bool:
+    """Whether a tensor has the shape and type of a moment of a parameter. key: see `Optimizers.state`."""
     if key.startswith("step/"):
         return moment.shape == () and moment.dtype == torch.float32
     if key.startswith("square/"):
@@ -175,57 +177,60 @@ def _fits(moment: Tensor, parameter: Parameter, key: str) -> bool:
     return moment.shape == parameter.shape and moment.dtype == parameter.dtype
 
 
-def _misfit(what: str, where: str) -> CheckpointError:
+def _mismatch_error(what: str, where: str) -> CheckpointError:
     return CheckpointError(
         f"the optimizer state does not fit the run: {what}", where=where, fix="resume from another checkpoint"
     )
 
 
 def _as_optimizer(rule: UpdateRule) -> torch.optim.Optimizer:
-    """For the scaler, which asks for groups of parameters and a step."""
+    """Casts a rule for GradScaler, which uses nothing but `param_groups` and `step`."""
     return cast(torch.optim.Optimizer, rule)
 
 
-def _build(
-    spec: Optimizer, model: LanguageModel, rows: Mapping[Parameter, Parameter], shares: Shares
+def _make_rules(
+    spec: Optimizer, model: LanguageModel, rows: Mapping[Parameter, Parameter], rate_factors: RateFactors
 ) -> Iterator[UpdateRule]:
-    """The update rules of the parameters in `shares`, which gives the factor of each on the learning rate.
+    """Makes the update rules of parameters.
 
-    rows: of this process, of sharded parameters. Embeddings of n-grams have a rule of their own.
+    rate_factors: of each trained parameter, on the learning rate. rows: of this process, of sharded parameters.
+    Embeddings of n-grams have a rule of their own.
     """
     if isinstance(spec, Lbfgs):
-        return  # which has no update of each parameter
+        return  # fits the head as a whole
     weights = (rows.get(part.weight, part.weight) for part in ngrams_of(model))
-    tables = {table: shares[table] for table in weights if table in shares}
+    tables = {table: rate_factors[table] for table in weights if table in rate_factors}
     if tables:
-        groups = [{"params": [table], "lr": spec.lr * share} for table, share in tables.items()]
+        groups = [{"params": [table], "lr": spec.lr * factor} for table, factor in tables.items()]
         yield RowAdagrad(groups)
-        shares = {p: share for p, share in shares.items() if p not in tables}
+        rate_factors = {p: factor for p, factor in rate_factors.items() if p not in tables}
     match spec:
-        case _ if not shares:
+        case _ if not rate_factors:
             return
         case Sgd():
-            yield MomentumSgd(_groups(shares, spec), momentum=spec.momentum)
+            yield MomentumSgd(_group_parameters(rate_factors, spec), momentum=spec.momentum)
         case Adam() | AdamW():
-            yield _adam(spec, shares)
+            yield _make_adam(spec, rate_factors)
         case Muon():
             matrices = layer_matrices(model)
-            blocks = {rows.get(p, p): parts for p, parts in matrices.items() if rows.get(p, p) in shares}
+            blocks = {rows.get(p, p): parts for p, parts in matrices.items() if rows.get(p, p) in rate_factors}
             if blocks:
-                groups = _groups({p: shares[p] for p in blocks}, spec)
+                groups = _group_parameters({p: rate_factors[p] for p in blocks}, spec)
                 sharded = group_of(next(iter(rows))) if rows else None
                 yield MuonMatrices(groups, blocks, sharded, momentum=spec.momentum)
-            yield _adam(spec.adamw, {p: share for p, share in shares.items() if p not in blocks})
+            yield _make_adam(spec.adamw, {p: factor for p, factor in rate_factors.items() if p not in blocks})
 
 
-def _adam(spec: Adam | AdamW, shares: Shares) -> UpdateRule:
+def _make_adam(spec: Adam | AdamW, rate_factors: RateFactors) -> UpdateRule:
     decoupled = isinstance(spec, AdamW)
-    return AdamUpdate(_groups(shares, spec), beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps, decoupled=decoupled)
+    return AdamUpdate(
+        _group_parameters(rate_factors, spec), beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps, decoupled=decoupled
+    )
 
 
-def _groups(shares: Shares, spec: Adam | AdamW | Sgd | Muon) -> Groups:
-    """Parameter groups: matrices with weight decay, vectors without; separate where their learning rates differ."""
+def _group_parameters(rate_factors: RateFactors, spec: Adam | AdamW | Sgd | Muon) -> Groups:
+    """Groups parameters by learning rate and weight decay, which only matrices have."""
     groups: dict[tuple[float, float], list[Parameter]] = defaultdict(list)
-    for parameter, share in shares.items():
-        groups[spec.lr * share, spec.weight_decay if parameter.ndim >= 2 else 0.0].append(parameter)
+    for parameter, factor in rate_factors.items():
+        groups[spec.lr * factor, spec.weight_decay if parameter.ndim >= 2 else 0.0].append(parameter)
     return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]

@@ -14,8 +14,7 @@ from lmtool.objective import Example
 from lmtool.run.order import derive_seed, permute
 from lmtool.training.windows import ExampleSource, Windows
 
-COUNTED = 1 << 16
-"""Tokens counted at once."""
+COUNTED_TOKENS_PER_BATCH = 1 << 16
 
 
 class CountedPairs(ExampleSource):
@@ -37,20 +36,23 @@ class CountedPairs(ExampleSource):
 
     @classmethod
     def count(cls, text: Windows, is_word_V: NDArray[np.bool_], window: int, length: int, seed: int) -> Self:
-        """Count the pairs of words of a text that are at most `window` tokens apart in a document."""
+        """Counts the pairs of words of a text that are at most `window` tokens apart in a document.
+
+        is_word_V: which tokens are words. length: pairs of an example.
+        """
         pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
-        for start in range(0, text.n_tokens, COUNTED):
-            batch = text.in_order(start, min(start + COUNTED, text.n_tokens), window)
+        for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):
+            batch = text.read_in_order(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
             pairs.add(batch, is_word_V, window, by_distance=True)
         return cls(*pairs.merged(), len(is_word_V), length, seed)
 
     @property
     def per_epoch(self) -> int:
-        """Examples in one epoch over the pairs."""
+        """Number of examples in one epoch over the pairs."""
         return -(-len(self._sums_P) // self._length)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which continue from epoch to epoch."""
+        """Reads the examples with these sample numbers, which continue from epoch to epoch."""
         examples = []
         for sample in sample_S.tolist():
             epoch, item = divmod(sample, self.per_epoch)
@@ -62,5 +64,5 @@ class CountedPairs(ExampleSource):
         return examples
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the blocks, from 0 in each epoch."""
+        """Returns the numbers of the blocks, from 0 in each epoch."""
         return sorted(set((sample_S % self.per_epoch).tolist()))

@@ -1,4 +1,4 @@
-"""From what a command names to what is trained: a plan, and the job that it becomes once its data are read."""
+"""Plans: what a command trains. A plan becomes a job once its data are read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,21 +23,21 @@ from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tasks.prepare import TaskTables, read_tables
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.distillation import check_teacher, with_teacher
+from lmtool.training.distillation import check_teacher, open_teacher
 from lmtool.training.job import TrainingJob
-from lmtool.training.length import with_length
+from lmtool.training.length import with_steps_from_data
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command trains, resolved once and before any weight is made: `lmtool plan` prints it, `start` runs it.
+    """What a command trains, resolved once and before any weight exists: `lmtool plan` prints it, `train` runs it.
 
-    resolved: the recipe, and where its values come from; what it leaves to the data is still open.
-    base: the run that it begins with; from scratch when None.
-    text: the training text, where the recipe depends on it.
+    resolved: the recipe and the origin of each value; values that depend on the data are still open.
+    base: the run whose weights initialize the model; None from scratch.
+    text: the training text, if the recipe depends on it.
     tables: the training table of each task, opened; empty for a text.
-    choice: what was chosen where the command does not name it, in lines; else empty.
-    features: the settings that cross-validation chose, which a repeat need not choose again.
+    choice: a description of what was chosen because the command does not name it; else empty.
+    features: settings that cross-validation chose, so that repeats need not choose again.
     """
 
     resolved: ResolvedRecipe
@@ -52,17 +52,17 @@ class Plan:
         return self.resolved.recipe
 
     def with_seed(self, seed: int) -> "Plan":
-        """The same with another seed."""
+        """Returns the plan with another seed."""
         return replace(self, resolved=replace(self.resolved, recipe=self.recipe.with_values({"seed": seed})))
 
-    def read(
+    def read_data(
         self, report: Progress, world: World | None = None
     ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
-        """The recipe with what the data decide, the data, and the models that it names: its teacher, and that whose
-        states it reads."""
+        """Reads the data. Returns the recipe with the values that they decide, the data, the teacher, and the model
+        whose states the trained one reads."""
         if not self.tables:
             _check_text(self.resolved, self.base)
-        resolved, teacher = with_teacher(self.resolved, self.base)
+        resolved, teacher = open_teacher(self.resolved, self.base)
         recipe, features = open_features(resolved.recipe, self.base)
         source = self.base or teacher if features is None else features.reference
         tokenizer = None if source is None else source.tokenizer
@@ -74,27 +74,27 @@ class Plan:
             recipe, data = read_text(recipe, tokenizer, world or World(), report, self.text)
         return recipe, data, teacher, features
 
-    def job(self, compute: Compute, report: Progress) -> TrainingJob:
-        """Read the data, all processes together. compute: as `checked_compute` gives it.
+    def prepare(self, compute: Compute, report: Progress) -> TrainingJob:
+        """Reads the data, all processes together, and checks them. compute: as `check_device` returns it.
 
         Raises the errors of data, and UsageError for models that do not fit them.
         """
         if self.base is None:
-            refuse_adapters_alone(self.recipe)
+            check_adapters_have_base(self.recipe)
         else:
-            _refuse_other_positions(self.recipe.model, self.base.recipe.model)
+            _check_positions(self.recipe.model, self.base.recipe.model)
         source = open_vectors(self.recipe, self.base)
-        recipe, data, teacher, features = self.read(report, compute.world)
-        agree(recipe, data.fingerprint, compute.world)
+        recipe, data, teacher, features = self.read_data(report, compute.world)
+        check_same_inputs(recipe, data.fingerprint, compute.world)
         if teacher is not None:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
         data.check()
-        recipe, length = with_length(recipe, data)
+        recipe, length_line = with_steps_from_data(recipe, data)
         inferred = [
             *(self.resolved.inferred if not self.tables else ()),
             *([describe_features(recipe.model, features)] if features else ()),
         ]
-        inferred += filter(None, [length])
+        inferred += filter(None, [length_line])
         vectors = None
         if source is not None:
             vectors = source.match_vocabulary(data.prompt_format.tokenizer, data.token_counts())
@@ -117,10 +117,10 @@ class Plan:
 def plan_pretraining(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
 ) -> Plan:
-    """A training on a text, which is read through where the recipe depends on it.
+    """Plans training on a text, which is read if the recipe depends on it.
 
-    source: the run whose training goes on with another text. recipe: its name or path; None for the default one, or for
-    that of the run. report: None where the text is not read, and the recipe is as for any text.
+    source: the run whose weights initialize the model. recipe: a name or path; None for the default recipe, or for that
+    of the run. report: None to resolve the recipe as for any text, without reading it.
     Raises UsageError, RecipeError, CheckpointError, and the errors of texts.
     """
     if source is not None:
@@ -131,7 +131,7 @@ def plan_pretraining(
 
 
 def _check_text(resolved: ResolvedRecipe, base: Reference | None) -> None:
-    """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
+    """Raises UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:
         fix = "name a file: lmtool pretrain TEXT; stories come with lmtool: lmtool pretrain data/stories.txt"
@@ -147,48 +147,47 @@ def _check_text(resolved: ResolvedRecipe, base: Reference | None) -> None:
 
 
 def is_for_tables(recipe: Recipe) -> bool:
-    """Whether its examples are rows of a table, not windows of a text."""
+    """Whether the examples of a recipe are rows of a table, not windows of a text."""
     return isinstance(recipe.objective, RowSpec)
 
 
-def _refuse_other_positions(spec: Model, base: Model) -> None:
-    """Raise UsageError where the table of learned positions has another length than that of the run to begin with.
-
-    base: the model of that run.
-    """
-    of_base, of_recipe = _position_rows(base), _position_rows(spec)
-    if of_base is None or of_recipe is None or of_base == of_recipe:
+def _check_positions(spec: Model, base: Model) -> None:
+    """Raises UsageError if the table of learned positions has another length than that of the base run's model."""
+    base_rows, rows = _position_rows(base), _position_rows(spec)
+    if base_rows is None or rows is None or base_rows == rows:
         return
     assert isinstance(base, Transformer)
     assert isinstance(base.position, LearnedPosition)
-    if of_recipe < of_base:
-        what = f"the run has {of_base} learned positions, and the recipe has a table of {of_recipe}"
-        fix = f"set model.position.size={of_base}; a shorter context reads its beginning"
+    if rows < base_rows:
+        what = f"the run has {base_rows} learned positions, and the recipe has a table of {rows}"
+        fix = f"set model.position.size={base_rows}; a shorter context reads its beginning"
         raise UsageError(what, where="model.position.size", fix=fix)
-    last = of_base - base.position.offset
-    what = f"the learned positions of the run end at {last}, and the recipe has {of_recipe - of_base} more"
-    anew = f"train the run anew with model.position.size={of_recipe}"
-    fix = f"set model.context={last} or less and model.position.size={of_base}, or {anew}"
+    last = base_rows - base.position.offset
+    what = f"the learned positions of the run end at {last}, and the recipe has {rows - base_rows} more"
+    alternative = f"train the run anew with model.position.size={rows}"
+    fix = f"set model.context={last} or less and model.position.size={base_rows}, or {alternative}"
     raise UsageError(what, where="model.context", fix=fix)
 
 
 def _position_rows(spec: Model) -> int | None:
-    """Rows of the table of learned positions; None without one."""
+    """Returns the rows of the table of learned positions; None without one."""
     if not isinstance(spec, Transformer) or not isinstance(spec.position, LearnedPosition):
         return None
     return spec.position.size or spec.context + spec.position.offset
 
 
-def refuse_adapters_alone(recipe: Recipe) -> None:
+def check_adapters_have_base(recipe: Recipe) -> None:
+    """Raises UsageError for adapters without a run that they are for."""
     if recipe.tuning.lora is not None:
         what = "adapters need the weights of a run, and none is given"
         raise UsageError(what, where="tuning.lora", fix="name a run with --from, or omit the adapters")
 
 
-def checked_compute(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
-    """The same processes, sharing the model where they have to.
+def check_device(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
+    """Checks that a recipe can be trained on a device. Returns the processes, which shard the model if they must.
 
-    Raises UsageError for a recipe that cannot run on this device or with so many processes.
+    origins: where each value of the recipe comes from. Raises UsageError for a recipe that cannot run on this device or
+    with so many processes.
     """
     world = compute.world
     if recipe.training.batch_size % world.size:
@@ -198,23 +197,23 @@ def checked_compute(recipe: Recipe, compute: Compute, origins: Mapping[str, str]
         what = f"states are carried in one process only, not in {world.size}"
         raise UsageError(what, where="training.carry_state", fix="run lmtool without torchrun, or set it to false")
     memory = device_memory(compute.device)
-    sharded = _shards(recipe, compute, memory)
+    sharded = _must_shard(recipe, compute, memory)
     if memory is not None:
         check_fits(recipe, memory, origins, world.size if sharded else 1)
     return replace(compute, world=replace(world, sharded=sharded))
 
 
-def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
-    """Whether the processes shard the model. memory: of this one, in bytes, if known.
+def _must_shard(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
+    """Whether the processes must shard the model. memory: bytes of this process, if known.
 
-    Raises UsageError where they should, and the recipe has a part that does not allow it.
+    Raises UsageError if they must, but the recipe has a setting that does not allow it.
     """
     training = recipe.training
     if compute.world.size == 1 or training.shard == "none" or not isinstance(recipe.model, Transformer):
         return False
     if training.shard == "auto":
-        share = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
-        is_short = share is not None and training_bytes(recipe) > share
+        available = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
+        is_short = available is not None and training_bytes(recipe) > available
         # machines may differ, and all must do the same
         if not compute.world.sum((float(is_short),))[0]:
             return False
@@ -234,11 +233,11 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
     return True
 
 
-def agree(recipe: Recipe, fingerprint: str, world: World) -> None:
-    """Raise UsageError in a process whose recipe or text differ from those of the main one. Files may lie elsewhere."""
-    unnamed = recipe.with_values({"data.train": (), "data.valid": ()})
-    mine = {"recipe": dump(unnamed), "training data": fingerprint}
-    of_main = json.loads(world.from_main(json.dumps(mine)))
-    if differs := [name for name in mine if mine[name] != of_main[name]]:
+def check_same_inputs(recipe: Recipe, fingerprint: str, world: World) -> None:
+    """Raises UsageError in a process whose recipe or data differ from those of the main one; paths may differ."""
+    without_paths = recipe.with_values({"data.train": (), "data.valid": ()})
+    own = {"recipe": dump(without_paths), "training data": fingerprint}
+    main = json.loads(world.from_main(json.dumps(own)))
+    if differs := [name for name in own if own[name] != main[name]]:
         what = f"process {world.rank} has another {' and another '.join(differs)} than process 0"
         raise UsageError(what, fix="start all processes with the same command, recipe and files")

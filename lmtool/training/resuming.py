@@ -28,67 +28,67 @@ from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Warn
-from lmtool.training.job import Invocation, TrainingJob
-from lmtool.training.plan import agree, checked_compute, is_for_tables
-from lmtool.training.train import train
+from lmtool.training.job import SessionOptions, TrainingJob
+from lmtool.training.plan import check_device, check_same_inputs, is_for_tables
+from lmtool.training.train import train_session
 
-PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in CHANGE_RULES.items() if rule.resets)}
-"""Keys with which a run that is finished goes on."""
+PROLONGING_KEYS = {"training.steps", "evaluation.patience", *(key for key, rule in CHANGE_RULES.items() if rule.resets)}
+"""Keys that let a finished run continue when they change."""
 
 
-def resume(reference: str | None, settings: Sequence[Setting], invocation: Invocation) -> Iterator[Event]:
-    """Continue a run from its newest intact checkpoint, or from a given checkpoint.
+def resume(reference: str | None, settings: Sequence[Setting], options: SessionOptions) -> Iterator[Event]:
+    """Continues a run from its newest intact checkpoint, or from a given checkpoint.
 
-    reference: None for the last run that can be resumed. settings: over the run's recipe; `lmtool.recipe.changes` has
-    what may change, and what that resets.
+    reference: None for the last run that can be resumed. settings: changes of the run's recipe; `lmtool.recipe.changes`
+    lists which are allowed and what they reset.
     Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
     if reference is None:
-        run, passed = find_resumable_run(longer=any(setting.key in PROLONGING for setting in settings))
-        if passed:
-            yield Info(f"resuming {run.name}, since {', '.join(passed)}")
+        run, skipped = find_resumable_run(longer=any(setting.key in PROLONGING_KEYS for setting in settings))
+        if skipped:
+            yield Info(f"resuming {run.name}, since {', '.join(skipped)}")
         reference = str(run.path)
     if reference.startswith(HUB) and not pointer_of(reference).exists():  # it would be downloaded first
-        raise _without_training(reference)
+        raise _no_training_error(reference)
     named = resolve_reference(reference)
     run = named.run
     if run.info.origin is not None:
-        raise _without_training(str(run.path))
-    written, doubts = named.written_recipe()
+        raise _no_training_error(str(run.path))
+    written, recipe_warnings = named.written_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
         world = compute.world
-        compute = checked_compute(recipe, compute, {})
+        compute = check_device(recipe, compute, {})
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
             checkpoint, warnings = named.newest_checkpoint(
                 peers=world.side_group() if world.size > 1 else SINGLE_PROCESS
             )
-            yield from map(Warn, (*warnings, *doubts))
+            yield from map(Warn, (*warnings, *recipe_warnings))
             before = read_trained_recipe(checkpoint)
             if recipe.training.steps != before.training.steps:
                 # else steps would follow from epochs again
                 recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
             changed, now = diff_recipes(before, recipe), diff_recipes(written, recipe)
-            _refuse(changed, before, recipe, checkpoint, run)
+            _check_changes(changed, before, recipe, checkpoint, run)
             if "training.steps" in changed and checkpoint.step < before.training.steps:
                 stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
             state = TrainingState.read(checkpoint, run.last_validation, recipe)
             read_tokenizer(run)
             unusable = dict(find_damaged_records(run))
-            is_rescored = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
-            is_over = _is_over(run, recipe, checkpoint, state, is_rescored)
+            needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
+            is_over = _is_complete(run, recipe, checkpoint, state, needs_evaluation)
             world.wait()  # all have read the run before the first one changes anything on disk
             if not is_over:
-                job = _job_of(run, recipe, checkpoint, state, compute, invocation.report)
+                job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)
                 if world.is_main and job.data.split is not None and run.saved_split is None:
                     write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
                     yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
-                yield from train(job, run if world.is_main else None, invocation, tuple(changed.values()))
+                yield from train_session(job, run if world.is_main else None, options, tuple(changed.values()))
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:
@@ -105,16 +105,16 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                 yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
 
 
-def _without_training(where: str) -> CheckpointError:
-    """The error for a published model, imported or not."""
+def _no_training_error(where: str) -> CheckpointError:
+    """Returns the error for a published model, which has no training to resume."""
     fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
     return CheckpointError("a published model has no training to resume", where=where, fix=fix)
 
 
-def _job_of(
+def _rebuild_job(
     run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Progress
 ) -> TrainingJob:
-    """What training goes on with at a checkpoint. Raises CheckpointError when the data of the run have changed."""
+    """Rebuilds the job of a run at a checkpoint. Raises CheckpointError when the data of the run have changed."""
     tokenizer = read_tokenizer(run)
     base = find_base(run) if recipe.tuning.lora is not None else None
     teacher = find_teacher(run) if recipe.distillation.teacher is not None else None
@@ -128,38 +128,43 @@ def _job_of(
         what = "the run cannot be resumed: its training data have changed since it was started"
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
-    agree(read, data.fingerprint, compute.world)
+    check_same_inputs(read, data.fingerprint, compute.world)
     features = load_feature_model(run, read, compute)
     return TrainingJob(read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.lines)
 
 
-def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:
-    """Continue the run in a folder under its own recipe, or say that it is finished; see `resume`.
+def continue_run(folder: Path, options: SessionOptions) -> Iterator[Event]:
+    """Continues the run in a folder with its own recipe; see `resume`.
 
-    With a warning where the command is not the one that began it, since what the two set differently has no effect.
+    Warns if the command differs from the one that started the run, since the differences have no effect.
     """
     sessions = Run.open(folder).info.sessions
-    began = list(sessions[0].command) if sessions else [*invocation.command]
-    if [*invocation.command] != began:
+    first_command = list(sessions[0].command) if sessions else [*options.command]
+    if [*options.command] != first_command:
         yield Warn(
-            f"the run continues with the options that it began with, not with those of this command: {' '.join(began)}"
+            "the run continues with the options that it began with, not with those of this command: "
+            + " ".join(first_command)
         )
-    yield from resume(str(folder), (), invocation)
+    yield from resume(str(folder), (), options)
 
 
-def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, is_rescored: bool) -> bool:
+def _is_complete(
+    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, needs_evaluation: bool
+) -> bool:
     """Whether the run is complete: all steps, the pending validation, and the final evaluation.
 
-    is_rescored: that is to be done again.
+    needs_evaluation: whether the final evaluation has to be done again.
     """
     measures = is_for_tables(recipe) or recipe.evaluation.baseline
-    is_measured = not measures or ((run.path / RESULTS).exists() and not is_rescored)
+    is_measured = not measures or ((run.path / RESULTS).exists() and not needs_evaluation)
     trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured
 
 
-def _refuse(changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
-    """Raise UsageError with the changes that a resumed run does not allow. before: the recipe of the checkpoint."""
+def _check_changes(
+    changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run
+) -> None:
+    """Raises UsageError for changes that a resumed run does not allow. before: the recipe of the checkpoint."""
     if refused := find_unchangeable_keys(changed):
         what = f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}"
         fix = f"undo this, or {'; or '.join(dict.fromkeys(find_change_rule(key).note for key in refused))}"

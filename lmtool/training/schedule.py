@@ -2,20 +2,19 @@
 
 import math
 import time
-from dataclasses import dataclass
 
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule
 
 TOLERANCE = 0.03
-"""Relative change of the number of steps below which it stays as it is."""
+"""Relative change below which the number of steps is not revised."""
 
 LOW_FACTOR, LOW_RATE = 0.1, 1e-4
-"""An `lr` below the first is no factor of an inverse square root, where the highest rate is below the second."""
+"""The inverse-square-root schedule is doubtful with an `lr` below the first and a peak rate below the second."""
 
 
-def multiplier(spec: Schedule, step: int, steps: int, d_model: int) -> float:
-    """The factor on the optimizer's learning rates at `step` (from 0) of `steps`.
+def learning_rate_factor(spec: Schedule, step: int, steps: int, d_model: int) -> float:
+    """Returns the factor on the optimizer's learning rates at `step` (from 0) of `steps`.
 
     The warm-up reaches 1 at its last step; decays go from 1 to final_fraction, which they would reach at `steps`, so
     that no step has a learning rate of zero.
@@ -35,55 +34,49 @@ def multiplier(spec: Schedule, step: int, steps: int, d_model: int) -> float:
             return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
 
-def shortest(recipe: Recipe, done: int) -> int | None:
-    """The least number of steps of a run whose first `done` steps, at least one, are those of this recipe.
+def min_total_steps(recipe: Recipe, steps_done: int) -> int | None:
+    """Returns the smallest number of steps of a run whose first `steps_done` steps are the same as by this recipe.
 
-    None when they depend on the number of all steps, so that there is no other.
+    None if they depend on the total number of steps, so that it cannot change. steps_done: at least 1.
     """
     schedule = recipe.schedule
     if getattr(recipe.objective, "scheduled_sampling", None) is not None:
         return None
-    if isinstance(schedule, Constant | InverseSquareRoot) or done <= schedule.warmup_steps:
-        return done
+    if isinstance(schedule, Constant | InverseSquareRoot) or steps_done <= schedule.warmup_steps:
+        return steps_done
     if isinstance(schedule, Cosine):
         return None
     warmup, plateau = schedule.warmup_steps, 1 - schedule.decay_fraction
-    if done - warmup > plateau * (recipe.training.steps - warmup):
+    if steps_done - warmup > plateau * (recipe.training.steps - warmup):
         return None
-    return math.ceil(warmup + (done - warmup) / plateau)
+    return math.ceil(warmup + (steps_done - warmup) / plateau)
 
 
-@dataclass(frozen=True)
-class TimeBudget:
-    """The time that a run has. Its number of steps follows the speed, while the steps done do not depend on it.
+def steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, *, deadline: float, max_steps: int) -> int:
+    """Returns the number of steps that a run can take until a deadline at its speed so far.
 
-    until: when training has to end, by time.perf_counter. most: steps that another limit leaves.
+    It is revised only as far as the completed steps do not depend on it. started_at: when the first of `steps_done`
+    steps started; deadline: when the last one must end, by time.perf_counter. max_steps: the limit by epochs or tokens.
     """
-
-    until: float
-    most: int
-
-    def steps(self, recipe: Recipe, done: int, began: float) -> int:
-        """The number of steps of the run, after `done` of them since `began` by time.perf_counter."""
-        least = shortest(recipe, done)
-        if least is None:
-            return recipe.training.steps
-        now = time.perf_counter()
-        steps = max(least, done + 1, done + int((self.until - now) * done / (now - began)))
-        steps = min(steps, max(self.most, done + 1))
-        is_close = abs(steps - recipe.training.steps) <= TOLERANCE * recipe.training.steps
-        return recipe.training.steps if is_close else steps
+    least = min_total_steps(recipe, steps_done)
+    if least is None:
+        return recipe.training.steps
+    now = time.perf_counter()
+    steps = max(least, steps_done + 1, steps_done + int((deadline - now) * steps_done / (now - started_at)))
+    steps = min(steps, max(max_steps, steps_done + 1))
+    is_close = abs(steps - recipe.training.steps) <= TOLERANCE * recipe.training.steps
+    return recipe.training.steps if is_close else steps
 
 
-def doubtful_rate(recipe: Recipe) -> str | None:
-    """A warning about an inverse-square-root schedule whose `lr` is meant as a rate, not as a factor; None for others.
+def warn_of_tiny_rate(recipe: Recipe) -> str | None:
+    """Warns of an inverse-square-root schedule whose `lr` looks like a rate, although it is a factor; None for others.
 
-    The highest rate is lr (d_model warmup_steps)^-0.5, at the last step of the warm-up.
+    The peak rate is lr (d_model warmup_steps)^-0.5, at the last step of the warm-up.
     """
     schedule, lr, d_model = recipe.schedule, recipe.optimizer.lr, recipe.model.d_model
     if recipe.model.counts or not isinstance(schedule, InverseSquareRoot):
         return None
-    highest = lr * multiplier(schedule, schedule.warmup_steps - 1, schedule.warmup_steps, d_model)
+    highest = lr * learning_rate_factor(schedule, schedule.warmup_steps - 1, schedule.warmup_steps, d_model)
     if lr >= LOW_FACTOR or highest >= LOW_RATE:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Training examples of streamed texts: windows that are shuffled within each block of a text."""
+"""Training examples of streamed texts: windows, shuffled within each block of a text."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from lmtool.run.files import StreamPosition
 from lmtool.run.order import derive_seed
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
-KEPT = 4
-"""Batches for which a block is kept after its last example: other processes may be behind."""
+KEPT_BATCHES = 4
+"""Batches for which a block is kept after its last example, since other processes may be behind."""
 
 
 @contextmanager
-def streaming(
+def open_streams(
     prepared: TokenizedData, compute: Compute, marks: Sequence[StreamPosition]
 ) -> Iterator[list[BlockStores]]:
-    """The blocks of each streamed text while a run trains on them, from its beginning or from its mark.
+    """Returns a context with the blocks of each streamed text, from its beginning or from its mark.
 
-    Raises CheckpointError when the block of a mark has another text than it had, or marks are missing.
+    Raises CheckpointError if the text of a marked block has changed, or marks are missing.
     """
     if marks and len(marks) != len(prepared.streamed):
         marked = f"{len(marks)} of {len(prepared.streamed)} texts"
@@ -41,7 +41,7 @@ def streaming(
         path = Path(compute.world.from_main(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (marks[n].block, _start(marks[n])) if marks else (0, BlockPosition())
+            begin = (marks[n].block, _block_start(marks[n])) if marks else (0, BlockPosition())
             is_writer = compute.world.is_main
             blocks = BlockStores(*streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_writer)
             opened.append(stack.enter_context(closing(blocks)))
@@ -49,20 +49,20 @@ def streaming(
             if blocks.wait_for_store(mark.block).content_checksum != mark.content:
                 what = f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was read"
                 fix = "restore the old files, or start a new run"
-                raise CheckpointError(what, where=text.where(_start(mark)), fix=fix, code="data_changed")
+                raise CheckpointError(what, where=text.where(_block_start(mark)), fix=fix, code="data_changed")
         yield opened
 
 
-def _start(mark: StreamPosition) -> BlockPosition:
+def _block_start(mark: StreamPosition) -> BlockPosition:
     return BlockPosition(mark.turn, mark.unit, mark.chunk)
 
 
 class StreamedWindows(ExampleSource):
     """Examples of the blocks of a text, one block after the other, shuffled within each; see `ExampleSource`.
 
-    Sample n is a function of the text, the seed and n. Where it is follows from the examples of all earlier blocks, of
-    which a mark has the number, so that a resumed run does not read them again. Several threads may use it: one that
-    reads ahead, and one that trains and marks where it is.
+    Sample n is a function of the text, the seed and n. Its position follows from the number of examples of all earlier
+    blocks, which a mark holds, so that a resumed run does not read them again. Two threads may use it: one that reads
+    ahead, and one that trains and takes marks.
     """
 
     unit = "documents"
@@ -76,85 +76,90 @@ class StreamedWindows(ExampleSource):
         mark: StreamPosition | None,
         isolated: bool = False,
     ) -> None:
-        """mark: of the block to begin with. The others are as for `Windows`."""
+        """mark: of the first block. The other parameters are as for `Windows`."""
         self.length = cut.length
-        self._blocks, self._cut, self._seed, self._kept = blocks, cut, seed, KEPT * batch_size
+        self._blocks, self._cut, self._seed, self._kept_samples = blocks, cut, seed, KEPT_BATCHES * batch_size
         self._isolated = isolated
-        self._first = 0 if mark is None else mark.block
-        self._begins = [0 if mark is None else mark.examples]
-        self._documents = [0 if mark is None else mark.documents]
+        self._first_block = 0 if mark is None else mark.block
+        self._first_samples = [0 if mark is None else mark.examples]
+        self._first_documents = [0 if mark is None else mark.documents]
         self._opened: dict[int, Windows] = {}
         self._opening = Lock()
-        self._per_epoch = max(1, round(self._windows(0).per_epoch / blocks.head_fraction))
+        self._per_epoch = max(1, round(self._make_windows(0).per_epoch / blocks.head_fraction))
 
     @property
     def per_epoch(self) -> int:
-        """Examples of one pass over the text, estimated from its first block."""
+        """Number of examples in one pass over the text, estimated by its first block."""
         return self._per_epoch
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         with self._opening:
-            examples = [example for _, windows, own_S in self._of_blocks(sample_S) for example in windows.read(own_S)]
-            self._drop(int(sample_S.min()))
+            examples = [
+                example for _, windows, own_S in self._group_by_block(sample_S) for example in windows.read(own_S)
+            ]
+            self._drop_before(int(sample_S.min()))
         return examples
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the documents of the samples in the order of the stream, sorted and distinct."""
+        """Returns the numbers of the documents of the samples in the order of the stream, sorted and distinct."""
         with self._opening:
             return [
-                self._documents[at] + document
-                for at, windows, own_S in self._of_blocks(sample_S)
+                self._first_documents[at] + document
+                for at, windows, own_S in self._group_by_block(sample_S)
                 for document in windows.documents(own_S)
             ]
 
-    def follow(self, sample: int) -> None:
-        """Be where reading this sample would be: its block is open, and those long before it are dropped."""
+    def advance_to(self, sample: int) -> None:
+        """Opens the blocks up to that of a sample, and drops those long before it, without reading it."""
         with self._opening:
-            while sample >= self._begins[-1]:
-                self._open()
-            self._drop(sample)
+            while sample >= self._first_samples[-1]:
+                self._open_next()
+            self._drop_before(sample)
 
     def mark(self, sample: int) -> StreamPosition:
-        """The block of the sample before this one, the last one trained on; for the process that makes the blocks."""
+        """Returns the mark of the block of the sample before this one, the last one trained on.
+
+        Only for the process that makes the blocks.
+        """
         with self._opening:
-            while sample > self._begins[-1]:
-                self._open()
-            at = max(0, bisect_left(self._begins, sample) - 1)
-            number = self._first + at
+            while sample > self._first_samples[-1]:
+                self._open_next()
+            at = max(0, bisect_left(self._first_samples, sample) - 1)
+            number = self._first_block + at
             content, start = self._blocks.wait_for_store(number).content_checksum, self._blocks.block_position(number)
-        before = {"examples": self._begins[at], "documents": self._documents[at]}
+        before = {"examples": self._first_samples[at], "documents": self._first_documents[at]}
         return StreamPosition(block=number, content=content, **start._asdict(), **before)
 
     def marks(self, sample: int) -> list[StreamPosition]:
-        """Its mark alone; a mixture has several."""
+        """Returns the mark of each text: one; a mixture has several."""
         return [self.mark(sample)]
 
-    def _of_blocks(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
-        """Consecutive samples by block: its index, its windows, and the numbers of the samples in it."""
-        while int(sample_S.max()) >= self._begins[-1]:
-            self._open()
-        at_S = np.searchsorted(self._begins, sample_S, side="right") - 1
+    def _group_by_block(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
+        """Groups consecutive samples by block. Yields its index, its windows, and the numbers of the samples in it."""
+        while int(sample_S.max()) >= self._first_samples[-1]:
+            self._open_next()
+        at_S = np.searchsorted(self._first_samples, sample_S, side="right") - 1
         for at in np.unique(at_S).tolist():
-            yield at, self._opened[self._first + at], sample_S[at_S == at] - self._begins[at]
+            yield at, self._opened[self._first_block + at], sample_S[at_S == at] - self._first_samples[at]
 
-    def _open(self) -> None:
-        """Open the next block. One that is too short for an example, as the last of a turn may be, has none."""
-        number = self._first + len(self._begins) - 1
+    def _open_next(self) -> None:
+        """Opens the next block. It has no example if it is too short for one, as the last of a turn may be."""
+        number = self._first_block + len(self._first_samples) - 1
         store, n_examples = self._blocks.wait_for_store(number), 0
         if len(store) > self.length:
-            self._opened[number] = self._windows(number)
+            self._opened[number] = self._make_windows(number)
             n_examples = self._opened[number].per_epoch
-        self._begins.append(self._begins[-1] + n_examples)
-        self._documents.append(self._documents[-1] + store.n_documents)
+        self._first_samples.append(self._first_samples[-1] + n_examples)
+        self._first_documents.append(self._first_documents[-1] + store.n_documents)
 
-    def _windows(self, number: int) -> Windows:
+    def _make_windows(self, number: int) -> Windows:
         seed = derive_seed(self._seed, "block", number)
         return Windows(self._blocks.wait_for_store(number), self._cut, seed, None, (), self._isolated)
 
-    def _drop(self, sample: int) -> None:
-        """Drop the blocks that no process reads any more when this one reads a sample."""
+    def _drop_before(self, sample: int) -> None:
+        """Drops the blocks that no process reads any more when this one reads a sample."""
         for number in list(self._opened):
-            if self._begins[number - self._first + 1] <= sample - self._kept:
+            if self._first_samples[number - self._first_block + 1] <= sample - self._kept_samples:
                 del self._opened[number]
                 self._blocks.remove_block(number)
 
@@ -162,7 +167,7 @@ class StreamedWindows(ExampleSource):
 class StreamedMixture(Mixture):
     """Examples of several streamed texts in proportion to their weights; see `Mixture`.
 
-    Documents are numbered in each text, as how many the others have is not known.
+    Documents are numbered within each text, since the number of documents of the others is unknown.
     """
 
     unit = "documents, as numbered in each text,"
@@ -172,16 +177,16 @@ class StreamedMixture(Mixture):
         self._streams = texts
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        # also those of which this process has no sample for many steps, while the blocks that it would read are dropped
+        # also the texts of which this process has no sample for many steps, whose blocks are dropped meanwhile
         for text, sample_of_text in zip(self._streams, self._order.count_before(int(sample_S.min())), strict=True):
-            text.follow(sample_of_text)
+            text.advance_to(sample_of_text)
         return super().read(sample_S)
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         return sorted(set(super().documents(sample_S)))
 
     def marks(self, sample: int) -> list[StreamPosition]:
-        """That of each text before this sample of the mixture."""
+        """Returns the mark of each text before this sample of the mixture."""
         return [
             text.mark(sample_of_text)
             for text, sample_of_text in zip(self._streams, self._order.count_before(sample), strict=True)

@@ -14,60 +14,61 @@ from lmtool.errors import CheckpointError
 from lmtool.model import DecodeState, LanguageModel, Output
 from lmtool.model.language_model import Wrapper
 
-PREFIX = "carried/"
+TENSOR_PREFIX = "carried/"
 """Prefix of the names of carried states among the tensors of a checkpoint."""
 
 
 class CarriedModel(Wrapper):
-    """A model whose rows start from the state `before`; `after` is their final state, detached."""
+    """A model whose rows start from `initial_state`; after a forward pass `final_state` is their last one, detached."""
 
-    def __init__(self, model: LanguageModel, before: DecodeState) -> None:
+    def __init__(self, model: LanguageModel, initial_state: DecodeState) -> None:
         super().__init__(model)
-        self.before = before
-        self.after = before
+        self.initial_state = initial_state
+        self.final_state = initial_state
 
     def forward(self, batch: Batch) -> Output:
-        hidden, after = self.body.advance(batch.tokens_BT, self.before)
-        layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in after.layers)
+        hidden, state = self.body.advance(batch.tokens_BT, self.initial_state)
+        layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in state.layers)
         # of fixed size, whatever the number of tokens read
-        self.after = replace(after, length=0, layers=layers)
+        self.final_state = replace(state, length=0, layers=layers)
         return Output(hidden)
 
     def start(self, batch: Batch) -> DecodeState:
-        """The initial state of the rows."""
-        return self.before
+        """Returns the initial state of the rows."""
+        return self.initial_state
 
 
-def fresh(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:
-    """The state of rows without a past."""
+def make_initial_state(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:
+    """Returns the state of rows that have read nothing."""
     return model.start(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
 
 
-def rows_of(state: DecodeState, start: int, stop: int) -> DecodeState:
-    """The state of a subset of the rows."""
+def take_rows(state: DecodeState, start: int, stop: int) -> DecodeState:
+    """Returns the state of the rows start..stop."""
     return state[torch.arange(start, stop, device=state.layers[0][0].device)]
 
 
 def to_tensors(state: DecodeState) -> dict[str, Tensor]:
-    """A state as named tensors for a checkpoint."""
+    """Converts a state to named tensors for a checkpoint."""
     return {
-        f"{PREFIX}{layer}/{part}": tensor
+        f"{TENSOR_PREFIX}{layer}/{part}": tensor
         for layer, parts in enumerate(state.layers)
         for part, tensor in enumerate(parts)
     }
 
 
-def from_tensors(tensors: Mapping[str, Tensor], like: DecodeState, where: str) -> DecodeState:
-    """The state from the tensors of `to_tensors`, on the device of `like`.
+def from_tensors(tensors: Mapping[str, Tensor], initial: DecodeState, where: str) -> DecodeState:
+    """Returns the state from the tensors of `to_tensors`, on the device of `initial`.
 
-    like: a state of the same rows. where: the checkpoint. Raises CheckpointError when the tensors do not match.
+    initial: the initial state of the same rows. where: the checkpoint. Raises CheckpointError if the tensors do not
+    match it.
     """
-    expected = to_tensors(like)
-    saved = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
-    outlines, wanted = ({(name, t.shape, t.dtype) for name, t in part.items()} for part in (saved, expected))
-    if outlines != wanted:
-        name = min(name for name, *_ in outlines ^ wanted)
+    expected = to_tensors(initial)
+    saved = {name: tensor for name, tensor in tensors.items() if name.startswith(TENSOR_PREFIX)}
+    shapes, expected_shapes = ({(name, t.shape, t.dtype) for name, t in part.items()} for part in (saved, expected))
+    if shapes != expected_shapes:
+        name = min(name for name, *_ in shapes ^ expected_shapes)
         what = f"the carried states of the rows do not fit the run: {name} is missing, unknown or of another shape"
         raise CheckpointError(what, where=where, fix="resume from another checkpoint")
     parts = iter(saved[name].to(tensor) for name, tensor in expected.items())
-    return replace(like, layers=tuple(tuple(next(parts) for _ in layer) for layer in like.layers))
+    return replace(initial, layers=tuple(tuple(next(parts) for _ in layer) for layer in initial.layers))

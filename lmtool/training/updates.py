@@ -1,4 +1,4 @@
-"""Update rules of weights, each for groups of parameters with settings of their own.
+"""Update rules of weights, for groups of parameters with settings of their own.
 
 Shapes: G matrices of one shape, R rows, C columns.
 """
@@ -17,7 +17,7 @@ from torch.optim.adam import adam
 from lmtool.compute.device import multiplies_bfloat16
 from lmtool.compute.shards import RowExchange
 
-TINY = 1e-10
+ADAGRAD_EPS = 1e-10
 """Added to the root of a sum of squares, which is zero for a row that never had a gradient."""
 
 Groups = list[dict[str, Any]]
@@ -43,7 +43,7 @@ class UpdateRule(ABC):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the parameters that have gradients."""
+        """Updates the parameters that have gradients."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
@@ -51,15 +51,15 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        """Update these parameters of a group in place."""
+        """Updates these parameters of a group in place."""
 
-    def _moments(
-        self, name: str, parameters: list[Tensor], zeros: Callable[[Tensor], Tensor] = torch.zeros_like
+    def _get_moments(
+        self, name: str, parameters: list[Tensor], make_zeros: Callable[[Tensor], Tensor] = torch.zeros_like
     ) -> list[Tensor]:
-        """Those of some parameters by this name. zeros: makes one before the first update."""
+        """Returns a moment of each parameter. make_zeros: makes it before the first update."""
         for parameter in parameters:
             if name not in self.state[parameter]:
-                self.state[parameter][name] = zeros(parameter)
+                self.state[parameter][name] = make_zeros(parameter)
         return [self.state[parameter][name] for parameter in parameters]
 
 
@@ -76,7 +76,7 @@ class MomentumSgd(UpdateRule):
         if not group["momentum"]:
             torch._foreach_sub_(parameters, torch._foreach_mul(grads, group["lr"]))
             return
-        velocities = self._moments("velocity", parameters)
+        velocities = self._get_moments("velocity", parameters)
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, grads, alpha=group["lr"])
         torch._foreach_sub_(parameters, velocities)
@@ -89,12 +89,12 @@ class AdamUpdate(UpdateRule):
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
-        counters = self._moments("step", parameters, lambda p: torch.zeros((), device=p.device if fused else "cpu"))
+        counters = self._get_moments("step", parameters, lambda p: torch.zeros((), device=p.device if fused else "cpu"))
         adam(
             parameters,
             list(grads),
-            self._moments("exp_avg", parameters),
-            self._moments("exp_avg_sq", parameters),
+            self._get_moments("exp_avg", parameters),
+            self._get_moments("exp_avg_sq", parameters),
             [],
             counters,
             fused=fused,
@@ -119,16 +119,16 @@ class RowAdagrad(UpdateRule):
     moments = ("square",)
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        squares = self._moments("square", parameters, lambda p: p.new_zeros(len(p), 1))
+        squares = self._get_moments("square", parameters, lambda p: p.new_zeros(len(p), 1))
         for parameter, grad, square_R1 in zip(parameters, grads, squares, strict=True):
             if not grad.is_sparse:
                 square_R1.add_(grad.square().mean(1, keepdim=True))
-                parameter.addcdiv_(grad, square_R1.sqrt().add_(TINY), value=-group["lr"])
+                parameter.addcdiv_(grad, square_R1.sqrt().add_(ADAGRAD_EPS), value=-group["lr"])
                 continue
             row_U, grad_UC = grad._indices()[0], grad._values()
             square_U1 = square_R1[row_U] + grad_UC.square().mean(1, keepdim=True)
             square_R1[row_U] = square_U1
-            parameter.index_add_(0, row_U, grad_UC / square_U1.sqrt().add_(TINY), alpha=-group["lr"])
+            parameter.index_add_(0, row_U, grad_UC / square_U1.sqrt().add_(ADAGRAD_EPS), alpha=-group["lr"])
 
 
 class MuonMatrices(UpdateRule):
@@ -150,39 +150,39 @@ class MuonMatrices(UpdateRule):
         self._sharded = sharded
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        averages = self._moments("momentum", parameters)
+        averages = self._get_moments("momentum", parameters)
         torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, averages, group["momentum"])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         parts = [self._blocks[cast(Parameter, parameter)] for parameter in parameters]
         if self._sharded is not None:
-            self._update_rows(self._sharded, group["lr"], parameters, updates, parts)
+            self._update_sharded(self._sharded, group["lr"], parameters, updates, parts)
             return
         pairs = list(zip(parameters, updates, strict=True))
-        for (n_rows, n_columns), alike in _by_shape(pairs, parts).items():
+        for (n_rows, n_columns), alike in _group_by_shape(pairs, parts).items():
             orthogonal_GRC = orthogonalise(torch.stack([update for _, update in alike]))
             rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
             torch._foreach_add_([weight for weight, _ in alike], list(orthogonal_GRC.unbind()), alpha=-rate)
 
-    def _update_rows(
+    def _update_sharded(
         self, sharded: ProcessGroup, rate: float, rows: list[Tensor], updates: Grads, parts: list[list[int]]
     ) -> None:
-        """Update the rows that this process has of all matrices; it orthogonalises its part of the matrices."""
+        """Updates this process's rows of all matrices. Each process orthogonalises a part of the matrices."""
         shapes = [(sum(rows_of_parts), part.shape[1]) for rows_of_parts, part in zip(parts, rows, strict=True)]
         exchange = RowExchange(sharded, shapes)
         matrices = exchange.gather(updates)
         own_parts = [parts[i] for i in exchange.owned]
-        for (n_rows, n_columns), alike in _by_shape([(matrix,) for matrix in matrices], own_parts).items():
+        for (n_rows, n_columns), alike in _group_by_shape([(matrix,) for matrix in matrices], own_parts).items():
             orthogonal_GRC = orthogonalise(torch.stack([update for (update,) in alike]))
             orthogonal_GRC = orthogonal_GRC * max(1, n_rows / n_columns) ** 0.5
             torch._foreach_copy_([update for (update,) in alike], list(orthogonal_GRC.unbind()))
         torch._foreach_add_(rows, exchange.scatter(matrices, updates[0]), alpha=-rate)
 
 
-def _by_shape(
+def _group_by_shape(
     matrices: Sequence[tuple[Tensor, ...]], parts: Sequence[list[int]]
 ) -> dict[tuple[int, int], list[tuple[Tensor, ...]]]:
-    """The parts of matrices by their rows and columns; those together are cut alike. parts: the rows of each part."""
+    """Cuts matrices into parts of so many rows, and groups the parts by shape. Matrices of a tuple are cut alike."""
     by_shape: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
     for together, rows in zip(matrices, parts, strict=True):
         for part in zip(*(torch.split(matrix, rows) for matrix in together), strict=True):

@@ -1,4 +1,4 @@
-"""Training examples: the span of the token store of each sample number.
+"""Training examples of texts: the windows of a token store, by sample number.
 
 No index is stored: positions are computed from seed and sample number, whatever the number of documents.
 
@@ -20,11 +20,11 @@ from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
 from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
 
-TRIES = 8
-"""Documents that are drawn to find one that is long enough."""
+MAX_DOCUMENT_DRAWS = 8
+"""Maximum documents that are drawn to find one that is long enough."""
 
-LONGER = 0.01
-"""Share of the tokens that may be in documents longer than a row where documents are drawn one by one."""
+MAX_LONG_FRACTION = 0.01
+"""Maximum fraction of tokens in documents longer than a row, if rows are filled with whole documents."""
 
 
 class ExampleSource(Protocol):
@@ -39,19 +39,22 @@ class ExampleSource(Protocol):
     def per_epoch(self) -> int: ...
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which continue from epoch to epoch."""
+        """Reads the examples with these sample numbers, which continue from epoch to epoch."""
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the texts of the samples, sorted and distinct."""
+        """Returns the numbers of the texts of the samples, sorted and distinct."""
 
     def restarts(self, step: int) -> bool:
-        """True when the rows of this step (from 0) do not continue those of the step before; by default always."""
+        """Whether the rows of this step (from 0) do not continue those of the step before; by default always."""
         return True
 
 
 @dataclass(frozen=True)
 class _Window:
-    """The tokens of an example: spans of the store, start..stop, one after the other; for a pair also a second part."""
+    """The tokens of an example: spans start..stop of the store, one after the other; for a pair also a second text.
+
+    follows: whether the second text follows the first in a document.
+    """
 
     spans: Sequence[tuple[int, int]]
     other: tuple[int, int] | None = None
@@ -59,8 +62,8 @@ class _Window:
 
 
 @dataclass(frozen=True)
-class _Stream(StreamWindows):
-    """Windows of the concatenated text, across the ends of documents."""
+class _StreamCutter(StreamWindows):
+    """Cuts windows out of the concatenated text, across the ends of documents."""
 
     length: int
 
@@ -69,8 +72,8 @@ class _Stream(StreamWindows):
         return _Window([(start, start + self.length)])
 
 
-class _Documents:
-    """Rows of whole documents, of which only the last one is cut, in an order of documents that is new each epoch.
+class _DocumentCutter:
+    """Fills rows with whole documents, of which only the last one is cut, in an order that is new each epoch.
 
     Row i begins with document i k of that order, where k documents fill a row on average, so that neighbors in a sorted
     list are in different batches, and nothing begins within a document. Of a document that is longer than a row only
@@ -85,12 +88,12 @@ class _Documents:
         self.n_items = max(1, store.n_documents // self._per_row)
 
     @staticmethod
-    def suit(store: TokenStore, cut: Cut) -> bool:
-        """Whether a row holds two documents or more, and almost all tokens are in documents that fit into one."""
+    def is_suitable(store: TokenStore, cut: Cut) -> bool:
+        """Whether a row holds two documents or more, and almost all tokens are in documents that fit into a row."""
         if len(store) < cut.length or 2 * len(store) > cut.step * store.n_documents:
             return False
         length_D = store.document_lengths()
-        return int(length_D[length_D > cut.length].sum()) <= LONGER * len(store)
+        return int(length_D[length_D > cut.length].sum()) <= MAX_LONG_FRACTION * len(store)
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         n, key = self._store.n_documents, derive_seed(self._seed, "documents", epoch)
@@ -107,9 +110,9 @@ class _Documents:
         return _Window(spans)
 
 
-class _Pairs:
-    """Windows of one document without special tokens, cut in two; half of the second parts are from another document,
-    or, where pairs are swapped, half of the first parts come second.
+class _PairCutter:
+    """Cuts windows of one document, without special tokens, in two. Half of the second parts are replaced by parts of
+    another document, or, for swapped pairs, half of the pairs are swapped.
 
     An epoch has a window for every `step` tokens of the store, around anchors at that distance, shifted each epoch; a
     document shorter than that has one in some epochs, in proportion to its length. A negative second part is the end
@@ -117,82 +120,82 @@ class _Pairs:
     content distinguishes it from the true one.
     """
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int, marks: Sequence[int]) -> None:
+    def __init__(self, store: TokenStore, cut: Cut, seed: int, special_ids: Sequence[int]) -> None:
         self._store = store
-        self._marks = marks
+        self._special_ids = special_ids
         self._cut = cut
         self._seed = seed
         self.n_items = max(1, len(store) // cut.step)
-        usable = (number for number in range(store.n_documents) if self._size(number) >= 2)
-        key, n, needed = ("next_sentence", 2, "two documents")
+        usable_documents = (number for number in range(store.n_documents) if self._count_tokens(number) >= 2)
+        key, n, requirement = ("next_sentence", 2, "two documents")
         if cut.unit == "swapped pair":
-            key, n, needed = ("sentence_order", 1, "a document")
-        if len(list(islice(usable, n))) < n:
-            what = f"rows of two texts need {needed} of at least two tokens"
+            key, n, requirement = ("sentence_order", 1, "a document")
+        if len(list(islice(usable_documents, n))) < n:
+            what = f"rows of two texts need {requirement} of at least two tokens"
             fix = "give more text, divide it with data.documents, or set it to false"
             raise DataError(what, where=f"objective.{key}", fix=fix)
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
-        """The window around this item's anchor, or in the next usable document."""
+        """Returns the window around this item's anchor, or in the next usable document."""
         anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
-        number = self._usable(anchor)
-        start, stop = self._window(number, anchor, self._cut.length)
+        number = self._find_usable(anchor)
+        start, stop = self._place_window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
             return _Window([(start, middle)], (middle, stop), follows=True)
         if self._cut.unit == "swapped pair":
             return _Window([(middle, stop)], (start, middle))
-        other = self._other(number, stop - start, rng)
-        first, last = self._window(*other, stop - start)
+        other = self._draw_other(number, stop - start, rng)
+        first, last = self._place_window(*other, stop - start)
         return _Window([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
-    def _other(self, number: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Another document than `number`, and an anchor in it: the first drawn with `length` tokens, or the longest."""
+    def _draw_other(self, number: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Draws another document than `number` and an anchor in it: the first with `length` tokens, or the longest."""
         begin, end = self._store.document_range(number)
         drawn = []
-        for _ in range(TRIES):
+        for _ in range(MAX_DOCUMENT_DRAWS):
             anchor = int(rng.integers(len(self._store) - (end - begin)))
             anchor += (end - begin) * (anchor >= begin)
-            drawn.append((self._usable(anchor, number), anchor))
-            if self._size(drawn[-1][0]) >= length:
+            drawn.append((self._find_usable(anchor, number), anchor))
+            if self._count_tokens(drawn[-1][0]) >= length:
                 return drawn[-1]
-        return max(drawn, key=lambda candidate: self._size(candidate[0]))
+        return max(drawn, key=lambda candidate: self._count_tokens(candidate[0]))
 
-    def _usable(self, anchor: int, but: int | None = None) -> int:
-        """The document at this anchor, or the next one, cyclically, that is usable and not `but`."""
+    def _find_usable(self, anchor: int, excluded: int | None = None) -> int:
+        """Returns the document at an anchor, or the next one, cyclically, that is usable and not excluded."""
         number = int(self._store.find_documents(anchor))
-        while number == but or self._size(number) < 2:
+        while number == excluded or self._count_tokens(number) < 2:
             number = (number + 1) % self._store.n_documents
         return number
 
-    def _window(self, number: int, anchor: int, length: int) -> tuple[int, int]:
-        """At most `length` tokens of a document, starting at `anchor` where enough of them follow."""
-        start, stop = self._text(number)
+    def _place_window(self, number: int, anchor: int, length: int) -> tuple[int, int]:
+        """Returns a span of at most `length` tokens of a document, starting at `anchor` if enough tokens follow."""
+        start, stop = self._inner_span(number)
         first = min(max(anchor, start), max(start, stop - length))
         return first, min(stop, first + length)
 
-    def _size(self, number: int) -> int:
-        start, stop = self._text(number)
+    def _count_tokens(self, number: int) -> int:
+        start, stop = self._inner_span(number)
         return stop - start
 
-    def _text(self, number: int) -> tuple[int, int]:
-        """The span of the document's own tokens, without [BOS] and [EOS]."""
+    def _inner_span(self, number: int) -> tuple[int, int]:
+        """Returns the span of a document without its [BOS] and [EOS]."""
         begin, end = self._store.document_range(number)
-        if begin < end and self._store.read(begin, begin + 1)[0] in self._marks:
+        if begin < end and self._store.read(begin, begin + 1)[0] in self._special_ids:
             begin += 1
-        if begin < end and self._store.read(end - 1, end)[0] in self._marks:
+        if begin < end and self._store.read(end - 1, end)[0] in self._special_ids:
             end -= 1
         return begin, end
 
 
 class Windows:
-    """Examples cut from a store, in an order that is a function of the seed.
+    """Examples cut from a token store, in an order that is a function of the seed.
 
-    lanes: rows of a batch that continue from one batch to the next; None where rows are independent.
-    marks: the tokens that start and end a document, which are in no pair.
-    isolated: documents do not see each other; short ones are drawn one by one.
-    length: most tokens of an example.
-    Raises DataError when the text is too short for one example.
+    n_lanes: rows of a batch that continue from one batch to the next; None if rows are independent.
+    special_ids: the tokens that start and end a document, which are in no pair.
+    isolated: documents do not attend to each other; rows are filled with whole short ones.
+    length: maximum tokens of an example.
+    Raises DataError if the text is too short for one example.
     """
 
     unit = "documents"
@@ -202,35 +205,35 @@ class Windows:
         store: TokenStore,
         cut: Cut,
         seed: int,
-        lanes: int | None = None,
-        marks: Sequence[int] = (),
+        n_lanes: int | None = None,
+        special_ids: Sequence[int] = (),
         isolated: bool = False,
     ) -> None:
         self.length = cut.length
         self._store = store
         self._seed = seed
-        self._cutter: _Pairs | _Stream | _Documents
+        self._cutter: _PairCutter | _StreamCutter | _DocumentCutter
         if cut.unit != "stream":
-            self._cutter = _Pairs(store, cut, seed, marks)
-        elif isolated and _Documents.suit(store, cut):
-            self._cutter = _Documents(store, cut, seed)
+            self._cutter = _PairCutter(store, cut, seed, special_ids)
+        elif isolated and _DocumentCutter.is_suitable(store, cut):
+            self._cutter = _DocumentCutter(store, cut, seed)
         else:
-            self._cutter = _Stream(len(store), cut.step, seed, cut.length)
+            self._cutter = _StreamCutter(len(store), cut.step, seed, cut.length)
         n_items = self._cutter.n_items
-        self._order = SampleOrder(n_items, seed) if lanes is None else LaneOrder(n_items, lanes, seed)
+        self._order = SampleOrder(n_items, seed) if n_lanes is None else LaneOrder(n_items, n_lanes, seed)
 
     @property
     def per_epoch(self) -> int:
-        """Examples in one epoch over the store."""
-        lanes = self._order
-        return lanes.n_steps * lanes.n_lanes if isinstance(lanes, LaneOrder) else self._cutter.n_items
+        """Number of examples in one epoch over the store."""
+        order = self._order
+        return order.n_steps * order.n_lanes if isinstance(order, LaneOrder) else self._cutter.n_items
 
     def restarts(self, step: int) -> bool:
-        """True when the rows of this step (from 0) do not continue those of the step before."""
+        """Whether the rows of this step (from 0) do not continue those of the step before."""
         return not isinstance(self._order, LaneOrder) or self._order.is_lane_start(step)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which continue from epoch to epoch."""
+        """Reads the examples with these sample numbers, which continue from epoch to epoch."""
         return [
             Example(
                 np.concatenate([self._store.read(*span) for span in window.spans]),
@@ -238,20 +241,20 @@ class Windows:
                 other=None if window.other is None else self._store.read(*window.other),
                 follows=window.follows,
             )
-            for window, rng in self._drawn(sample_S)
+            for window, rng in self._cut_windows(sample_S)
         ]
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the store."""
+        """Number of tokens of the store."""
         return len(self._store)
 
-    def in_order(self, start: int, stop: int, n_before: int) -> Batch:
-        """Tokens start..stop of the store as targets, except the first ones of documents; in one row.
+    def read_in_order(self, start: int, stop: int, n_context: int) -> Batch:
+        """Returns a row with the tokens start..stop as targets, except the first ones of documents.
 
-        n_before: number of tokens of left context before `start`, where there are so many.
+        n_context: maximum tokens of left context before `start`.
         """
-        first = max(0, start - n_before)
+        first = max(0, start - n_context)
         tokens_T = torch.from_numpy(self._store.read(first, stop))
         document_T = torch.from_numpy(np.asarray(self._store.find_documents(np.arange(first, stop)), dtype=np.int64))
         targets_T = tokens_T[1:].masked_fill(document_T[1:] != document_T[:-1], IGNORE)
@@ -259,15 +262,15 @@ class Windows:
         return Batch(tokens_T[None, :-1], targets_T[None], documents_BT=document_T[None, :-1])
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the documents of the samples, sorted and distinct."""
+        """Returns the numbers of the documents of the samples, sorted and distinct."""
         touched: set[int] = set()
-        for window, _ in self._drawn(sample_S):
+        for window, _ in self._cut_windows(sample_S):
             for start, stop in (*window.spans, *([window.other] if window.other else [])):
                 touched.update(range(self._store.find_documents(start), self._store.find_documents(stop - 1) + 1))
         return sorted(touched)
 
-    def _drawn(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
-        """The span of each sample, and its random generator, which may have drawn it."""
+    def _cut_windows(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
+        """Yields the window of each sample, and its random generator, with which it may have been drawn."""
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", int(sample))))
             yield self._cutter.window_of(int(epoch), int(item), rng), rng
@@ -284,7 +287,7 @@ class Mixture(ExampleSource):
     def __init__(
         self, texts: Sequence[ExampleSource], n_documents: Sequence[int], weights: Sequence[float], seed: int
     ) -> None:
-        """n_documents: of each text."""
+        """n_documents: of each text. weights: of each text, in any unit."""
         self._texts = texts
         self._before = np.cumsum([0, *n_documents])
         self._order = MixtureOrder(tuple(weights), seed)
@@ -297,9 +300,9 @@ class Mixture(ExampleSource):
         text_S, own_S = self._order(sample_S)
         examples: dict[int, Example] = {}
         for number, text in enumerate(self._texts):
-            (here,) = np.nonzero(text_S == number)
-            if len(here):
-                examples |= zip(here.tolist(), text.read(own_S[here]), strict=True)
+            (row_K,) = np.nonzero(text_S == number)
+            if len(row_K):
+                examples |= zip(row_K.tolist(), text.read(own_S[row_K]), strict=True)
         return [examples[row] for row in range(len(sample_S))]
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:

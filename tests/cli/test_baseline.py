@@ -194,7 +194,7 @@ def test_the_result_is_the_same_whatever_was_trained_before(folder: Path) -> Non
 def test_a_run_that_is_far_below_the_baseline_stops_and_goes_on_when_it_is_resumed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtool.training.train.LEAST_SAVED", 0)
+    monkeypatch.setattr("lmtool.training.session.MIN_SAVED_FLOPS", 0)
     path = pretrain(folder, TINY.replace("KIND", "transformer"))
     slow = ("--from", path, "--epochs", "4", "-s", "optimizer.lr=1e-9", "-s", "evaluation.every=6", *HELD_OUT)
     slow += ("-s", "evaluation.patience=null")

@@ -17,7 +17,7 @@ from lmtool.cost import planning
 from lmtool.inference import reference
 from lmtool.inference.reference import resolve_for_text
 from lmtool.recipe.spec.text import TABLE_KEYS
-from lmtool.training import start as starting
+from lmtool.training import train as starting
 from lmtool.training.plan import Plan
 from tests.cli.conftest import SENTENCES, CommandLine
 from tests.training.tiny import no_report
@@ -216,7 +216,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         found.append((data, *(one for one in given if isinstance(one, str))))
         raise SystemExit
 
-    monkeypatch.setattr(starting, "start", keep)
+    monkeypatch.setattr(starting, "train", keep)
     monkeypatch.setattr(planning, "forecast_run", settled)
     monkeypatch.setattr(reference, "resolve_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)

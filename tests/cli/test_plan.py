@@ -15,7 +15,7 @@ FLAT = ("-s", "model.n_layers=1")
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Measures a step or two, not a second of them."""
-    monkeypatch.setattr(planning, "SECONDS", 0.01)
+    monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)
 
 
 @pytest.fixture

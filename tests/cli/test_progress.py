@@ -14,7 +14,7 @@ from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
 from lmtool.training.comparison import TextResults
-from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Sampled, Started, Stepped, Timed, Warn
+from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, FitStarted, Sampled, Started, Stepped, Warn
 from lmtool.training.fit import Step
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
@@ -80,7 +80,7 @@ def stepped(number, valid_loss=None, is_best=False, seconds=0.5):
         lr=1e-3,
         grad_norm=1.0,
         tokens=4096,
-        computed=4096,
+        n_computed=4096,
         seconds=seconds,
         micro_batch=8,
         stop=False,
@@ -210,7 +210,9 @@ def test_a_stage_has_the_time_of_its_own(stderr, monkeypatch):
 def test_a_speed_is_that_of_all_recent_tokens(stderr):
     """Not those of the last step in the mean time of all."""
     stream = stderr()
-    steps = [replace(stepped(n), step=replace(stepped(n).step, computed=100 * n, seconds=0.1 * n)) for n in range(1, 9)]
+    steps = [
+        replace(stepped(n), step=replace(stepped(n).step, n_computed=100 * n, seconds=0.1 * n)) for n in range(1, 9)
+    ]
     tell([plan(), *steps, stepped(9, valid_loss=2.0, seconds=4.096)])
     assert " 1,000 tokens/s" in stream.getvalue().splitlines()[-1]
 
@@ -235,12 +237,12 @@ def test_a_warm_up_that_never_ends_is_told(stderr, warmup_steps):
 
 
 def timed(**changes):
-    return replace(Timed(130, 5300.4, "token", 600, None, None), **changes)
+    return replace(DurationEstimate(130, 5300.4, "token", 600, None, None), **changes)
 
 
 def test_the_time_is_told(stderr):
     stream = stderr()
-    tell([timed(), timed(patience=5), timed(unit="pair", whole_pass=12.5)])
+    tell([timed(), timed(patience=5), timed(unit="pair", pass_minutes=12.5)])
     assert stream.getvalue().splitlines() == [
         "time: about 2:10 more here, at 5,300 tokens/s, padding included",
         "time: about 2:10 more here, at 5,300 tokens/s, padding included; less where patience (5 validations) ends it",

@@ -93,7 +93,7 @@ def test_every_command_is_here():
 
 @pytest.fixture
 def folder(lmtool, run, home, corpus, monkeypatch):
-    monkeypatch.setattr(planning, "SECONDS", 0.01)  # that a step is measured
+    monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)  # that a step is measured
     (home / "tales.txt").write_bytes(corpus.read_bytes())
     (home / "table.csv").write_text("text,label\n" + "".join(f"a map {i},{'xy'[i % 2]}\n" for i in range(20)))
     return home

@@ -22,7 +22,7 @@ from lmtool.compute.fsdp import _layers
 from lmtool.compute.processes import World
 from lmtool.inference import load
 from lmtool.model import LanguageModel
-from lmtool.training import job, train
+from lmtool.training import job, session
 
 Given = TypeVar("Given")
 
@@ -114,7 +114,7 @@ class _Local:
             return found
 
         patch.setattr(job, "build_for_training", build_for_training)
-        for module in (train, load):
+        for module in (session, load):
             patch.setattr(module, "Sharding", partial(Shared, self))
             patch.setattr(module, "ShardedBuild", lambda *_: None)
 

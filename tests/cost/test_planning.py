@@ -46,7 +46,7 @@ class Known(NamedTuple):
     def tables(self) -> bool:
         return self.known is not None
 
-    def read(self, report: Progress) -> tuple[Recipe, TextData | TableData | None, None, None]:
+    def read_data(self, report: Progress) -> tuple[Recipe, TextData | TableData | None, None, None]:
         return self.recipe, self.known, None, None
 
 
@@ -153,7 +153,7 @@ def test_what_only_a_text_knows_is_said() -> None:
 
 
 def test_steps_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SECONDS", 0.01)
+    monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)
     found = found_for(Known(tiny("tiny", "training.device=cpu")))
     assert found.basis.startswith("measured")
     assert found.step_seconds is not None
@@ -162,7 +162,7 @@ def test_steps_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of its documents, where a row is two of them: shorter than the context."""
-    monkeypatch.setattr(planning, "SECONDS", 0.01)
+    monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)
     text = tmp_path / "names.txt"
     text.write_text("".join(f"{name}\n" for name in ["ada", "grace", "alan", "john"] * 50))
     settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]

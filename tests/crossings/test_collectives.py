@@ -215,14 +215,14 @@ def test_adapters(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[
 
 def test_so_many_minutes(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process has a clock of its own, by which the rest of its time is short or long, and all do as much."""
-    monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    clocks, genuine = itertools.cycle((1.0, 100.0)), length.Speed.of
+    monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
+    clocks, genuine = itertools.cycle((1.0, 100.0)), length.Speed.measure
 
-    def of(first: Any, *others: Any) -> Any:
+    def measure(first: Any, *others: Any) -> Any:
         first.steps[:] = [replace(step, seconds=next(clocks) * step.seconds) for step in first.steps]
         return genuine(first, *others)
 
-    monkeypatch.setattr(length.Speed, "of", of)
+    monkeypatch.setattr(length.Speed, "measure", measure)
     overrides = ("model.dropout=0", "training.minutes=0.01", "training.batch_size=12")
     meet(monkeypatch, SIZE, lambda _: work.pretrain(*overrides))
 

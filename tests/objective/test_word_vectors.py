@@ -57,7 +57,7 @@ def counted(rows, window, *, parts=1):
     windows = Windows(MemoryStore(rows), Cut("stream", 1, 1), 1)
     edges = np.linspace(0, windows.n_tokens, parts + 1).astype(int).tolist()
     for start, stop in pairwise(edges):
-        model.count([windows.in_order(start, stop, window)], stop - start)
+        model.count([windows.read_in_order(start, stop, window)], stop - start)
     return model
 
 
@@ -102,7 +102,7 @@ def test_vectors_are_factors_of_positive_pmi():
     assert model.words_VD.shape == (V, 6)
     wide = PpmiModel(Ppmi(kind="ppmi", d_model=30, window=2), V)
     wide.counts_V[SPECIALS:] = 1
-    wide.count([Windows(MemoryStore(TEXT), Cut("stream", 1, 1), 1).in_order(0, 21, 2)], 21)
+    wide.count([Windows(MemoryStore(TEXT), Cut("stream", 1, 1), 1).read_in_order(0, 21, 2)], 21)
     np.testing.assert_allclose((wide.words_VD @ wide.contexts_VD.T).numpy(), expected, atol=1e-5)
 
 

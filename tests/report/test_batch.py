@@ -305,10 +305,10 @@ def test_swapped_texts_are_told(text):
     for part in rows_of(given("bert-tiny", text, *BERT, *APART, *overrides, rows=16)):
         tokens = [b or a for a, b in zip(pieces(part.columns["piece"]), pieces(part.columns["target"]), strict=True)]
         first, second, _ = " ".join(t for t in tokens if t not in ("[CLS]", "[PAD]")).split("[SEP]")
-        in_order = dict(note.split(": ") for note in part.notes)["the texts are in order"]
-        texts = [first, second] if in_order == "yes" else [second, first]
+        read_in_order = dict(note.split(": ") for note in part.notes)["the texts are in order"]
+        texts = [first, second] if read_in_order == "yes" else [second, first]
         assert " ".join(one.strip() for one in texts) in STORIES
-        told.add(in_order)
+        told.add(read_in_order)
     assert told == {"yes", "no"}
 
 

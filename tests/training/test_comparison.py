@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.training import comparison
-from lmtool.training.comparison import TextResults, interpolated
+from lmtool.training.comparison import TextResults, interpolate
 from tests.training.tiny import Work, documents, ended, words
 
 BASELINE = "evaluation.baseline=true"
@@ -70,7 +70,7 @@ def test_one_token_has_no_halves(work: Work) -> None:
 def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> None:
     rng = np.random.default_rng(1)
     model_N, ngram_N = np.log(rng.uniform(0.01, 1, (2, 400)))
-    loss, weight = interpolated(model_N, ngram_N)
+    loss, weight = interpolate(model_N, ngram_N)
     grid, halves = np.linspace(0, 1, 2001)[1:-1], [slice(0, 200), slice(200, 400)]
 
     def nats(w: float, half: slice) -> float:
@@ -80,7 +80,7 @@ def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> N
     assert weight == pytest.approx(sum(best) / 2, abs=2e-3)
     assert loss == pytest.approx((nats(best[1], halves[0]) + nats(best[0], halves[1])) / 2, abs=1e-5)
     # a model that is worse everywhere is left out
-    assert interpolated(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
+    assert interpolate(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
 
 
 def test_a_list_is_counted_by_its_characters(work: Work) -> None:
@@ -114,7 +114,7 @@ def test_a_run_that_was_killed_before_it_is_measured_when_resumed(work: Work, mo
 
 
 def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "MOST_TOKENS", 10)
+    monkeypatch.setattr(comparison, "MAX_COUNTED_TOKENS", 10)
     told = work.pretrain(BASELINE)[-1]
     assert isinstance(told, TextResults)
     assert told.ngram_bits_per_byte is None

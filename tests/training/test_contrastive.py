@@ -16,7 +16,7 @@ from lmtool.objective.heads import ContrastiveObjective
 from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_tables, read_tables
-from lmtool.training.convex import PLAIN_PENALTY, fit_head
+from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head
 from tests.training.tiny import Work, after, ended, metrics, words
 
 CONTRASTIVE = "objective.contrastive=true"
@@ -54,7 +54,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     before = loaded.model.head.weight.clone()
     with torch.no_grad():
         loaded.model.head.weight.normal_()
-    fit_head(loaded.model, objective, [batch], PLAIN_PENALTY, 1)
+    fit_head(loaded.model, objective, [batch], CONTRASTIVE_PENALTY, 1)
     torch.testing.assert_close(loaded.model.head.weight, before, rtol=1e-3, atol=1e-3)
 
 

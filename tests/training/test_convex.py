@@ -17,19 +17,21 @@ from lmtool.objective.base import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.words import Averaging
-from lmtool.training.convex import PENALTIES, ChosenPenalty, Problem, fit_head
+from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadFit, fit_head
 
 N, F = 60, 7
 
 
-def problem(task: str, labels: Any, features: Any, names: tuple[str, ...] = (), prior: bool = False) -> Problem:
+def problem(
+    task: str, labels: Any, features: Any, names: tuple[str, ...] = (), from_naive_bayes: bool = False
+) -> HeadFit:
     """Features and labels without a body."""
     spec = Classification.model_validate({"kind": "classification", "task": task, "labels": names})
     model = SimpleNamespace(head=nn.Linear(features.shape[1], len(names) or 1), pair=lambda scores: scores)
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
     objective = ClassificationObjective(spec, cast(Vocabulary, None))
-    return Problem(cast(Classifier, model), objective, features, batch, prior)
+    return HeadFit(cast(Classifier, model), objective, features, batch, from_naive_bayes)
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_numbers_end_where_ridge_regression_does(rows):
 def test_the_largest_penalty_leaves_naive_bayes(rows):
     _, class_R = rows
     has_RF = (np.random.default_rng(1).random((N, F)) < 0.4).astype(np.float64)
-    whole = problem("class", class_R, csr_array(has_RF), ("a", "b", "c"), prior=True)
+    whole = problem("class", class_R, csr_array(has_RF), ("a", "b", "c"), from_naive_bayes=True)
     weights, _ = whole.fit(PENALTIES[0])
     np.testing.assert_allclose(weights[:-1], 1.0, atol=2e-2)
     np.testing.assert_allclose(weights[-1], 0.0, atol=2e-2)
@@ -85,14 +87,16 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     """And scores that nothing is known from are near each other."""
     _, class_R = rows
     noise = np.random.default_rng(2).normal(size=(N, 40))
-    blind = problem("class", class_R, noise, ("a", "b", "c")).choose(0)
+    blind = problem("class", class_R, noise, ("a", "b", "c")).choose_penalty(0)
     clear = np.eye(3)[class_R] + np.random.default_rng(3).normal(size=(N, 3)) / 10
-    sharp = problem("class", class_R, clear, ("a", "b", "c")).choose(0)
+    sharp = problem("class", class_R, clear, ("a", "b", "c")).choose_penalty(0)
     assert blind.value is not None
     assert sharp.value is not None
     assert blind.value < 0.55 < 0.95 < sharp.value
     assert blind.factor < 1 < sharp.factor or blind.l2 > 1
-    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == ChosenPenalty(1.0, prior=False)
+    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose_penalty(0) == ChosenPenalty(
+        1.0, from_naive_bayes=False
+    )
 
 
 @pytest.mark.parametrize("prior", [False, True])
@@ -105,7 +109,7 @@ def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prio
     one = problem("class", class_R, csr_array(features), ("a", "b", "c"), prior)
     assert one.joining_FG.shape[1] <= N + 20
     together, loss = one.fit(0.5, tolerance=1e-12)
-    monkeypatch.setattr(Problem, "joining_FG", eye_array(5 * N, format="csr"))
+    monkeypatch.setattr(HeadFit, "joining_FG", eye_array(5 * N, format="csr"))
     apart, other_loss = one.fit(0.5, tolerance=1e-12)
     np.testing.assert_allclose(together, apart, atol=1e-4)
     assert loss == pytest.approx(other_loss, abs=1e-9)
@@ -158,7 +162,7 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
     model.count_features([batch])
-    monkeypatch.setattr(Problem, "choose", lambda *_: ChosenPenalty(0.1, prior=False))
+    monkeypatch.setattr(HeadFit, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
     fit_head(model, ClassificationObjective(spec, cast(Vocabulary, None)), [batch], None, 1)
     x_RF = model.vectors([batch]).toarray()
     peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(

@@ -125,7 +125,7 @@ def test_a_model_of_another_order_is_refused(work: Work) -> None:
 def test_text_in_order_has_each_target_once(start: int, stop: int, n_before: int) -> None:
     rows = [[1, 5, 6, 7], [1, 8], [1, 9, 10]]
     examples = Windows(MemoryStore(rows), Cut("stream", 2, 2), 1)  # type: ignore[arg-type]
-    batch = examples.in_order(start, stop, n_before)
+    batch = examples.read_in_order(start, stop, n_before)
     tokens, first = np.concatenate(rows), max(0, start - n_before)
     assert examples.n_tokens == 9
     assert batch.tokens_BT.tolist() == [tokens[first : stop - 1].tolist()]

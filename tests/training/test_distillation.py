@@ -16,7 +16,7 @@ from lmtool.recipe.spec.training import Distillation
 from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.plan import plan_pretraining
-from lmtool.training.start import start
+from lmtool.training.train import train
 from tests.training.tiny import Work, after, ended, lasting, metrics, no_report, taught_by, words
 
 ENCODER = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 32, dropout: 0.1}"
@@ -150,7 +150,7 @@ def test_distilbert_learns_from_bert_by_soft_targets_masked_tokens_and_cosine(wo
     ):
         own = [one for one in short if of is None or not one.startswith("tokenizer.")]
         settings = parse_settings(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
-        assert ended(list(start(plan_pretraining(None, recipe, settings, no_report), work.session(name)))).step == 3
+        assert ended(list(train(plan_pretraining(None, recipe, settings, no_report), work.session(name)))).step == 3
     distillation = load(work.run("student") / "recipe.yaml").recipe.distillation
     assert distillation.weight / (1 - distillation.weight) == pytest.approx(5 / 2, rel=0.01)
     assert distillation.weight / distillation.cosine == pytest.approx(5, rel=0.01)

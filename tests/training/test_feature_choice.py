@@ -10,7 +10,7 @@ from lmtool.recipe.load import parse_settings
 from lmtool.sweeping.sweep import Typed
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
-from lmtool.training.finetuning import FEATURES, plan_finetuning
+from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
 from tests.training.tiny import Work
 
 
@@ -33,7 +33,8 @@ def table(path: Path, n_rows: int, telling: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("telling", "best", "other"), [("ending", FEATURES[1], FEATURES[0]), ("order", FEATURES[0], FEATURES[1])]
+    ("telling", "best", "other"),
+    [("ending", FEATURE_NAMES[1], FEATURE_NAMES[0]), ("order", FEATURE_NAMES[0], FEATURE_NAMES[1])],
 )
 def test_the_better_features_are_chosen_and_both_figures_are_told(
     folder: Path, telling: str, best: str, other: str
@@ -50,9 +51,11 @@ def test_the_features_of_the_least_loss_are_taken(
     folder: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, float], best: int
 ) -> None:
     path, left = table(folder / "rows.csv", 600, "ending"), list(losses)
-    monkeypatch.setattr(folds, "cross_validate", lambda *_: ChosenPenalty(1.0, prior=True, loss=left.pop(0)))
+    monkeypatch.setattr(
+        folds, "cross_validate_head", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
+    )
     plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000"]))
-    assert f"a linear model of {FEATURES[best]} (chosen by cross-validation on " in plan.choice
+    assert f"a linear model of {FEATURE_NAMES[best]} (chosen by cross-validation on " in plan.choice
 
 
 @pytest.mark.parametrize(("n_rows", "settings"), [(60, []), (600, ["data.valid_fraction=0"])])
@@ -63,7 +66,7 @@ def test_words_and_characters_are_taken_where_no_rows_are_held_out(
     path = table(folder / "rows.csv", n_rows, "order")
     monkeypatch.delattr(finetuning, "choose_features")
     plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", *settings]))
-    assert f"a linear model of {FEATURES[1]} (" in plan.choice
+    assert f"a linear model of {FEATURE_NAMES[1]} (" in plan.choice
     assert plan.resolved.recipe.model.word_buckets
 
 
@@ -72,7 +75,7 @@ def test_many_classes_take_words(folder: Path) -> None:
     path, words = folder / "rows.csv", "word " * 100
     path.write_text("text,label\n" + "".join(f"{words} of the class {i},c{i % 400}\n" for i in range(1200)))
     plan = plan_finetuning(None, None, parse_settings([f"data.train={path}"]))
-    assert f"a linear model of {FEATURES[0]} is trained" in plan.choice
+    assert f"a linear model of {FEATURE_NAMES[0]} is trained" in plan.choice
 
 
 def test_a_recipe_that_is_named_is_taken(folder: Path) -> None:

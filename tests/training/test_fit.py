@@ -15,7 +15,7 @@ from lmtool.model import build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training.fit import MOST_SKIPPED, Step, Trainable, fit
+from lmtool.training.fit import MAX_SKIPPED_UPDATES, Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore
@@ -175,7 +175,7 @@ def test_a_step_depends_on_its_number_and_the_weights_alone() -> None:
     assert next(steps).loss == losses[0]
     steps.close()
     torch.rand(7)
-    assert [step.loss for step in parts.train(done=1)] == losses[1:]
+    assert [step.loss for step in parts.train(steps_done=1)] == losses[1:]
     assert_same(whole.everything(), parts.everything())
 
 
@@ -190,7 +190,7 @@ def test_closing_the_loop_ends_its_thread() -> None:
 
 def test_a_stop_is_told_with_its_step() -> None:
     answers = iter([False, True, False])
-    assert [step.stop for step in Trainer(a_recipe()).train(stop=lambda: next(answers))] == [False, True, False]
+    assert [step.stop for step in Trainer(a_recipe()).train(should_stop=lambda: next(answers))] == [False, True, False]
 
 
 # Values that are not finite
@@ -289,16 +289,22 @@ def test_gradients_that_never_become_finite_end_the_training() -> None:
     before, steps = trainer.weights(), []
     with pytest.raises(NumericalError) as caught:
         steps += list(trainer.steps())
-    assert_says(caught.value, "gradient", MOST_SKIPPED + 1, trainer)
+    assert_says(caught.value, "gradient", MAX_SKIPPED_UPDATES + 1, trainer)
     assert_same(before, trainer.weights())
 
 
 def test_gradients_that_overflow_for_a_while_do_not() -> None:
-    trainer = Trainer(a_recipe(steps=3 * MOST_SKIPPED), Compute(torch.device("cpu"), "float16"), dtype=torch.float32)
-    overflowing(trainer, (MOST_SKIPPED, True), (1, False), (MOST_SKIPPED, True), (MOST_SKIPPED, False))
+    trainer = Trainer(
+        a_recipe(steps=3 * MAX_SKIPPED_UPDATES), Compute(torch.device("cpu"), "float16"), dtype=torch.float32
+    )
+    overflowing(
+        trainer, (MAX_SKIPPED_UPDATES, True), (1, False), (MAX_SKIPPED_UPDATES, True), (MAX_SKIPPED_UPDATES, False)
+    )
     steps = trainer.train()
     skipped = [not np.isfinite(step.grad_norm) for step in steps]
-    assert skipped == [True] * MOST_SKIPPED + [False] + [True] * MOST_SKIPPED + [False] * (MOST_SKIPPED - 1)
+    assert skipped == [True] * MAX_SKIPPED_UPDATES + [False] + [True] * MAX_SKIPPED_UPDATES + [False] * (
+        MAX_SKIPPED_UPDATES - 1
+    )
 
 
 # Out of memory

@@ -20,9 +20,9 @@ from lmtool.tasks.predict import TablePredictor
 from lmtool.tasks.results import Results, spread
 from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.job import Invocation
+from lmtool.training.job import SessionOptions
 from lmtool.training.resuming import resume
-from lmtool.training.start import start
+from lmtool.training.train import train
 from tests.training.tiny import Work
 
 FEW_FEATURES = "model.buckets=500"
@@ -57,7 +57,7 @@ WORDS = [
 def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:
     """The events of a run on a table, its features chosen by cross-validation where no recipe is named."""
     plan = plan_finetuning(None, recipe, parse_settings([f"data.train={table}", FEW_FEATURES, *settings]))
-    return list(start(plan, Invocation(["test"], lambda *progress: None, stop, run)))
+    return list(train(plan, SessionOptions(["test"], lambda *progress: None, stop, run)))
 
 
 def results_in(events: list[Any]) -> Results:
@@ -135,7 +135,7 @@ def test_a_run_whose_score_is_lost_gets_the_same_one(random_run: tuple[Path, lis
     path = tmp_path / "run"
     shutil.copytree(random_run[0], path)
     (path / "metrics.json").unlink()
-    list(resume(str(path), (), Invocation(["test"], lambda *progress: None, lambda: False)))
+    list(resume(str(path), (), SessionOptions(["test"], lambda *progress: None, lambda: False)))
     assert (path / "metrics.json").read_bytes() == (random_run[0] / "metrics.json").read_bytes()
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_is_stopped_while_it_is_scored_is_scored_when_it_is_resumed(t
     events = learn(tmp_path / "run", table, recipe="linear", stop=stop)
     assert [event.reason for event in events if isinstance(event, Ended)] == ["finished", "interrupted"]
     assert not any(isinstance(event, Results) for event in events)
-    again = list(resume(str(tmp_path / "run"), (), Invocation(["test"], lambda *progress: None, lambda: False)))
+    again = list(resume(str(tmp_path / "run"), (), SessionOptions(["test"], lambda *progress: None, lambda: False)))
     assert results_in(again).rows == 60
 
 

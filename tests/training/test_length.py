@@ -17,12 +17,10 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training import data as text_data
-from lmtool.training import finetuning, job, length
-from lmtool.training import train as training
+from lmtool.training import finetuning, job, length, session
 from lmtool.training.data import read_text
-from lmtool.training.events import FitStarted, Stepped, StepsChanged, Timed
+from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
-from lmtool.training.schedule import TimeBudget
 from tests.training.tiny import Work, after, ended, no_report, words
 
 WORD_VECTORS = {
@@ -61,7 +59,7 @@ def test_epochs_and_tokens(work: Work, budget: str, expected: Any) -> None:
     assert kept.training.steps == ended(told).step
     assert not kept.training.has_budget
     assert kept.schedule.warmup_steps == min(3, math.ceil(kept.training.steps / 10))
-    assert kept.evaluation.every <= math.ceil(kept.training.steps / length.VALIDATIONS)
+    assert kept.evaluation.every <= math.ceil(kept.training.steps / length.N_VALIDATIONS)
 
 
 def test_of_several_the_first_to_end_counts(work: Work) -> None:
@@ -80,7 +78,7 @@ def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.
         for step in real(*args, **options):
             yield replace(step, seconds=1.0 if step.step == 1 else 0.1)
 
-    monkeypatch.setattr(training, "fit", slow)
+    monkeypatch.setattr(session, "fit", slow)
     told = work.pretrain("training.minutes=0.1", "training.compile=false", "evaluation.every=1000")
     assert 48 <= ended(told).step <= 60
     first = next(event for event in told if isinstance(event, StepsChanged))
@@ -95,10 +93,10 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Runs with a time are planned with so many steps, after the first one."""
-    monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(length, "LEAST_PROBE", 1)
+    monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
     monkeypatch.setattr(length.Speed, "steps_in", lambda *_: steps - 1)
-    monkeypatch.setattr(TimeBudget, "steps", lambda _, recipe, *rest: recipe.training.steps)
+    monkeypatch.setattr(session, "steps_by_deadline", lambda recipe, *_, **limits: recipe.training.steps)
 
 
 def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +131,7 @@ def test_no_model_is_built_and_nothing_validated_to_measure_the_speed(
     for n, setting in enumerate(("training.steps=12", "training.minutes=1")):
         told = work.pretrain(setting, "evaluation.every=6", name=f"run-{n}")
         kinds = [type(event) for event in told]
-        assert kinds.index(FitStarted) < kinds.index(Timed) < kinds.index(Stepped) + 3
+        assert kinds.index(FitStarted) < kinds.index(DurationEstimate) < kinds.index(Stepped) + 3
         assert len(built) == 1
         assert len(validated) == sum(isinstance(event, Stepped) and event.validation is not None for event in told)
         built.clear()
@@ -154,12 +152,12 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
     """The weights are those of a run that was planned with so many steps, and its recipe says how many."""
     asked = []
 
-    def steps(budget: TimeBudget, recipe: Recipe, done: int, began: float) -> int:
+    def steps(recipe: Recipe, done: int, started_at: float, **limits: float) -> int:
         asked.append(done)
         return last if len(asked) == 2 else recipe.training.steps
 
     planned(monkeypatch, 24)
-    monkeypatch.setattr(TimeBudget, "steps", steps)
+    monkeypatch.setattr(session, "steps_by_deadline", steps)
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
@@ -178,7 +176,7 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned(monkeypatch, 6)
-    monkeypatch.setattr(TimeBudget, "steps", lambda *_: 4)
+    monkeypatch.setattr(session, "steps_by_deadline", lambda *_, **limits: 4)
     told = work.pretrain("training.minutes=1", *NEXT_SENTENCE, "evaluation.every=1")
     assert [event.steps for event in told if isinstance(event, StepsChanged)] == [6, 4]
     validated = [event.validation for event in told if isinstance(event, Stepped)]
@@ -196,7 +194,7 @@ def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
 @pytest.mark.parametrize("kind", WORD_VECTORS)
 @pytest.mark.parametrize("budget", ["training.epochs=2", "training.minutes=0.005"])
 def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "PROBE_SECONDS", 0.03)
+    monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.03)
     work.text.write_text(words(600))
     told = work.pretrain(*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
     assert ended(told).step == recipe_of(work).training.steps
@@ -234,8 +232,8 @@ def test_steps_without_pairs_have_no_speed(work: Work, kind: str) -> None:
 # How long it takes is told by the first steps
 
 
-def time_told(events: list[Any]) -> Timed:
-    (told,) = [event for event in events if isinstance(event, Timed)]
+def time_told(events: list[Any]) -> DurationEstimate:
+    (told,) = [event for event in events if isinstance(event, DurationEstimate)]
     return told
 
 
@@ -253,9 +251,9 @@ def charged(monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
 
     def slow(*args: Any, **options: Any) -> Any:
         for step in real(*args, **options):
-            yield replace(step, seconds=per_token * step.computed)
+            yield replace(step, seconds=per_token * step.n_computed)
 
-    monkeypatch.setattr(training, "fit", slow)
+    monkeypatch.setattr(session, "fit", slow)
 
 
 @pytest.mark.sampled(1)
@@ -264,18 +262,18 @@ def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     work: Work, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     charged(monkeypatch, 0.01)
-    monkeypatch.setattr(length, "FORWARD", 0.0)
+    monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
     parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
     events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=30")
     told = time_told(events)
-    steps = [event.step.computed for event in events if isinstance(event, Stepped)]
+    steps = [event.step.n_computed for event in events if isinstance(event, Stepped)]
     assert told.seconds == pytest.approx(0.01 * sum(steps[-told.steps :]), rel=0.15)
 
 
 def test_validations_take_the_time_of_computing_their_tokens(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of what training on as many takes: a backward pass is two forward ones."""
     charged(monkeypatch, 0.01)
-    monkeypatch.setattr(length, "LEAST_PROBE", 1)
+    monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
     settings = ("evaluation.every=4", "evaluation.tokens=32")
     first = time_told(work.pretrain(*settings, stop=after(5)))
     # eleven more steps of 8 rows of 16 tokens, and three validations of 32
@@ -292,7 +290,7 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
     events = work.learn_table(work.recipe, table, "objective.kind=classification", "training.batch_size=72")
     _, data = read_back(work)
     longest = max(len(row.tokens) for row in data.tasks[0].train)
-    assert {event.step.computed for event in events if isinstance(event, Stepped)} == {72 * longest}
+    assert {event.step.n_computed for event in events if isinstance(event, Stepped)} == {72 * longest}
 
 
 def read_back(work: Work) -> Any:
@@ -304,7 +302,7 @@ def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
     """As plans count them: 8 rows of 16, of which 15 % are predicted."""
     masked = ("model.shape=encoder", "objective.kind=masked")
     steps = [event.step for event in work.pretrain(*masked) if isinstance(event, Stepped)]
-    assert {step.computed for step in steps} == {8 * 16}
+    assert {step.n_computed for step in steps} == {8 * 16}
 
 
 # Tables have minutes too
@@ -314,15 +312,15 @@ def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
 def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="base")
     charged(monkeypatch, 0.01)
-    monkeypatch.setattr(length, "FORWARD", 0.0)
-    monkeypatch.setattr(TimeBudget, "steps", lambda _, recipe, *rest: recipe.training.steps)
+    monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
+    monkeypatch.setattr(session, "steps_by_deadline", lambda recipe, *_, **limits: recipe.training.steps)
     ticking(monkeypatch)
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     # where no rows are held out the steps are done twice, for the score
     for minutes, held, times in ((0.5, 0.1, 1), (1.0, 0.1, 1), (1.0, 0, 2)):
         limits = f"training.minutes={minutes}", f"data.valid_fraction={held}"
         told = work.finetune(*limits, *others, source=work.run("base"), name=f"for-{minutes}-{held}")
-        computed = sum(event.step.computed for event in told if isinstance(event, Stepped))
+        computed = sum(event.step.n_computed for event in told if isinstance(event, Stepped))
         assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
         assert [event.why.startswith(f"for {minutes:g} minutes") for event in told if isinstance(event, StepsChanged)]
 
@@ -354,12 +352,12 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
         resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
         read, data = read_text(resolved.recipe, None, World(), no_report)
         speed = length.Speed("token", step_seconds, 128.0, validation, 5.0)
-        recipe, _ = length.with_length(read, data)
+        recipe, _ = length.with_steps_from_data(read, data)
         every = read.evaluation.every
         if recipe.training.minutes is not None:
-            recipe = length.with_known_steps(recipe, 1)
+            recipe = length.with_fixed_steps(recipe, 1)
         monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
-        minutes = length.timed(recipe, data, speed, 0, 0.0, every).whole_pass
+        minutes = length.estimate_duration(recipe, data, speed, 0, 0.0, every).pass_minutes
         assert minutes is not None
         whole = math.ceil(data.per_epoch / 8)
         steps = speed.steps_in(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
@@ -367,6 +365,6 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
         # no more than it takes, where minutes are not too coarse to say it
         if step_seconds >= 1:
             assert steps <= 1.2 * whole
-        longer = length.with_known_steps(recipe, steps)
-        assert length.timed(longer, data, speed, 0, 0.0, every).whole_pass is None
-        assert length.timed(recipe, data, speed, 1, None, every).whole_pass is None
+        longer = length.with_fixed_steps(recipe, steps)
+        assert length.estimate_duration(longer, data, speed, 0, 0.0, every).pass_minutes is None
+        assert length.estimate_duration(recipe, data, speed, 1, None, every).pass_minutes is None

@@ -17,7 +17,7 @@ from lmtool.objective import Example, Vocabulary
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.rows import EncodedRow, TableExamples
-from lmtool.training.fit import Step, Trainable, fit, micro_batches
+from lmtool.training.fit import Step, Trainable, fit, split_into_micro_batches
 from lmtool.training.optimizer import Optimizers
 from tests.model import tiny
 
@@ -43,7 +43,7 @@ def test_no_part_is_above_its_limits_and_no_row_is_lost(
     sizes: list[tuple[int, int | None]], rows: int, tokens: int | None
 ) -> None:
     examples = [example(*size) for size in sizes]
-    parts = list(micro_batches(examples, rows, tokens))
+    parts = list(split_into_micro_batches(examples, rows, tokens))
     assert sorted(map(id, examples)) == sorted(id(one) for part in parts for one in part)
     for part in parts:
         assert 1 <= len(part) <= rows
@@ -56,7 +56,7 @@ def test_no_part_is_above_its_limits_and_no_row_is_lost(
 def test_rows_of_like_length_go_together() -> None:
     """Fifteen short rows and one long one: the long one pads no other."""
     lengths = [3, 4, 5] * 5
-    parts = list(micro_batches([example(length) for length in [*lengths[:7], 60, *lengths[7:]]], 100, 80))
+    parts = list(split_into_micro_batches([example(length) for length in [*lengths[:7], 60, *lengths[7:]]], 100, 80))
     assert [len(part) for part in parts] == [15, 1]
     assert [len(one.tokens) for one in parts[0]] == sorted(lengths)
 

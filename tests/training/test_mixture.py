@@ -19,8 +19,8 @@ from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamPosition
 from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
-from lmtool.training.start import start
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
+from lmtool.training.train import train
 from tests.errors import refuses
 from tests.training.tiny import Work, after, documents, lasting, metrics, no_report
 
@@ -42,7 +42,7 @@ def mixed(work: Work, *overrides: str, **shares: float) -> ResolvedRecipe:
 
 
 def pretrained(work: Work, settings: list[Setting], name: str, source: str | None = None, **options: Any) -> list[Any]:
-    return list(start(plan_pretraining(source, str(work.recipe), settings, no_report), work.session(name, **options)))
+    return list(train(plan_pretraining(source, str(work.recipe), settings, no_report), work.session(name, **options)))
 
 
 def test_texts_have_their_shares(work: Work) -> None:

@@ -14,7 +14,7 @@ from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import Stepped
 from lmtool.training.plan import plan_pretraining
-from lmtool.training.start import start
+from lmtool.training.train import train
 from tests.training.tiny import Work, after, no_report
 
 
@@ -55,7 +55,7 @@ def test_of_pretraining(work: Work, calls: Counter[str]) -> None:
 def test_of_the_default_recipe_which_depends_on_the_text(work: Work, calls: Counter[str]) -> None:
     small = ("model.d_model=8", "model.n_layers=1", "model.context=16", "tokenizer.vocab_size=300")
     settings = parse_settings([*small, "training.steps=2"], [Setting("data.train", [str(work.text)], "TEXT")])
-    events = list(start(plan_pretraining(None, None, settings, no_report), work.session()))
+    events = list(train(plan_pretraining(None, None, settings, no_report), work.session()))
     assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
 
 

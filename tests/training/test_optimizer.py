@@ -305,7 +305,7 @@ def test_backward_adds_gradients_up() -> None:
     for _ in range(3):
         optimizers.backward((2 * dict(model.named_parameters())["vector"]).sum())
     assert dict(model.named_parameters())["vector"].grad.tolist() == [6.0] * 5
-    optimizers.forget_gradients()
+    optimizers.clear_gradients()
     assert dict(model.named_parameters())["vector"].grad is None
 
 

@@ -12,7 +12,7 @@ from lmtool.recipe.load import Setting, parse_settings, shipped_recipes
 from lmtool.tasks.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.plan import plan_pretraining
-from lmtool.training.start import start
+from lmtool.training.train import train
 from lmtool.training.windows import Windows
 from tests.training.test_recipes import TABLES, kind_of_objective, recipe_of, small, table_for
 from tests.training.tiny import Work, metrics, no_report
@@ -78,6 +78,6 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
     else:
         flags = [Setting("data.train", [str(work.text)], "TEXT")]
         plan = plan_pretraining(None, name, parse_settings(settings, flags), no_report)
-        events = list(start(plan, work.session(stop=at_times)))
+        events = list(train(plan, work.session(stop=at_times)))
     assert events
     assert learned()

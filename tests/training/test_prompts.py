@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.data.store import TokenStore
 from lmtool.recipe.load import load
-from lmtool.training.data import LONGEST_PROMPT, beginning
+from lmtool.training.data import MAX_PROMPT_CHARACTERS, make_prompt
 from tests.training.tiny import MemoryStore, Work, after
 
 TEXTS = {
@@ -34,7 +34,7 @@ class Characters:
 
 def made(*documents: str, is_stream: bool = False) -> str:
     store = MemoryStore([[ord(character) for character in document] for document in documents])
-    return beginning(store, Characters(), is_stream)  # type: ignore[arg-type]
+    return make_prompt(store, Characters(), is_stream)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -42,7 +42,7 @@ def test_the_beginning_of_a_document(text: str) -> None:
     document, expected = TEXTS[text]
     assert made(document, "another") == expected
     assert document.strip().startswith(expected)
-    assert len(expected) <= LONGEST_PROMPT
+    assert len(expected) <= MAX_PROMPT_CHARACTERS
 
 
 def test_a_stream_begins_with_its_first_whole_line() -> None:
@@ -92,7 +92,7 @@ def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
     prepared = tokenize_data(data, CharTokenizer(kind="char"), seed=1)
     assert isinstance(prepared.valid, TokenStore)
     assert prepared.data.split == "document"
-    assert beginning(prepared.valid, prepared.tokenizer, False) == "na"
+    assert make_prompt(prepared.valid, prepared.tokenizer, False) == "na"
     assert int(np.sum(prepared.valid.n_words)) == prepared.valid.n_documents
 
 

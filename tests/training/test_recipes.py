@@ -18,7 +18,7 @@ from lmtool.recipe.load import Setting, load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import plan_pretraining
-from lmtool.training.start import start
+from lmtool.training.train import train
 from tests.training.tiny import Work, ended, metrics, no_report
 
 SMALL = (
@@ -131,7 +131,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
     settings = parse_settings(small(name), [Setting("data.train", [str(work.text)], "TEXT")])
-    events = list(start(plan_pretraining(None, name, settings, no_report), work.session()))
+    events = list(train(plan_pretraining(None, name, settings, no_report), work.session()))
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0

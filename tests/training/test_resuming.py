@@ -19,7 +19,7 @@ from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
 from lmtool.run.files import ValidationState
 from lmtool.tasks.data import TableData
-from lmtool.training import finetuning, start
+from lmtool.training import finetuning, train
 from lmtool.training.events import AlreadyFinished, Info
 from tests.cli.conftest import CommandLine
 from tests.training.tiny import Work, after, ended, lasting, metrics
@@ -120,7 +120,7 @@ class Bases:
             work.learn_table(work.recipe, work.folder / "train.csv", *classes, name=f"{name}-table", stop=after(stop))
             scratch = (*STEPS[:2], *tests, f"data.tasks=[a:{pairs}, b:{pairs}]", writer, "objective.kind=seq2seq")
             plan = finetuning.plan_finetuning(None, str(work.recipe), parse_settings(scratch))
-            told = start.start(plan, work.session(f"{name}-tasks", after(stop)))
+            told = train.train(plan, work.session(f"{name}-tasks", after(stop)))
             assert list(told)
 
     def of(self, key: str, name: str) -> Work:

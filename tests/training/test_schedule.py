@@ -11,13 +11,13 @@ from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.training import Schedule
-from lmtool.training.schedule import TimeBudget, doubtful_rate, multiplier, shortest
+from lmtool.training.schedule import learning_rate_factor, min_total_steps, steps_by_deadline, warn_of_tiny_rate
 from tests.reference import schedules as reference
 
 
 def rates(steps: int, d_model: int = 64, **fields: Any) -> list[float]:
     spec: Schedule = TypeAdapter(Schedule).validate_python(fields)
-    return [multiplier(spec, step, steps, d_model) for step in range(steps)]
+    return [learning_rate_factor(spec, step, steps, d_model) for step in range(steps)]
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 def test_the_shortest_run_with_the_same_steps(name: str, done: int) -> None:
     """Bit for bit: with fewer steps in all a rate differs, with as many or more none does."""
     recipe = load("tiny", [f"schedule={json.dumps(SCHEDULES[name])}", "training.steps=40"]).recipe
-    found = shortest(recipe, done)
+    found = min_total_steps(recipe, done)
     before = rates(40, **SCHEDULES[name])[:done]
     if found is None:
         assert rates(80, **SCHEDULES[name])[: done + 1] != rates(40, **SCHEDULES[name])[: done + 1]
@@ -49,7 +49,7 @@ def test_the_shortest_run_with_the_same_steps(name: str, done: int) -> None:
 def test_what_depends_on_the_share_of_training_done_has_no_other_length() -> None:
     sampled = "objective={kind: causal, scheduled_sampling: {}}"
     recipe = load("tiny", ["schedule={kind: constant}", "training.steps=40", sampled]).recipe
-    assert shortest(recipe, 5) is None
+    assert min_total_steps(recipe, 5) is None
 
 
 def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(until: float, planned: int, most: int = 10**9, done: int = 10) -> int:
         schedule = "{kind: linear, warmup_steps: 5, decay_fraction: 0.5}"
         recipe = load("tiny", [f"schedule={schedule}", f"training.steps={planned}"]).recipe
-        return TimeBudget(until, most).steps(recipe, done, began=0.0)
+        return steps_by_deadline(recipe, done, 0.0, deadline=until, max_steps=most)
 
     assert steps(100.0, 30) == steps(100.0, 200) == 50
     assert steps(100.0, 49) == 49
@@ -71,7 +71,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rate_of_another_schedule_is_doubted() -> None:
     def told(lr: float, kind: str = "inverse-square-root") -> str | None:
         overrides = [f"optimizer.lr={lr}", f"schedule={{kind: {kind}, warmup_steps: 400}}", "model.d_model=64"]
-        return doubtful_rate(load("transformer-tiny", overrides).recipe)
+        return warn_of_tiny_rate(load("transformer-tiny", overrides).recipe)
 
     said = told(1e-3)
     assert said is not None

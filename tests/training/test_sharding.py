@@ -26,7 +26,7 @@ from lmtool.model.size import training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
-from lmtool.training.plan import _shards, agree
+from lmtool.training.plan import _must_shard, check_same_inputs
 from tests import forks
 from tests.compute.together import together
 from tests.training.sharded import RECIPES, SHORT, TUNED
@@ -216,7 +216,9 @@ def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatc
 
     def decided(memory: Callable[[int], int | None], local: int = 1, size: int = 2) -> list[bool]:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-        return together(monkeypatch, size, lambda world: _shards(recipe, replace(CPU, world=world), memory(world.rank)))
+        return together(
+            monkeypatch, size, lambda world: _must_shard(recipe, replace(CPU, world=world), memory(world.rank))
+        )
 
     assert decided(lambda rank: needed) == [False, False]
     assert decided(lambda rank: needed - 1) == [True, True]
@@ -264,7 +266,7 @@ def test_refusals(key: str) -> None:
     recipe = Recipe.model_validate(BIG | fields | {"training": BIG["training"] | fields["training"]})
     compute = Compute(torch.device("cpu"), "float16" if name == "precision" else "float32")
     with pytest.raises(UsageError) as caught:
-        _shards(recipe, replace(compute, world=World(0, 2)), None)
+        _must_shard(recipe, replace(compute, world=World(0, 2)), None)
     assert caught.value.where.startswith(key)
     assert "shard=none" in caught.value.fix
 
@@ -278,7 +280,7 @@ def test_processes_that_disagree(monkeypatch: pytest.MonkeyPatch, differs: str |
         other = world.rank == 1 and differs is not None
         recipe = Recipe.model_validate(BIG | {"data": data, "seed": 2 if other and differs == "recipe" else 1})
         try:
-            agree(recipe, "other" if other and differs == "training data" else "same", world)
+            check_same_inputs(recipe, "other" if other and differs == "training data" else "same", world)
         except UsageError as error:
             return error.what
         return ""

@@ -30,10 +30,10 @@ from lmtool.recipe.load import Setting, parse_settings
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.training import plan, start
+from lmtool.training import plan, train
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Started, Stepped
-from lmtool.training.job import Invocation
+from lmtool.training.job import SessionOptions
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.resuming import resume
 from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
@@ -566,10 +566,10 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 
     recipe = load(work.recipe).recipe
     with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
-        plan.checked_compute(recipe, replace(CPU, world=World(0, 3)), {})
+        plan.check_device(recipe, replace(CPU, world=World(0, 3)), {})
     assert caught.value.where == "training.batch_size"
     replicated = load(work.recipe, ["training.shard=none"]).recipe
-    plan.checked_compute(replicated, replace(CPU, world=World(0, 4)), {})
+    plan.check_device(replicated, replace(CPU, world=World(0, 4)), {})
 
 
 # torch.compile imports parts of torch that torch itself has deprecated, and asks inner tensors for their gradients.
@@ -598,8 +598,8 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
     work.text.write_text(documents(200) if layout == "documents" else words(3000))
     settings = parse_settings(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
-    invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
+    invocation = SessionOptions(["test"], no_report, lambda: False, work.run("hashed"))
     assert any(
-        isinstance(event, Stepped) for event in start.start(plan_pretraining(None, None, flags, no_report), invocation)
+        isinstance(event, Stepped) for event in train.train(plan_pretraining(None, None, flags, no_report), invocation)
     )
     assert len(hashed) == 1

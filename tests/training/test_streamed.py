@@ -29,7 +29,7 @@ from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
-from lmtool.training import start
+from lmtool.training import train
 from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedWindows
@@ -71,7 +71,7 @@ def streamed(work: Work, *overrides: str) -> ResolvedRecipe:
 
 def pretrained(work: Work, name: str, *overrides: str, **options: Any) -> list[Any]:
     plan = plan_pretraining(None, str(work.recipe), settings(work, *overrides), no_report)
-    return list(start.start(plan, work.session(name, **options)))
+    return list(train.train(plan, work.session(name, **options)))
 
 
 def examples_of(data: TextData) -> StreamedWindows:

@@ -21,7 +21,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import truncated_bptt as carry
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.plan import checked_compute
+from lmtool.training.plan import check_device
 from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore, Work, lasting
 
@@ -93,8 +93,8 @@ def test_gradients_end_where_the_step_begins() -> None:
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, CONTEXT + 1 :].flatten()).backward()
     norm = torch.stack([p.grad.norm() for p in by_hand.model.parameters() if p.grad is not None]).norm()
     assert second.grad_norm == pytest.approx(float(norm), rel=1e-9)
-    assert second.carried is not None
-    assert not any(tensor.requires_grad for layer in second.carried.layers for tensor in layer)
+    assert second.carried_state is not None
+    assert not any(tensor.requires_grad for layer in second.carried_state.layers for tensor in layer)
 
 
 def test_rows_start_anew_with_each_epoch() -> None:
@@ -113,9 +113,9 @@ def test_any_split_of_a_batch_is_the_same(micro_batch: int) -> None:
     whole, split = Trainer(steps=7), Trainer(steps=7, micro_batch=micro_batch)
     for one, other in zip(whole.train(), split.train(), strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-6)
-        assert one.carried is not None
-        assert other.carried is not None
-        for layer, same in zip(one.carried.layers, other.carried.layers, strict=True):
+        assert one.carried_state is not None
+        assert other.carried_state is not None
+        for layer, same in zip(one.carried_state.layers, other.carried_state.layers, strict=True):
             torch.testing.assert_close(layer, same, rtol=1e-9, atol=1e-9)
     for one, other in zip(whole.model.parameters(), split.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
@@ -127,23 +127,25 @@ def test_a_step_follows_from_the_state_before_it() -> None:
     steps = parts.steps()
     assert [next(steps).loss, (last := next(steps)).loss] == losses[:2]
     steps.close()
-    assert [step.loss for step in parts.train(done=2, carried=last.carried)] == losses[2:]
+    assert [step.loss for step in parts.train(steps_done=2, carried_state=last.carried_state)] == losses[2:]
 
 
 def test_a_state_comes_back_from_its_tensors() -> None:
     (*_, last) = Trainer().train()
-    assert last.carried is not None
-    like = carry.fresh(Trainer().model, ROWS, torch.device("cpu"))
-    tensors = carry.to_tensors(last.carried)
+    assert last.carried_state is not None
+    like = carry.make_initial_state(Trainer().model, ROWS, torch.device("cpu"))
+    tensors = carry.to_tensors(last.carried_state)
     back = carry.from_tensors(tensors, like, "here")
     assert isinstance(back, DecodeState)
-    for layer, other in zip(last.carried.layers, back.layers, strict=True):
+    for layer, other in zip(last.carried_state.layers, back.layers, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(layer, other, strict=True))
     del tensors["carried/1/0"]
     with pytest.raises(CheckpointError, match="carried/1/0"):
         carry.from_tensors(tensors, like, "here")
     with pytest.raises(CheckpointError, match="another shape"):
-        carry.from_tensors(carry.to_tensors(last.carried), carry.fresh(Trainer().model, 3, torch.device("cpu")), "")
+        carry.from_tensors(
+            carry.to_tensors(last.carried_state), carry.make_initial_state(Trainer().model, 3, torch.device("cpu")), ""
+        )
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(work: Work) -> None:
@@ -164,7 +166,7 @@ def test_a_text_with_fewer_windows_than_rows_is_refused(work: Work) -> None:
 def test_several_processes_are_refused() -> None:
     recipe = load("tiny", [RNN, "training.carry_state=true"]).recipe
     with pytest.raises(UsageError, match="one process only"):
-        checked_compute(recipe, replace(CPU, world=World(0, 2)), {})
+        check_device(recipe, replace(CPU, world=World(0, 2)), {})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from lmtool.model.features import find_features
 from lmtool.recipe.load import load, parse_settings
 from lmtool.training.events import Started
 from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.start import start
+from lmtool.training.train import train
 from tests.reference import vectors as reference
 from tests.training.tiny import Work, after, lasting
 
@@ -297,7 +297,7 @@ def test_a_trained_model_gets_no_features(elmo: Work) -> None:
         str(elmo.run("plain")), None, parse_settings(["model.features.run=elmo"], flags_of(table_of(elmo)))
     )
     with pytest.raises(UsageError, match="was trained without these features"):
-        list(start(plan, elmo.session()))
+        list(train(plan, elmo.session()))
 
 
 def flags_of(table: Path) -> list[Any]:

@@ -25,7 +25,7 @@ def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
 
 
 def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Windows:
-    return Windows(store, Cut("pair", length, length), seed, marks=(BOS, EOS))  # type: ignore[arg-type]
+    return Windows(store, Cut("pair", length, length), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
 
 
 def documents_of(lengths: list[int]) -> list[range]:
@@ -40,7 +40,7 @@ def documents_of(lengths: list[int]) -> list[range]:
     lengths=st.lists(st.integers(0, 30), max_size=6).map(lambda more: [5, *more, 2]),
     length=st.integers(2, 12),
     seed=st.integers(0, 100),
-    marks=st.booleans(),
+    special_ids=st.booleans(),
 )
 def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length: int, seed: int, marks: bool) -> None:
     lengths = lengths if marks else [n for n in lengths if n]
@@ -71,7 +71,7 @@ def test_swapped_pairs_are_consecutive_parts_of_one_document_half_of_them_swappe
     lengths: list[int], seed: int
 ) -> None:
     """Lan et al. 2020, section 3.1; also of a text that is one document."""
-    examples = Windows(store_of(lengths), Cut("swapped pair", 9, 9), seed, marks=(BOS, EOS))  # type: ignore[arg-type]
+    examples = Windows(store_of(lengths), Cut("swapped pair", 9, 9), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
     documents = documents_of(lengths)
     found = examples.read(np.arange(100))
     for example in found:
@@ -140,7 +140,7 @@ def test_a_second_document_is_needed(lengths: list[int]) -> None:
 
 def test_a_text_to_swap_is_needed() -> None:
     with pytest.raises(DataError, match="a document of at least two") as caught:
-        Windows(store_of([1, 1]), Cut("swapped pair", 9, 9), 1, marks=(BOS, EOS))  # type: ignore[arg-type]
+        Windows(store_of([1, 1]), Cut("swapped pair", 9, 9), 1, special_ids=(BOS, EOS))  # type: ignore[arg-type]
     assert caught.value.where == "objective.sentence_order"
 
 

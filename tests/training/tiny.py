@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.run.checkpoint import check_checkpoint_sizes
 from lmtool.tasks.results import Results
-from lmtool.training import events, finetuning, plan, resuming, start
+from lmtool.training import events, finetuning, plan, resuming, train
 from lmtool.training.comparison import TextResults
-from lmtool.training.job import Invocation
+from lmtool.training.job import SessionOptions
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}
@@ -95,8 +95,8 @@ class Work:
     def run(self, name: str = "run") -> Path:
         return self.folder / name
 
-    def session(self, name: str = "run", stop: Stop = lambda: False) -> Invocation:
-        return Invocation(["test"], no_report, stop, self.run(name))
+    def session(self, name: str = "run", stop: Stop = lambda: False) -> SessionOptions:
+        return SessionOptions(["test"], no_report, stop, self.run(name))
 
     def pretrain(
         self,
@@ -112,7 +112,7 @@ class Work:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
         named = None if source is None else str(source)
         planned = plan.plan_pretraining(named, str(self.recipe), parse_settings(overrides, flags), no_report)
-        return list(start.start(planned, self.session(name, stop)))
+        return list(train.train(planned, self.session(name, stop)))
 
     def finetune(
         self,
@@ -134,7 +134,7 @@ class Work:
         flags = [Setting("data.train", [str(table)], "TABLE"), *taught_by(teacher)]
         all_settings = parse_settings((*settings, *every, *overrides), flags)
         planned = finetuning.plan_finetuning(str(source), None, all_settings)
-        return list(start.start(planned, self.session(name, stop)))
+        return list(train.train(planned, self.session(name, stop)))
 
     def learn_table(
         self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
@@ -142,7 +142,7 @@ class Work:
         """Train on a table from scratch."""
         settings = parse_settings(overrides, [Setting("data.train", [str(table)], "TABLE")])
         planned = finetuning.plan_finetuning(None, str(recipe), settings)
-        return list(start.start(planned, self.session(name, stop)))
+        return list(train.train(planned, self.session(name, stop)))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
         return list(resuming.resume(str(self.run(name)), parse_settings(overrides), self.session(name, stop)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lmtool.run.directory import Run
     from lmtool.training.events import Event
-    from lmtool.training.job import Invocation
+    from lmtool.training.job import SessionOptions
     from lmtool.training.plan import Plan
 
 _data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
@@ -132,7 +132,7 @@ def finetune(
                 retry=start_or_resume or seeds > 1,
                 brief=seeds > 1,
                 until=until,
-                is_baseline_least=alone,
+                stops_below_baseline=alone,
             )
         except typer.Exit:
             if seeds > 1 and output is not None and not quiet:
@@ -192,13 +192,13 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
             raise UsageError(what, where=str(run.path), fix="choose another folder with -o", code="output_exists")
 
 
-def _start_with_export_note(plan: "Plan", invocation: "Invocation") -> "Iterator[Event]":
+def _start_with_export_note(plan: "Plan", options: "SessionOptions") -> "Iterator[Event]":
     """Yields the events of training, and before its first step a note on how the run can be exported."""
     from lmtool.export.forms import export_line
     from lmtool.training.events import Info, Started
-    from lmtool.training.start import start
+    from lmtool.training.train import train
 
-    for event in start(plan, invocation):
+    for event in train(plan, options):
         yield event
         if isinstance(event, Started):
             yield Info(export_line(event.recipe, event.tokenizer))

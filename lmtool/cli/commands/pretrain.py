@@ -47,11 +47,11 @@ def pretrain(
 
     from lmtool.run.creation import check_output_folder
     from lmtool.training.plan import plan_pretraining
-    from lmtool.training.start import start
+    from lmtool.training.train import train
 
     check_output_folder(output, start_or_resume)  # before the text is read
     run_training(
-        lambda invocation: start(plan_pretraining(source, recipe, chosen, invocation.report), invocation),
+        lambda session: train(plan_pretraining(source, recipe, chosen, session.report), session),
         quiet,
         output=output,
         retry=start_or_resume,
@@ -83,6 +83,6 @@ def resume(
     from lmtool.recipe.load import check_settings, parse_settings
 
     check_settings(settings := parse_settings(overrides or ()))
-    from lmtool.training.resuming import resume as start
+    from lmtool.training import resuming
 
-    run_training(partial(start, run, settings), quiet)
+    run_training(partial(resuming.resume, run, settings), quiet)
