@@ -74,6 +74,9 @@ LIGHT = {
     "plan text.txt -s training.stpes=5": 2,
     "plan tiny -s model.d_model=wide": 2,
     "resume last -s training.stpes=5": 2,
+    "sweep text.txt -s optimizer.lrr=0.1,0.2": 2,
+    "sweep text.txt -r bert-tiny -s model.d_model=wide,8": 2,
+    "recipes batch bert-tiny text.txt -s model.d_model=wide": 2,
     "pretrian text.txt": 2,
 }
 """Commands that import nothing heavy, and their exit codes."""

@@ -99,10 +99,8 @@ def batch(
     lmtool recipes batch t5-tiny "Once upon a time there was a fox that lived in a red house."
     lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
     """
-    from lmtool.cli.progress import Display
-    from lmtool.recipe.load import Setting, parse_settings
-    from lmtool.training.finetuning import plan_training
-    from lmtool.training.plan import plan_pretraining
+    from lmtool.recipe.load import Setting, check_settings, parse_settings
+    from lmtool.recipe.resolve import resolve
 
     check_new(output)
     (text,) = with_stdin("text or table", text)
@@ -110,8 +108,13 @@ def batch(
     sources = [STORIES] if texts else text
     settings = parse_settings(overrides or (), [Setting("data.train", sources, "TEXT")])
     recipe, run = (name, None) if is_recipe(name) else (None, name)
+    # mistakes are reported before anything heavy is imported
+    check_settings(settings) if recipe is None else resolve(recipe, settings)
 
+    from lmtool.cli.progress import Display
     from lmtool.report import batch as described
+    from lmtool.training.finetuning import plan_training
+    from lmtool.training.plan import plan_pretraining
 
     with Display(shown=True, quiet=quiet) as display:
         if texts:

@@ -47,20 +47,28 @@ def sweep(
     lmtool sweep reviews.csv -r linear -s model.ngrams=1,2,3 --seeds 3
     lmtool sweep reviews.csv --minutes 3
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from lmtool.report.numbers import shown
-    from lmtool.run.creation import make_run_path
+    from lmtool.recipe.load import check_settings, parse_settings
+    from lmtool.recipe.resolve import resolve
     from lmtool.sweeping.grid import choices_of, name_of, read, usual_axes
-    from lmtool.sweeping.halving import search
-    from lmtool.sweeping.results import tabulated, validated
-    from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
 
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
     fixed, axes = read(values or ())
     read_by = to_settings(options)
+    # mistakes are reported before anything heavy is imported
+    check_settings(parse_settings([*fixed, *(f"{key}={value}" for key, each in axes.items() for value in each)]))
+    if recipe is not None:
+        resolve(recipe, [*parse_settings([*fixed, *(f"{key}={each[0]}" for key, each in axes.items())]), *read_by])
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from lmtool.report.numbers import shown
+    from lmtool.run.creation import make_run_path
+    from lmtool.sweeping.halving import search
+    from lmtool.sweeping.results import tabulated, validated
+    from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
+
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
