@@ -545,7 +545,8 @@ class TrainingSession:
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            folds = train_folds(rewind_job(run, self.job), data, step, self.should_stop)
+            job = replace(rewind_job(run, self.job), recipe=self.recipe)  # of as many steps as this run
+            folds = train_folds(job, data, step, self.should_stop)
             results = data.measure_folds(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{NO_SCORE}: {error.what}")

@@ -17,7 +17,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training import data as text_data
-from lmtool.training import finetuning, job, length, session
+from lmtool.training import finetuning, folds, job, length, session
 from lmtool.training.data import read_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
@@ -323,6 +323,22 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
         computed = sum(event.step.n_computed for event in told if isinstance(event, Stepped))
         assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
         assert [event.why.startswith(f"for {minutes:g} minutes") for event in told if isinstance(event, StepsChanged)]
+
+
+def test_models_that_score_rows_have_the_schedule_of_the_run(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where time limits it, so that its steps are not those of its recipe."""
+    lengths = []
+
+    def noted(trainable: Any, examples: Any, recipe: Recipe, *others: Any, **options: Any) -> Any:
+        lengths.append(recipe.training.steps)
+        return fit(trainable, examples, recipe, *others, **options)
+
+    work.pretrain(name="base")
+    planned(monkeypatch, 6)
+    monkeypatch.setattr(folds, "fit", noted)
+    told = work.finetune("training.minutes=1", "data.valid_fraction=0", source=work.run("base"), name="scored")
+    assert ended(told).step == 6
+    assert set(lengths) == {6}
 
 
 @pytest.mark.parametrize("key", ["training.steps=9", "training.minutes=5"])
