@@ -334,7 +334,7 @@ class _Workload:
         """Steps that the recipe's limits of epochs, tokens and minutes allow, of those that are known."""
         training, limits = self.recipe.training, list[int]()
         if training.epochs is not None and self.data is not None:
-            limits.append(count_epoch_steps(self.recipe, self.data, training.epochs))
+            limits.append(count_epoch_steps(self.recipe, self.data.per_epoch, training.epochs))
         if training.tokens is not None:
             limits.append(count_token_steps(self.recipe, training.tokens))
         if training.minutes is not None and seconds is not None:

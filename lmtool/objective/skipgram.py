@@ -208,8 +208,8 @@ class CbowObjective(SkipGramObjective):
 class GloveObjective(SkipGramObjective):
     """Sum over pairs (i, j) of f(X_ij) (w_i . u_j + b_i + c_j - log X_ij)^2, f(x) = min(1, (x / x_max)^power).
 
-    An example has words i, context words j and their counts X; see `lmtool.training.pairs`. In evaluation, where counts
-    of another text would be of another scale, the loss is that of context words under p(j | i).
+    An example has words i, context words j and their counts X; see `lmtool.training.cooccurrences`. In evaluation,
+    where counts of another text would be of another scale, the loss is that of context words under p(j | i).
 
     spec: of the pairs of evaluation.
     """

@@ -85,7 +85,7 @@ class Typed:
         told: list[str] = []
         named = self
         if plan.tables:
-            chosen = [f"{one.key}={json.dumps(one.value)}" for one in plan.features]
+            chosen = [f"{one.key}={json.dumps(one.value)}" for one in plan.chosen_settings]
             told += filter(None, [plan.choice])
             if not plan.recipe.data.holds_out and HELD_OUT[0] not in (one.key for one in settings):
                 chosen.append("=".join(HELD_OUT))

@@ -33,15 +33,15 @@ CONTRASTIVE_PENALTY = 0.01
 """The l2 for vectors that were trained on the same rows, for which cross-validation is too optimistic. It is weak, so
 that probabilities are as high as such vectors are often right."""
 
-N_FOLDS = 5
+N_PENALTY_FOLDS = 5
 
-FEW_ROWS, N_DIVISIONS = 200, 3
+FEW_PENALTY_ROWS, N_DIVISIONS = 200, 3
 """Fewer rows are divided into folds this often, so that chance has less influence on the choice."""
 
-MANY_ROWS = 1_000
+MANY_PENALTY_ROWS = 1_000
 """More rows are scored on one fold only."""
 
-MAX_ROWS = 10_000
+MAX_PENALTY_ROWS = 10_000
 """Maximum rows on which the penalty is chosen: a random sample of larger tables."""
 
 MAX_LOG_FACTOR = 5.0
@@ -88,7 +88,7 @@ class FittedHead:
 class ChosenPenalty:
     """A penalty that cross-validation chose.
 
-    from_naive_bayes: see `HeadFit`. factor: on scores, which minimizes the mean loss of held-out rows: 1 / T of
+    from_naive_bayes: see `HeadProblem`. factor: on scores, which minimizes the mean loss of held-out rows: 1 / T of
     temperature scaling (Guo et al. 2017). loss: this loss; score: headline metric on the same rows; None if nothing was
     held out. start_FC: weights that were fitted to a fold.
     """
@@ -102,7 +102,7 @@ class ChosenPenalty:
 
 
 class LinearMap(NamedTuple):
-    """The features as `HeadFit.fit` multiplies them with weights.
+    """The features as `HeadProblem.fit` multiplies them with weights.
 
     forward: from weights (F, C) to scores (R, C). backward: from gradients of scores (R, C) to those of weights (F, C).
     squares_FC: sums over rows of squared features; (F, 1) if they are the same for all scores. n_products:
@@ -116,7 +116,7 @@ class LinearMap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeadFit:
+class HeadProblem:
     """A minimization problem: the objective's loss, summed over rows, and the penalty of the weights.
 
     features: (R, F), dense or sparse, scaled so that the mean squared norm of the rows is 1. labels: a batch with the
@@ -155,7 +155,7 @@ class HeadFit:
             return 1.0
         return np.ascontiguousarray(log_ratios(self.features, self.target_RC).T)
 
-    def take(self, rows: NDArray[np.int64]) -> "HeadFit":
+    def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
         """Returns the problem of some of the rows."""
         return replace(self, features=self.features[rows], labels=_take_labels(self.labels, torch.from_numpy(rows)))
 
@@ -316,9 +316,11 @@ class HeadFit:
         regression, it may rise and fall again. The largest ones are for naive Bayes only: another head near zero tells
         classes apart by its bias alone.
         """
-        rows = np.random.default_rng(seed).permutation(self.n_rows)[:MAX_ROWS]
-        is_many = len(rows) > MANY_ROWS
-        folds = list(self._folds(rows, seed, N_DIVISIONS if len(rows) < FEW_ROWS else 1)) if len(rows) > 1 else []
+        rows = np.random.default_rng(seed).permutation(self.n_rows)[:MAX_PENALTY_ROWS]
+        is_many = len(rows) > MANY_PENALTY_ROWS
+        folds = (
+            list(self._folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1)) if len(rows) > 1 else []
+        )
         folds = folds[: 1 if is_many else None]
         best, min_loss = ChosenPenalty(1.0, self.from_naive_bayes), float("inf")
         if not folds:
@@ -344,7 +346,7 @@ class HeadFit:
         return best
 
     @property
-    def rounded(self) -> "HeadFit":
+    def rounded(self) -> "HeadProblem":
         """The same problem with sparse features in single precision, whose products take half the time."""
         from scipy.sparse import issparse
 
@@ -373,7 +375,7 @@ class HeadFit:
         """Yields the rows to fit and the held-out rows of each fold. Folds are stratified if each row has one class."""
         from sklearn.model_selection import KFold, StratifiedKFold
 
-        n_folds, class_R = min(N_FOLDS, len(rows)), self.target_RC[rows].argmax(1)
+        n_folds, class_R = min(N_PENALTY_FOLDS, len(rows)), self.target_RC[rows].argmax(1)
         smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
         for division in range(divisions):
             options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
@@ -386,10 +388,10 @@ class HeadFit:
 
 
 @dataclass(frozen=True)
-class HeadProblem:
+class ModelHeadProblem:
     """The fit of a model's head. used_F: the features of the model that occur. scale: what they are divided by."""
 
-    problem: HeadFit
+    problem: HeadProblem
     used_F: NDArray[np.int64]
     scale: float
 
@@ -397,7 +399,7 @@ class HeadProblem:
     @torch.no_grad()
     def from_batches(
         cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
-    ) -> "HeadProblem":
+    ) -> "ModelHeadProblem":
         """Computes the features. batches: all labelled rows, on the CPU."""
         device = model.head.weight.device
         is_linear = isinstance(model.head, RatioHead) or model.pool is None
@@ -412,9 +414,9 @@ class HeadProblem:
             _join_labels(batches),
             isinstance(model.head, RatioHead) and objective.spec.task == "class",
         )
-        return cls(HeadFit(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale)
+        return cls(HeadProblem(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale)
 
-    def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
+    def take(self, rows: NDArray[np.int64]) -> "ModelHeadProblem":
         """Returns the problem of some of the rows."""
         return replace(self, problem=self.problem.take(rows))
 
@@ -445,15 +447,15 @@ class HeadProblem:
 def fit_head(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
 ) -> FittedHead:
-    """Fits the head of a model to labelled rows, in place; see `HeadProblem.fit_head`."""
-    return HeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
+    """Fits the head of a model to labelled rows, in place; see `ModelHeadProblem.fit_head`."""
+    return ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
 
 
 def cross_validate_head(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
 ) -> ChosenPenalty:
     """Chooses the penalty of the head of a model by cross-validation, without fitting it."""
-    return HeadProblem.from_batches(model, objective, batches).problem.choose_penalty(seed)
+    return ModelHeadProblem.from_batches(model, objective, batches).problem.choose_penalty(seed)
 
 
 def _to_tensor(features: Any) -> Tensor:

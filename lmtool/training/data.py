@@ -36,14 +36,14 @@ from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import comparison
 from lmtool.training.comparison import NGRAM_WINDOW, TextResults
-from lmtool.training.pairs import CountedPairs
+from lmtool.training.cooccurrences import CountedPairs
 from lmtool.training.streamed import StreamedMixture, StreamedWindows, open_streams
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 MAX_STEPS_BACK = 64
 """Maximum steps back over which gradient norms are logged."""
 
-MAX_COUNTED_TOKENS = 10_000_000
+MAX_EMBEDDING_NGRAM_TOKENS = 10_000_000
 """Maximum tokens of the training text in which the n-grams of a model's embeddings are counted."""
 
 MAX_PROMPT_CHARACTERS = 24
@@ -95,7 +95,7 @@ class TextData:
         self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: EvaluationWindows | None = None
-        self._pairs: Windows | None = None
+        self._validation_pairs: Windows | None = None
 
     @contextmanager
     def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> Iterator[None]:
@@ -188,13 +188,13 @@ class TextData:
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
         for ngrams in ngrams_of(lm):
-            ngrams.count(torch.from_numpy(self._train.sample_evenly(MAX_COUNTED_TOKENS)))
+            ngrams.count(torch.from_numpy(self._train.sample_evenly(MAX_EMBEDDING_NGRAM_TOKENS)))
 
     def windows(self, objective: Objective) -> Windows:
         """Returns windows of the training text: of the head of a streamed one, of the first text of a mixture."""
         tokenizer = self.prompt_format.tokenizer
-        cut, marks = objective.cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
-        return Windows(self._train, cut, self._seed, self._lanes, marks, self._spec.isolate_documents)
+        cut, special_ids = objective.cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
+        return Windows(self._train, cut, self._seed, self._lanes, special_ids, self._spec.isolate_documents)
 
     def check(self) -> None:
         """Raises DataError if the training or the validation text has no example."""
@@ -213,10 +213,10 @@ class TextData:
     def _make_windows(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
         """Returns the windows of the text that examples are made of. Raises DataError if there are none."""
         cut = objective.cut(self._context)
-        marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
+        special_ids = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
-            self._pairs = Windows(self._valid, cut, self._seed, special_ids=marks)
+            self._validation_pairs = Windows(self._valid, cut, self._seed, special_ids=special_ids)
         if objective.unit == "pair":
             for name, store in (("training", self._train), ("validation", self._valid)):
                 if not _has_targets(store, objective, cut.length):
@@ -224,12 +224,12 @@ class TextData:
                     fix = "give more text, or make one text of it: -s data.documents=whole"
                     raise DataError(what, where=", ".join(self._spec.sources), fix=fix)
         if self._spec.mixture:
-            return self._mix_texts(cut, marks)
+            return self._mix_texts(cut, special_ids)
         if self._blocks:
             return self._stream_text(0, cut, self._seed)
         return self.windows(objective)
 
-    def _mix_texts(self, cut: Cut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
+    def _mix_texts(self, cut: Cut, special_ids: tuple[int, int]) -> Mixture | StreamedMixture:
         """Returns windows of each text of the mixture, in proportion to its weight."""
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
@@ -241,7 +241,9 @@ class TextData:
         if self._blocks:
             streams = [self._stream_text(n, cut, derive_seed(seed, "text", n)) for n in range(len(parts))]
             return StreamedMixture(streams, list(mixture.values()), seed)
-        texts = [Windows(part, cut, derive_seed(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
+        texts = [
+            Windows(part, cut, derive_seed(seed, "text", n), None, special_ids, apart) for n, part in enumerate(parts)
+        ]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
     def _stream_text(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
@@ -275,8 +277,8 @@ class TextData:
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         """Computes loss and metrics on the validation part, all processes together."""
-        if self._pairs is not None:
-            return _validate_pairs(self._pairs, self._max_validation_tokens, lm, objective, compute)
+        if self._validation_pairs is not None:
+            return _validate_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
         if self._held_out is None:
             longest = objective.window(self._context)
             self._held_out = EvaluationWindows.sample(self._valid, longest, self._max_validation_tokens, self._seed)

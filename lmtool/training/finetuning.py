@@ -228,7 +228,7 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
         settings = [*features, *settings]
     published = published_encoder(texts) if tables[0].n_rows < FEW_ROWS else "hf:ORG/NAME"
     choice = f"a linear model {description} is trained; {_suggest_models(last, published, 'a published model')}"
-    return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features)
+    return Plan(resolve(None, settings, shape), tables=tables, choice=choice, chosen_settings=features)
 
 
 def _suggest_models(last: str, published: str, what: str) -> str:

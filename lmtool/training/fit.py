@@ -231,8 +231,13 @@ def _fit_head_to_all_rows(
 
 
 def is_validation_step(recipe: Recipe, step: int) -> bool:
-    """Whether a step ends with a validation."""
+    """Whether a step ends with a validation by the recipe."""
     return step % recipe.evaluation.every == 0 or step == recipe.training.steps
+
+
+def is_checkpoint_step(recipe: Recipe, step: int) -> bool:
+    """Whether a step ends with a checkpoint by the recipe."""
+    return is_validation_step(recipe, step) or step % recipe.checkpoint.every == 0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import AnsweringModel
-from lmtool.training.convex import ChosenPenalty, HeadProblem, cross_validate_head
+from lmtool.training.convex import ChosenPenalty, ModelHeadProblem, cross_validate_head
 from lmtool.training.distillation import distill
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.job import RecipeWithData, TrainingJob
@@ -96,7 +96,7 @@ def _fit_heads(
     lm, objective, _ = job.build()
     rows = data.tasks[0].train
     labelled_objective = cast(ClassificationObjective, objective)
-    problem = HeadProblem.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
+    problem = ModelHeadProblem.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))

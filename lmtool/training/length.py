@@ -2,12 +2,12 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lmtool.compute.processes import World
 from lmtool.objective import Objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Lbfgs
+from lmtool.recipe.spec.training import Constant, Cosine, InverseSquareRoot, Lbfgs
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import DurationEstimate
@@ -36,14 +36,18 @@ MIN_PROBE_STEPS = 3
 UNKNOWN_STEPS = 10**9
 """Number of steps of a run with a time limit while its speed is unknown."""
 
-MIN_TRAINING_FRACTION = 0.25
-"""Minimum fraction of the time limit for training steps, however long it took to prepare the data."""
+MIN_TIME_FRACTION = 0.25
+"""Minimum fraction of the time limit that is left for training steps, however long preparing the data took."""
 
 FORWARD_FRACTION = 1 / 3
 """Fraction of the time of a training step for its forward pass: a backward pass takes twice as long."""
 
 PASS_MARGIN = 1.05
 """Safety factor on the suggested minutes of a whole pass over the data."""
+
+
+REVISION_TOLERANCE = 0.03
+"""Relative change below which the number of steps is not revised."""
 
 
 @dataclass
@@ -133,10 +137,110 @@ class Speed:
             (seconds - N_VALIDATIONS * self.validation) / self.step,
             seconds / (self.step + self.validation / validation_interval),
         )
-        return max(1, int(max(steps, MIN_TRAINING_FRACTION * seconds / self.step)))
+        return max(1, int(max(steps, MIN_TIME_FRACTION * seconds / self.step)))
 
 
-def with_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
+class RunLength:
+    """The number of steps of a run while a session trains it. A time limit sets it by the speed of the first steps, and
+    revises it.
+
+    minutes: the time limit, if there is one. speed: None until it is known.
+    """
+
+    def __init__(self, recipe: Recipe, data: TrainingData, world: World, started_at: float | None) -> None:
+        """recipe: before its number of steps is revised. started_at: when the command of a new run started, by
+        time.perf_counter; None for a resumed run."""
+        self._recipe, self._data, self._world, self._started_at = recipe, data, world, started_at
+        self._first_steps = FirstSteps.from_recipe(recipe) if has_training_time(recipe) else None
+        self.minutes = None if self._first_steps is None else recipe.training.minutes
+        self._max_steps, self._limited_by = max_steps_by_data(recipe, data)
+        self._deadline = math.inf
+        self.speed: Speed | None = None
+
+    @property
+    def initial_recipe(self) -> Recipe:
+        """The recipe with which the session starts; with a time limit it has the maximum number of steps."""
+        if self.minutes is None:
+            return self._recipe
+        return self._recipe.with_values({"training.steps": self._max_steps})
+
+    def add_first_step(self, step: Step, examples: ExampleSource, objective: Objective, *, is_due: bool) -> bool:
+        """Adds one of the first steps. Returns whether they are enough now, so that `speed` is known.
+
+        is_due: with a time limit they are enough at this step.
+        """
+        if self._first_steps is None:
+            return False
+        is_enough = self._first_steps.add(step, self._world)
+        if not is_enough and not (is_due and self.minutes is not None):
+            return False
+        first, self._first_steps = self._first_steps, None
+        self.speed = Speed.measure(first, self._recipe, self._data, examples, objective, self._world)
+        return True
+
+    def choose_steps(self, steps_done: int, validation_interval: int) -> tuple[int, str]:
+        """Returns the number of steps of a run with a time limit by its first steps, and a description of the limit."""
+        assert self.minutes is not None
+        if self.speed is None:
+            why = self._limited_by or "since the first steps have no target, and so no speed"
+            return self._max_steps if self._limited_by else self._recipe.training.steps, why
+        seconds = self._estimate_seconds_left(self.minutes, self.speed)
+        self._deadline = time.perf_counter() + seconds
+        pace = f"{self.minutes:g} minutes at {self.speed.step_tokens / self.speed.step:,.0f} {self.speed.unit}s/s"
+        by_time = steps_done + self.speed.steps_in(seconds, validation_interval), f"for {pace}"
+        return min((self._max_steps, self._limited_by), by_time)
+
+    def _estimate_seconds_left(self, minutes: float, speed: Speed) -> float:
+        """Estimates the seconds that the time limit leaves for training steps; the same in all processes."""
+        spent = 0.0 if self._started_at is None else time.perf_counter() - self._started_at
+        left = max(60 * minutes - spent - speed.final_evaluation, MIN_TIME_FRACTION * 60 * minutes)
+        return self._world.sum((left / (1 + speed.scoring_steps) if self._world.is_main else 0.0,))[0]
+
+    def record_validation(self, seconds: float) -> None:
+        """Corrects the speed by the duration of a validation, and the deadline by that of the final evaluation."""
+        if self.speed is None:
+            return
+        before = self.speed.final_evaluation
+        self.speed = replace(
+            self.speed, validation=seconds, final_evaluation=self._data.estimate_final_seconds(seconds)
+        )
+        self._deadline -= (self.speed.final_evaluation - before) / (1 + self.speed.scoring_steps)
+
+    def revise_steps(self, recipe: Recipe, steps_done: int, started_at: float) -> int:
+        """Returns the number of steps by the speed so far: the same in all processes, and unchanged without a limit.
+
+        started_at: when the steps of this session started, by time.perf_counter.
+        """
+        if self.minutes is None or self.speed is None or steps_done >= recipe.training.steps:
+            return recipe.training.steps
+        steps = 0
+        if self._world.is_main:
+            limits = self._deadline, self._max_steps
+            steps = steps_by_deadline(recipe, steps_done, started_at, *limits)
+        return int(self._world.sum((steps,))[0])
+
+    def estimate_duration(self, recipe: Recipe, steps_done: int, per_epoch: int) -> DurationEstimate:
+        """Estimates how long the run takes from now on. The speed must be known. per_epoch: examples of an epoch."""
+        assert self.speed is not None
+        training, every = recipe.training, self._recipe.evaluation.every
+        pass_steps, minutes = count_epoch_steps(recipe, per_epoch, 1), None
+        if self._started_at is not None and training.steps < pass_steps:
+            interval = min(every, _validation_interval(pass_steps))
+            left = self.speed.estimate_seconds(pass_steps, interval, steps_done)
+            seconds = PASS_MARGIN * (time.perf_counter() - self._started_at + left)
+            # rounded up to tenths of a minute, above ten minutes to minutes
+            minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)
+        return DurationEstimate(
+            seconds=self.speed.estimate_seconds(training.steps, recipe.evaluation.every, steps_done),
+            speed=self.speed.step_tokens / self.speed.step,
+            unit=self.speed.unit,
+            steps=training.steps - steps_done,
+            patience=recipe.evaluation.patience,
+            pass_minutes=minutes,
+        )
+
+
+def fix_length_by_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
     """Returns the recipe with the steps that follow from its epochs and tokens, and a line that says so.
 
     Unchanged, with an empty line, without either, for a table, whose steps are known when it is read, and with a time
@@ -145,7 +249,7 @@ def with_steps_from_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, st
     if recipe.training.minutes is not None or data.unit == "row" or not (limits := _limits(recipe, data)):
         return recipe, ""
     steps, why = min(limits)
-    return with_fixed_steps(recipe, steps), f"length: {steps:,} steps, for {why}"
+    return fix_length(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
 def has_training_time(recipe: Recipe) -> bool:
@@ -153,7 +257,7 @@ def has_training_time(recipe: Recipe) -> bool:
     return not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
 
 
-def limit_steps(recipe: Recipe, data: TrainingData) -> tuple[int, str]:
+def max_steps_by_data(recipe: Recipe, data: TrainingData) -> tuple[int, str]:
     """Returns the maximum steps by epochs and tokens, and a description of the limit; UNKNOWN_STEPS without a limit."""
     return min(_limits(recipe, data), default=(UNKNOWN_STEPS, ""))
 
@@ -163,14 +267,17 @@ def _limits(recipe: Recipe, data: TrainingData) -> list[tuple[int, str]]:
     if training.epochs is not None:
         source = "table" if data.unit == "row" else "text"
         limits.append(
-            (count_epoch_steps(recipe, data, training.epochs), f"{training.epochs:g} passes over the {source}")
+            (
+                count_epoch_steps(recipe, data.per_epoch, training.epochs),
+                f"{training.epochs:g} passes over the {source}",
+            )
         )
     if training.tokens is not None:
         limits.append((count_token_steps(recipe, training.tokens), f"{training.tokens:,} tokens"))
     return limits
 
 
-def with_fixed_steps(recipe: Recipe, steps: int) -> Recipe:
+def fix_length(recipe: Recipe, steps: int) -> Recipe:
     """Returns a recipe whose length is given in steps, with intervals and a warm-up that fit, instead of epochs, tokens
     or minutes."""
     values = {
@@ -184,8 +291,8 @@ def with_fixed_steps(recipe: Recipe, steps: int) -> Recipe:
     return recipe.with_values(values)
 
 
-def with_steps(recipe: Recipe, steps: int) -> Recipe:
-    """Returns a recipe of `with_fixed_steps` with another number of steps, validated and saved as often as before."""
+def revise_length(recipe: Recipe, steps: int) -> Recipe:
+    """Returns a recipe of `fix_length` with another number of steps, validated and saved as often as before."""
     before, after = _validation_interval(recipe.training.steps), _validation_interval(steps)
 
     def rescale(every: int) -> int:
@@ -198,34 +305,44 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     return recipe.with_values({"training.steps": steps, **intervals})
 
 
-def estimate_duration(
-    recipe: Recipe, data: TrainingData, speed: Speed, steps_done: int, started_at: float | None, max_interval: int
-) -> DurationEstimate:
-    """Estimates how long a run takes from now on, after its first `steps_done` steps.
+def min_total_steps(recipe: Recipe, steps_done: int) -> int | None:
+    """Returns the smallest number of steps of a run whose first `steps_done` steps are the same as by this recipe.
 
-    started_at: when the command of a new run started, by time.perf_counter; None for a resumed run. max_interval:
-    maximum number of steps between validations.
+    None if they depend on the total number of steps, so that it cannot change. steps_done: at least 1.
     """
-    training, whole, minutes = recipe.training, count_epoch_steps(recipe, data, 1), None
-    if started_at is not None and training.steps < whole:
-        left = speed.estimate_seconds(whole, min(max_interval, _validation_interval(whole)), steps_done)
-        seconds = PASS_MARGIN * (time.perf_counter() - started_at + left)
-        # rounded up to tenths of a minute, above ten minutes to minutes
-        minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)
-    return DurationEstimate(
-        seconds=speed.estimate_seconds(training.steps, recipe.evaluation.every, steps_done),
-        speed=speed.step_tokens / speed.step,
-        unit=speed.unit,
-        steps=training.steps - steps_done,
-        patience=recipe.evaluation.patience,
-        pass_minutes=minutes,
-    )
+    schedule = recipe.schedule
+    if getattr(recipe.objective, "scheduled_sampling", None) is not None:
+        return None
+    if isinstance(schedule, Constant | InverseSquareRoot) or steps_done <= schedule.warmup_steps:
+        return steps_done
+    if isinstance(schedule, Cosine):
+        return None
+    warmup, plateau = schedule.warmup_steps, 1 - schedule.decay_fraction
+    if steps_done - warmup > plateau * (recipe.training.steps - warmup):
+        return None
+    return math.ceil(warmup + (steps_done - warmup) / plateau)
 
 
-def count_epoch_steps(recipe: Recipe, data: TrainingData, epochs: float) -> int:
-    """Returns the number of steps of so many epochs."""
+def steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, deadline: float, max_steps: int) -> int:
+    """Returns the number of steps that a run can take until a deadline at its speed so far.
+
+    It is revised only as far as the completed steps do not depend on it. started_at: when the first of `steps_done`
+    steps started; deadline: when the last one must end, by time.perf_counter. max_steps: the limit by epochs or tokens.
+    """
+    least = min_total_steps(recipe, steps_done)
+    if least is None:
+        return recipe.training.steps
+    now = time.perf_counter()
+    steps = max(least, steps_done + 1, steps_done + int((deadline - now) * steps_done / (now - started_at)))
+    steps = min(steps, max(max_steps, steps_done + 1))
+    is_close = abs(steps - recipe.training.steps) <= REVISION_TOLERANCE * recipe.training.steps
+    return recipe.training.steps if is_close else steps
+
+
+def count_epoch_steps(recipe: Recipe, per_epoch: int, epochs: float) -> int:
+    """Returns the number of steps of so many epochs of `per_epoch` examples."""
     training = recipe.training
-    return max(training.min_steps or 1, math.ceil(epochs * data.per_epoch / training.batch_size))
+    return max(training.min_steps or 1, math.ceil(epochs * per_epoch / training.batch_size))
 
 
 def count_token_steps(recipe: Recipe, tokens: int) -> int:

@@ -25,7 +25,7 @@ from lmtool.tasks.prepare import TaskTables, read_tables
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.distillation import check_teacher, open_teacher
 from lmtool.training.job import TrainingJob
-from lmtool.training.length import with_steps_from_data
+from lmtool.training.length import fix_length_by_data
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Plan:
     text: the training text, if the recipe depends on it.
     tables: the training table of each task, opened; empty for a text.
     choice: a description of what was chosen because the command does not name it; else empty.
-    features: settings that cross-validation chose, so that repeats need not choose again.
+    chosen_settings: those that cross-validation chose, so that repeats need not choose again.
     """
 
     resolved: ResolvedRecipe
@@ -45,7 +45,7 @@ class Plan:
     text: DividedText | None = None
     tables: tuple[TaskTables, ...] = ()
     choice: str = ""
-    features: tuple[Setting, ...] = ()
+    chosen_settings: tuple[Setting, ...] = ()
 
     @property
     def recipe(self) -> Recipe:
@@ -89,7 +89,7 @@ class Plan:
         if teacher is not None:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
         data.check()
-        recipe, length_line = with_steps_from_data(recipe, data)
+        recipe, length_line = fix_length_by_data(recipe, data)
         inferred = [
             *(self.resolved.inferred if not self.tables else ()),
             *([describe_features(recipe.model, features)] if features else ()),

@@ -1,13 +1,9 @@
 """The learning rate as a function of the step."""
 
 import math
-import time
 
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule
-
-TOLERANCE = 0.03
-"""Relative change below which the number of steps is not revised."""
 
 LOW_FACTOR, LOW_RATE = 0.1, 1e-4
 """The inverse-square-root schedule is doubtful with an `lr` below the first and a peak rate below the second."""
@@ -32,40 +28,6 @@ def learning_rate_factor(spec: Schedule, step: int, steps: int, d_model: int) ->
             return 1 - (1 - final) * max(0.0, 1 - (1 - done) / share)
         case Cosine(final_fraction=final):
             return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
-
-
-def min_total_steps(recipe: Recipe, steps_done: int) -> int | None:
-    """Returns the smallest number of steps of a run whose first `steps_done` steps are the same as by this recipe.
-
-    None if they depend on the total number of steps, so that it cannot change. steps_done: at least 1.
-    """
-    schedule = recipe.schedule
-    if getattr(recipe.objective, "scheduled_sampling", None) is not None:
-        return None
-    if isinstance(schedule, Constant | InverseSquareRoot) or steps_done <= schedule.warmup_steps:
-        return steps_done
-    if isinstance(schedule, Cosine):
-        return None
-    warmup, plateau = schedule.warmup_steps, 1 - schedule.decay_fraction
-    if steps_done - warmup > plateau * (recipe.training.steps - warmup):
-        return None
-    return math.ceil(warmup + (steps_done - warmup) / plateau)
-
-
-def steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, *, deadline: float, max_steps: int) -> int:
-    """Returns the number of steps that a run can take until a deadline at its speed so far.
-
-    It is revised only as far as the completed steps do not depend on it. started_at: when the first of `steps_done`
-    steps started; deadline: when the last one must end, by time.perf_counter. max_steps: the limit by epochs or tokens.
-    """
-    least = min_total_steps(recipe, steps_done)
-    if least is None:
-        return recipe.training.steps
-    now = time.perf_counter()
-    steps = max(least, steps_done + 1, steps_done + int((deadline - now) * steps_done / (now - started_at)))
-    steps = min(steps, max(max_steps, steps_done + 1))
-    is_close = abs(steps - recipe.training.steps) <= TOLERANCE * recipe.training.steps
-    return recipe.training.steps if is_close else steps
 
 
 def warn_of_tiny_rate(recipe: Recipe) -> str | None:

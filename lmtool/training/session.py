@@ -3,7 +3,7 @@
 import math
 import shlex
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
-from lmtool.generation.generate import complete
-from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_weights
-from lmtool.model import DecodeState, LanguageModel
-from lmtool.model.language_model import CountingModel, evaluating
+from lmtool.model import DecodeState
+from lmtool.model.language_model import CountingModel
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.recipe.spec.objective import Classification
@@ -36,10 +33,10 @@ from lmtool.run.order import sample_numbers_of_rank
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.tasks.data import TableData
 from lmtool.tasks.results import QUARTER, Results
-from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
-from lmtool.training.data import TextData, TrainingData
+from lmtool.training.compiling import compile_model, should_compile
+from lmtool.training.data import TextData
 from lmtool.training.distillation import distill
 from lmtool.training.events import (
     Ended,
@@ -47,26 +44,17 @@ from lmtool.training.events import (
     Event,
     FitStarted,
     Info,
-    Sampled,
     Stepped,
     StepsChanged,
     Warn,
 )
-from lmtool.training.fit import LossModule, Step, Trainable, fit, is_validation_step
+from lmtool.training.fit import LossModule, Step, Trainable, fit, is_checkpoint_step, is_validation_step
 from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job, train_folds
 from lmtool.training.job import SessionOptions, TrainingJob
-from lmtool.training.length import (
-    MIN_TRAINING_FRACTION,
-    FirstSteps,
-    Speed,
-    estimate_duration,
-    has_training_time,
-    limit_steps,
-    with_fixed_steps,
-    with_steps,
-)
+from lmtool.training.length import RunLength, fix_length, revise_length
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import steps_by_deadline, warn_of_tiny_rate
+from lmtool.training.samples import choose_prompts, write_samples
+from lmtool.training.schedule import warn_of_tiny_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 
 N_RISING_VALIDATIONS, RISING_RATIO = 2, 1.005
@@ -74,35 +62,23 @@ N_RISING_VALIDATIONS, RISING_RATIO = 2, 1.005
 
 NO_SCORE = "the run has no score, since all rows were trained on"
 
-MIN_TRAINED_FRACTION = 0.25
+MIN_STEPS_FRACTION = 0.25
 """Fraction of the steps, longer than the warm-up, after which a model that will be good is near the baseline."""
 
 MIN_SAVED_FLOPS = 1e13
 """Remaining floating-point operations, about ten seconds on two cores, below which a run is not stopped early."""
-
-MIN_COMPILED_TOKENS = 100_000_000
-"""Training tokens from which compiling the model pays off on a GPU."""
-
-
-def is_checkpoint_step(recipe: Recipe, step: int) -> bool:
-    """Whether a step ends with a checkpoint by the recipe."""
-    return is_validation_step(recipe, step) or step % recipe.checkpoint.every == 0
 
 
 class TrainingSession:
     """A model in training and everything that changes with it.
 
     recipe: as the number of steps and the intervals of validations and checkpoints are revised.
-    first_steps: those that measure the speed; None once it is known.
-    speed: measured on the first steps; the time of a validation on the last one.
-    minutes: the time limit, if there is one. deadline: when the steps must end, by time.perf_counter.
-    max_steps: the limit by epochs or tokens. limited_by: a description of this limit.
-    started_at: when the command of a new run started, by time.perf_counter; None for a resumed run.
+    length: what sets and revises this number, if time limits it.
     trainable: with the distilled objective, if there is a teacher.
     sharding: None unless the model is sharded over the processes.
     last_step: the last completed step.
     carried_state: the final states of its rows, if the recipe carries states.
-    interrupted_validation: that of the step at which the run was interrupted.
+    validation_at_interruption: that of the step at which the run was interrupted; it is shown, and noted in run.json.
     last_validation: that of the last step that ends with one by the recipe.
     """
 
@@ -112,19 +88,12 @@ class TrainingSession:
         checkpoint, state, world = job.checkpoint, job.state, compute.world
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
         self.should_stop, self.until = options.should_stop, options.until
-        self.started_at = options.started_at if checkpoint is None else None
         self.stops_below_baseline = options.stops_below_baseline and checkpoint is None and job.base is not None
-        self.prompts = _choose_prompts(recipe, data)
-        self.recipe = recipe
-        self.speed: Speed | None = None
-        self.first_steps = FirstSteps.from_recipe(recipe) if has_training_time(recipe) else None
-        self.minutes = None if self.first_steps is None else recipe.training.minutes
-        self.deadline = math.inf
-        self.max_steps, self.limited_by = limit_steps(recipe, data)
-        if self.minutes is not None:
-            self.recipe = recipe = recipe.with_values({"training.steps": self.max_steps})
-        self.reason: EndReason = "finished"
-        self.interrupted_validation: Validation | None = None
+        self.prompts = choose_prompts(recipe, data)
+        self.length = RunLength(recipe, data, world, options.started_at if checkpoint is None else None)
+        self.recipe = recipe = self.length.initial_recipe
+        self.end_reason: EndReason | None = None
+        self.validation_at_interruption: Validation | None = None
         self.last_validation: Validation | None = None
         self.carried_state: DecodeState | None = None
         self.last_step = 0 if checkpoint is None else checkpoint.step
@@ -160,8 +129,11 @@ class TrainingSession:
         """Runs the steps up to the last one, or to a reason to end before. See `events`."""
         self.examples = self.data.examples(self.objective)
         yield self.describe_fit()
-        if _should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
-            yield from map(Warn, self._compile())
+        if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
+            samples = sample_numbers_of_rank(self.last_step, self.recipe.training.batch_size)[:1]
+            batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
+            if warning := compile_model(self.lm, batch, self.compute):
+                yield Warn(warning)
         if self.state.pending is not None:  # the last session saved its last step, and ended before this
             yield from self._validate(None)
         yield from self._run_steps()
@@ -187,32 +159,10 @@ class TrainingSession:
             }
         self.trainable.optimizers.load_state(tensors, checkpoint.step, where)
 
-    def _compile(self) -> Iterator[str]:
-        """Compiles the model. Yields a warning and undoes it if this fails or changes the results."""
-        # what fails later is computed without being compiled; private names, read in torch 2.13
-        torch._dynamo.config.suppress_errors = True
-        samples = sample_numbers_of_rank(self.last_step, self.recipe.training.batch_size)[
-            :1
-        ]  # a stream does not go back
-        batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
-        with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
-            plain_BTD = self.lm(batch).hidden_BTD
-            self.lm.compile()
-            try:
-                compiled_BTD = self.lm(batch).hidden_BTD
-            except Exception as error:  # a compiler's, of any kind
-                why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
-            else:
-                if agree(compiled_BTD, plain_BTD, in_float32=self.compute.dtype == torch.float32):
-                    return
-                why = f"differs by {100 * away(compiled_BTD, plain_BTD):.0f} % when it is compiled"
-        self.lm._compiled_call_impl = None
-        yield f"the model {why}, and is trained without: training.compile=false"
-
     def describe_fit(self) -> FitStarted:
         """Describes the model, the length of the run and the device."""
         recipe, world = self.recipe, self.compute.world
-        steps = None if self.minutes is not None else recipe.training.steps
+        steps = None if self.length.minutes is not None else recipe.training.steps
         counts = isinstance(self.lm, CountingModel)
         held = held_in_training(recipe, self.lm.vocab_size)
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
@@ -225,7 +175,7 @@ class TrainingSession:
             counted=self.objective.unit,
             batch_units=self.batch_units,
             steps=steps,
-            minutes=self.minutes,
+            minutes=self.length.minutes,
             first_step=self.last_step,
             epochs=1.0
             if counts or fits
@@ -253,9 +203,9 @@ class TrainingSession:
         """Takes the steps, and logs, saves and validates after each as the recipe says."""
         started_at, recomputes = time.perf_counter(), False
         if self.last_step < self.recipe.training.steps and self.state.is_stale(self.recipe.evaluation):
-            self.reason = "early"
-        steps = self._fit()
-        while self.reason == "finished" and (step := next(steps, None)) is not None:
+            self.end_reason = "early"
+        stepping = self._fit()
+        while self.end_reason is None and (step := next(stepping, None)) is not None:
             recipe = self.recipe
             self.last_step, self.carried_state = step.step, step.carried_state
             if step.recomputes and not recomputes:
@@ -268,14 +218,14 @@ class TrainingSession:
             yield from self._time_first_steps(step)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
-                yield from self._adjust_steps_to_speed(started_at)
+                yield from self._revise_steps(started_at)
                 step = replace(step, stop=step.stop or self._reaches_stop_fraction(step.step))
             yield from self._finish_step(step)
-            if self.reason == "finished" and is_validation_step(self.recipe, self.last_step):
-                yield from self._adjust_steps_to_speed(started_at)
+            if self.end_reason is None and is_validation_step(self.recipe, self.last_step):
+                yield from self._revise_steps(started_at)
             if self.recipe is not recipe:
-                steps.close()
-                steps = self._fit()
+                stepping.close()
+                stepping = self._fit()
         yield from self.manager.finish_pending()
         yield from self.manager.remove_leftovers()
 
@@ -286,55 +236,23 @@ class TrainingSession:
     def _time_first_steps(self, step: Step) -> Iterator[Event]:
         """Measures the speed on the first steps, then estimates the duration of the run. With a time limit it also sets
         the number of steps, at the first checkpoint at the latest."""
-        if self.first_steps is None:
+        is_due = step.stop or is_checkpoint_step(self.recipe, step.step)
+        if not self.length.add_first_step(step, self.examples, self.objective, is_due=is_due):
             return
-        is_enough = self.first_steps.add(step, self.compute.world)
-        is_due = self.minutes is not None and (step.stop or is_checkpoint_step(self.recipe, step.step))
-        if not is_enough and not is_due:
-            return
-        first, self.first_steps = self.first_steps, None
-        world = self.compute.world
-        self.speed = speed = Speed.measure(first, self.job.recipe, self.data, self.examples, self.objective, world)
-        if self.minutes is not None:
-            steps, why = self.max_steps, self.limited_by
-            if speed is not None:
-                left = self._estimate_seconds_left(speed)
-                self.deadline = time.perf_counter() + left
-                in_time = step.step + speed.steps_in(left, self.recipe.evaluation.every)
-                pace = f"{self.minutes:g} minutes at {speed.step_tokens / speed.step:,.0f} {speed.unit}s/s"
-                steps, why = min((steps, why), (in_time, f"for {pace}"))
-            elif not why:
-                steps = self.job.recipe.training.steps
-                yield Warn(f"the first steps have no target, and so no speed: {steps:,} steps instead of minutes")
-            yield from self._change_steps(with_fixed_steps(self.recipe, max(steps, step.step)), why)
-        if speed is not None:
-            every = self.job.recipe.evaluation.every
-            yield estimate_duration(self.recipe, self.data, speed, step.step, self.started_at, every)
+        if self.length.minutes is not None:
+            steps, why = self.length.choose_steps(step.step, self.recipe.evaluation.every)
+            yield from self._change_steps(fix_length(self.recipe, max(steps, step.step)), why)
+        if self.length.speed is not None:
+            yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
-    def _estimate_seconds_left(self, speed: Speed) -> float:
-        """Returns the seconds that the time limit leaves for training steps; the same in all processes."""
-        assert self.minutes is not None
-        whole = 60 * self.minutes
-        spent = 0.0 if self.started_at is None else time.perf_counter() - self.started_at
-        left = max(whole - spent - speed.final_evaluation, MIN_TRAINING_FRACTION * whole) / (1 + speed.scoring_steps)
-        return self.compute.world.sum((left if self.compute.world.is_main else 0.0,))[0]
-
-    def _adjust_steps_to_speed(self, started_at: float) -> Iterator[Event]:
-        """Corrects the number of steps of a run with a time limit by the speed so far.
+    def _revise_steps(self, started_at: float) -> Iterator[Event]:
+        """Revises the number of steps of a run with a time limit by the speed so far.
 
         started_at: when the steps of this session started, by time.perf_counter.
         """
-        if self.minutes is None or self.speed is None or self.last_step >= self.recipe.training.steps:
-            return
-        world = self.compute.world
-        steps = 0
-        if world.is_main:
-            steps = steps_by_deadline(
-                self.recipe, self.last_step, started_at, deadline=self.deadline, max_steps=self.max_steps
-            )
-        steps = int(world.sum((steps,))[0])
+        steps = self.length.revise_steps(self.recipe, self.last_step, started_at)
         if steps != self.recipe.training.steps:
-            yield from self._change_steps(with_steps(self.recipe, steps), "by the speed so far")
+            yield from self._change_steps(revise_length(self.recipe, steps), "by the speed so far")
 
     def _change_steps(self, recipe: Recipe, why: str) -> Iterator[Event]:
         """Replaces the recipe by one with another number of steps and the intervals that follow from it."""
@@ -362,13 +280,13 @@ class TrainingSession:
         record, is_validated = state.advance(step), is_validation_step(recipe, step.step)
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
-            self.reason = "interrupted"
+            self.end_reason = "interrupted"
         state.pending = record if is_validated else None
         if not is_validated:
             yield from self.manager.log(record)
-            if self.reason != "interrupted":
+            if self.end_reason != "interrupted":
                 yield Stepped(step, None, False)
-        if is_checkpoint_step(recipe, step.step) or self.reason == "interrupted":
+        if is_checkpoint_step(recipe, step.step) or self.end_reason == "interrupted":
             moments = self.trainable.optimizers.state()
             moments |= {} if step.carried_state is None else truncated_bptt.to_tensors(step.carried_state)
             if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.run is not None:
@@ -376,17 +294,17 @@ class TrainingSession:
             yield from self.manager.save(step.step, self.lm, moments, state)
         if is_validated:
             yield from self._validate(step)
-            if self.reason == "finished" and not is_last and state.is_stale(recipe.evaluation):
-                self.reason = "early"
-            if self.reason == "finished" and not is_last and self.stops_below_baseline:
+            if self.end_reason is None and not is_last and state.is_stale(recipe.evaluation):
+                self.end_reason = "early"
+            if self.end_reason is None and not is_last and self.stops_below_baseline:
                 yield from self._stop_below_baseline(step.step)
-        elif self.reason == "interrupted":
+        elif self.end_reason == "interrupted":
             with self.evaluating() as compute:
-                self.interrupted_validation = self.data.validate(self.lm, self.objective, compute)
+                self.validation_at_interruption = self.data.validate(self.lm, self.objective, compute)
             yield Stepped(
                 step,
-                self.interrupted_validation,
-                state.is_better(self.interrupted_validation, recipe.evaluation.metric),
+                self.validation_at_interruption,
+                state.is_better(self.validation_at_interruption, recipe.evaluation.metric),
             )
 
     def _validate(self, step: Step | None) -> Iterator[Event]:
@@ -401,12 +319,7 @@ class TrainingSession:
         started = time.perf_counter()
         with self.evaluating() as compute:
             validation = self.data.validate(self.lm, self.objective, compute)
-        if self.speed is not None:
-            seconds, before = time.perf_counter() - started, self.speed.final_evaluation
-            self.speed = replace(
-                self.speed, validation=seconds, final_evaluation=self.data.estimate_final_seconds(seconds)
-            )
-            self.deadline -= (self.speed.final_evaluation - before) / (1 + self.speed.scoring_steps)
+        self.length.record_validation(time.perf_counter() - started)
         best, self.last_validation = state.best_value, validation
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
@@ -420,7 +333,7 @@ class TrainingSession:
         yield from self._check_validation(number, validation, best)
         if self.prompts:
             with self.gathered():
-                yield from _write_samples(
+                yield from write_samples(
                     self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number
                 )
         # last, so that a run that is killed before repeats all of it
@@ -451,10 +364,10 @@ class TrainingSession:
             )
 
     def _stop_below_baseline(self, step: int) -> Iterator[Warn]:
-        """Ends the session if the first validation after a pass over the rows and MIN_TRAINED_FRACTION of the steps is
+        """Ends the session if the first validation after a pass over the rows and MIN_STEPS_FRACTION of the steps is
         significantly worse than the baseline: the remaining steps take long, and seldom make up for that."""
         recipe, data = self.recipe, self.data
-        least = max(self.examples.per_epoch / recipe.training.batch_size, MIN_TRAINED_FRACTION * recipe.training.steps)
+        least = max(self.examples.per_epoch / recipe.training.batch_size, MIN_STEPS_FRACTION * recipe.training.steps)
         if not step - recipe.evaluation.every < least <= step or not isinstance(data, TableData) or not data.holds_out:
             return
         n_parameters = sum(parameter.numel() for parameter in self.lm.parameters())
@@ -470,7 +383,7 @@ class TrainingSession:
             ):
                 finding = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
         if self.compute.world.sum((float(bool(finding)),))[0]:
-            self.reason = "below"
+            self.end_reason = "below"
             path = "RUN" if self.manager.run is None else str(self.manager.run.path)
             yield Warn(
                 f"after {step:,} of {recipe.training.steps:,} steps validation has {finding}: the run is saved and "
@@ -481,22 +394,23 @@ class TrainingSession:
         """Ends the session, and evaluates the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
         best, note = (state.best_step, state.best_value), None
-        if self.interrupted_validation is not None:
-            is_best = state.is_better(self.interrupted_validation, metric)
-            best = (self.last_step, self.interrupted_validation.value(metric)) if is_best else best
+        if self.validation_at_interruption is not None:
+            is_best = state.is_better(self.validation_at_interruption, metric)
+            best = (self.last_step, self.validation_at_interruption.value(metric)) if is_best else best
             figures = {
-                "loss": self.interrupted_validation.loss,
-                **(self.interrupted_validation.metrics if self.data.holds_out else {}),
+                "loss": self.validation_at_interruption.loss,
+                **(self.validation_at_interruption.metrics if self.data.holds_out else {}),
             }
             note = finite({"step": self.last_step, **figures, "is_best": is_best})
-        self.manager.close(self.reason, note)
+        reason = self.end_reason or "finished"
+        self.manager.close(reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
         self.compute.world.wait()
-        is_stopped = self.reason in ("interrupted", "below")
+        is_stopped = reason in ("interrupted", "below")
         is_overfitted = self.data.unit == "token" and not is_stopped and state.stale >= N_RISING_VALIDATIONS
         dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
         remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
-        yield Ended(self.reason, self.last_step, *best, metric, remedies)
+        yield Ended(reason, self.last_step, *best, metric, remedies)
         if is_stopped:
             return
         if self.data.is_measured:
@@ -508,7 +422,8 @@ class TrainingSession:
         """Evaluates the best checkpoint of a finished run, and saves the results in the run."""
         run, peers = self.manager.run, self.manager.peers
         named = Run.open(Path(self.compute.world.from_main("" if run is None else str(run.path.resolve()))))
-        checkpoint, _ = named.best_checkpoint(optimizer=False, peers=peers)
+        checkpoint, warnings = named.best_checkpoint(optimizer=False, peers=peers)
+        yield from map(Warn, warnings)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
             try:
@@ -590,39 +505,6 @@ def _suggest_options(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...
     return tuple(remedy for remedy, helps in remedies.items() if helps)
 
 
-def _choose_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
-    """Returns the prompts of the samples at each validation. The default for models that continue texts is the
-    beginning of the validation text."""
-    if recipe.evaluation.prompts is not None or not isinstance(data, TextData):
-        return recipe.evaluation.prompts or ()
-    continues = recipe.model.reads in ("past", "source") and not data.prompt_format.answers
-    return (data.beginning,) if continues else ()
-
-
-def _write_samples(
-    manager: CheckpointManager,
-    lm: LanguageModel,
-    prompt_format: PromptFormat,
-    recipe: Recipe,
-    prompts: Sequence[str],
-    step: int,
-) -> Iterator[Sampled | Warn]:
-    """Generates and logs a text for each prompt. A failure is a warning."""
-    if manager.run is None:
-        return
-    params: AnyParams = SamplingParams(seed=recipe.seed, max_new_tokens=recipe.evaluation.sample_tokens)
-    length = 0
-    if lm.reads == "both":
-        params, length = MaskPredict(seed=recipe.seed), recipe.evaluation.sample_tokens
-    try:
-        for completion in complete(lm, prompts, params, prompt_format, length=length, overflow="cut"):
-            sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
-            yield from manager.log_sample(sampled)
-            yield sampled
-    except Exception as error:
-        yield Warn(f"no samples at step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-
-
 def _describe_setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | None]:
     """Returns everything besides recipe and data that the results depend on bitwise."""
     return {
@@ -632,18 +514,8 @@ def _describe_setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | b
         "processes": compute.world.size,
         "micro_batch": recipe.training.micro_batch,
         "micro_tokens": recipe.training.micro_tokens,
-        "compile": _should_compile(recipe, compute),
+        "compile": should_compile(recipe, compute),
         "torch": torch.__version__,
         **({"kernels": True} if compute.device.type == "cpu" and ops.has_kernels() else {}),
         **({"sharded": True} if compute.world.sharded else {}),
     }
-
-
-def _should_compile(recipe: Recipe, compute: Compute) -> bool:
-    setting = recipe.training.compile
-    if compute.world.sharded or recipe.distillation.teacher is not None or recipe.tuning.quantizes:
-        return False
-    if setting != "auto":
-        return setting
-    tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context
-    return compute.device.type == "cuda" and tokens >= MIN_COMPILED_TOKENS

@@ -25,9 +25,10 @@ from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.events import Event, Info, Started, Warn
+from lmtool.training.fit import is_checkpoint_step
 from lmtool.training.job import SessionOptions, TrainingJob
 from lmtool.training.plan import Plan, check_device
-from lmtool.training.session import TrainingSession, is_checkpoint_step
+from lmtool.training.session import TrainingSession
 
 
 def train(plan: Plan, options: SessionOptions) -> Iterator[Event]:

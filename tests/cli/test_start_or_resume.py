@@ -15,7 +15,7 @@ from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import check_output_folder, create_run, has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo
-from lmtool.training import length, session
+from lmtool.training import length
 from tests.cli.conftest import CommandLine, contents
 from tests.errors import refuses
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
@@ -101,7 +101,7 @@ def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
 ) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length.Speed, "steps_in", lambda *_: 12 - length.MIN_PROBE_STEPS)
-    monkeypatch.setattr(session, "steps_by_deadline", lambda *_, **limits: 24)
+    monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 24)
     lmtool.succeeds(*pretraining(work, "training.minutes=1"), "--until", "0.5")
     assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 12
     assert Run.open(work.run()).state == "stopped"

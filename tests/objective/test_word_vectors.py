@@ -16,7 +16,7 @@ from lmtool.objective import Cut, Example, Vocabulary
 from lmtool.objective import build as build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
-from lmtool.training.pairs import CountedPairs
+from lmtool.training.cooccurrences import CountedPairs
 from lmtool.training.windows import Windows
 from tests.examples import examples
 from tests.reference import vectors as reference

@@ -17,21 +17,21 @@ from lmtool.objective.base import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.words import Averaging
-from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadFit, fit_head
+from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadProblem, fit_head
 
 N, F = 60, 7
 
 
 def problem(
     task: str, labels: Any, features: Any, names: tuple[str, ...] = (), from_naive_bayes: bool = False
-) -> HeadFit:
+) -> HeadProblem:
     """Features and labels without a body."""
     spec = Classification.model_validate({"kind": "classification", "task": task, "labels": names})
     model = SimpleNamespace(head=nn.Linear(features.shape[1], len(names) or 1), pair=lambda scores: scores)
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
     objective = ClassificationObjective(spec, cast(Vocabulary, None))
-    return HeadFit(cast(Classifier, model), objective, features, batch, from_naive_bayes)
+    return HeadProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prio
     one = problem("class", class_R, csr_array(features), ("a", "b", "c"), prior)
     assert one.joining_FG.shape[1] <= N + 20
     together, loss = one.fit(0.5, tolerance=1e-12)
-    monkeypatch.setattr(HeadFit, "joining_FG", eye_array(5 * N, format="csr"))
+    monkeypatch.setattr(HeadProblem, "joining_FG", eye_array(5 * N, format="csr"))
     apart, other_loss = one.fit(0.5, tolerance=1e-12)
     np.testing.assert_allclose(together, apart, atol=1e-4)
     assert loss == pytest.approx(other_loss, abs=1e-9)
@@ -162,7 +162,7 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
     model.count_features([batch])
-    monkeypatch.setattr(HeadFit, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
+    monkeypatch.setattr(HeadProblem, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
     fit_head(model, ClassificationObjective(spec, cast(Vocabulary, None)), [batch], None, 1)
     x_RF = model.vectors([batch]).toarray()
     peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(

@@ -96,7 +96,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
     monkeypatch.setattr(length.Speed, "steps_in", lambda *_: steps - 1)
-    monkeypatch.setattr(session, "steps_by_deadline", lambda recipe, *_, **limits: recipe.training.steps)
+    monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
 
 
 def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +152,12 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
     """The weights are those of a run that was planned with so many steps, and its recipe says how many."""
     asked = []
 
-    def steps(recipe: Recipe, done: int, started_at: float, **limits: float) -> int:
+    def steps(recipe: Recipe, done: int, *limits: float) -> int:
         asked.append(done)
         return last if len(asked) == 2 else recipe.training.steps
 
     planned(monkeypatch, 24)
-    monkeypatch.setattr(session, "steps_by_deadline", steps)
+    monkeypatch.setattr(length, "steps_by_deadline", steps)
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
@@ -176,7 +176,7 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned(monkeypatch, 6)
-    monkeypatch.setattr(session, "steps_by_deadline", lambda *_, **limits: 4)
+    monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 4)
     told = work.pretrain("training.minutes=1", *NEXT_SENTENCE, "evaluation.every=1")
     assert [event.steps for event in told if isinstance(event, StepsChanged)] == [6, 4]
     validated = [event.validation for event in told if isinstance(event, Stepped)]
@@ -313,7 +313,7 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
     work.pretrain(name="base")
     charged(monkeypatch, 0.01)
     monkeypatch.setattr(length, "FORWARD_FRACTION", 0.0)
-    monkeypatch.setattr(session, "steps_by_deadline", lambda recipe, *_, **limits: recipe.training.steps)
+    monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
     ticking(monkeypatch)
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     # where no rows are held out the steps are done twice, for the score
@@ -368,12 +368,14 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
         resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
         read, data = read_text(resolved.recipe, None, World(), no_report)
         speed = length.Speed("token", step_seconds, 128.0, validation, 5.0)
-        recipe, _ = length.with_steps_from_data(read, data)
-        every = read.evaluation.every
+        recipe, _ = length.fix_length_by_data(read, data)
         if recipe.training.minutes is not None:
-            recipe = length.with_fixed_steps(recipe, 1)
+            recipe = length.fix_length(recipe, 1)
         monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
-        minutes = length.estimate_duration(recipe, data, speed, 0, 0.0, every).pass_minutes
+
+        new, resumed = length.RunLength(read, data, World(), 0.0), length.RunLength(read, data, World(), None)
+        new.speed = resumed.speed = speed
+        minutes = new.estimate_duration(recipe, 0, data.per_epoch).pass_minutes
         assert minutes is not None
         whole = math.ceil(data.per_epoch / 8)
         steps = speed.steps_in(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
@@ -381,6 +383,6 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
         # no more than it takes, where minutes are not too coarse to say it
         if step_seconds >= 1:
             assert steps <= 1.2 * whole
-        longer = length.with_fixed_steps(recipe, steps)
-        assert length.estimate_duration(longer, data, speed, 0, 0.0, every).pass_minutes is None
-        assert length.estimate_duration(recipe, data, speed, 1, None, every).pass_minutes is None
+        longer = length.fix_length(recipe, steps)
+        assert new.estimate_duration(longer, 0, data.per_epoch).pass_minutes is None
+        assert resumed.estimate_duration(recipe, 1, data.per_epoch).pass_minutes is None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lmtool.objective import Example
 from lmtool.recipe.load import Setting, parse_settings, shipped_recipes
 from lmtool.tasks.rows import TableExamples
-from lmtool.training.pairs import CountedPairs
+from lmtool.training.cooccurrences import CountedPairs
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
 from lmtool.training.windows import Windows

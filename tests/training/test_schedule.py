@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.training import Schedule
-from lmtool.training.schedule import learning_rate_factor, min_total_steps, steps_by_deadline, warn_of_tiny_rate
+from lmtool.training.length import min_total_steps, steps_by_deadline
+from lmtool.training.schedule import learning_rate_factor, warn_of_tiny_rate
 from tests.reference import schedules as reference
 
 
@@ -59,7 +60,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(until: float, planned: int, most: int = 10**9, done: int = 10) -> int:
         schedule = "{kind: linear, warmup_steps: 5, decay_fraction: 0.5}"
         recipe = load("tiny", [f"schedule={schedule}", f"training.steps={planned}"]).recipe
-        return steps_by_deadline(recipe, done, 0.0, deadline=until, max_steps=most)
+        return steps_by_deadline(recipe, done, 0.0, until, most)
 
     assert steps(100.0, 30) == steps(100.0, 200) == 50
     assert steps(100.0, 49) == 49

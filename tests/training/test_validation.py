@@ -14,7 +14,7 @@ from lmtool.recipe.load import load
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
 from lmtool.tasks.data import TableData
-from lmtool.training import session
+from lmtool.training import samples
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Stepped
@@ -114,7 +114,7 @@ def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: 
     def complete(*_: Any, **options: Any) -> Any:
         raise Broken("no words\nat all")
 
-    monkeypatch.setattr(session, "complete", complete)
+    monkeypatch.setattr(samples, "complete", complete)
     told = work.pretrain(*SAMPLES)
     assert warnings_in(told) == [f"no samples at step {step}: no words" for step in (4, 8, 12)]
     assert ended(told).reason == "finished"

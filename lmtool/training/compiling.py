@@ -1,0 +1,46 @@
+"""Compilation of a model by torch.compile, where it pays off and changes no result."""
+
+import torch
+
+from lmtool.batch import Batch
+from lmtool.compute.agreement import agree, away
+from lmtool.compute.device import Compute
+from lmtool.model import LanguageModel
+from lmtool.model.language_model import evaluating
+from lmtool.recipe.spec.recipe import Recipe
+
+MIN_COMPILED_TOKENS = 100_000_000
+"""Training tokens from which compiling the model pays off on a GPU."""
+
+
+def should_compile(recipe: Recipe, compute: Compute) -> bool:
+    """Whether a recipe has its model compiled on a device."""
+    setting = recipe.training.compile
+    if compute.world.sharded or recipe.distillation.teacher is not None or recipe.tuning.quantizes:
+        return False
+    if setting != "auto":
+        return setting
+    tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context
+    return compute.device.type == "cuda" and tokens >= MIN_COMPILED_TOKENS
+
+
+def compile_model(model: LanguageModel, batch: Batch, compute: Compute) -> str:
+    """Compiles a model in place, and undoes it if this fails or changes the hidden states of a batch.
+
+    Returns a warning that says why it is undone, else "".
+    """
+    # what fails later is computed without being compiled; private names, read in torch 2.13
+    torch._dynamo.config.suppress_errors = True
+    with torch.no_grad(), evaluating(model), compute.autocast():
+        plain_BTD = model(batch).hidden_BTD
+        model.compile()
+        try:
+            compiled_BTD = model(batch).hidden_BTD
+        except Exception as error:  # a compiler's, of any kind
+            why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
+        else:
+            if agree(compiled_BTD, plain_BTD, in_float32=compute.dtype == torch.float32):
+                return ""
+            why = f"differs by {100 * away(compiled_BTD, plain_BTD):.0f} % when it is compiled"
+    model._compiled_call_impl = None
+    return f"the model {why}, and is trained without: training.compile=false"
