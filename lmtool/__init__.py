@@ -16,7 +16,7 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables by which a person chooses how the threads of OpenMP wait."""
 
 if not any(name in os.environ for name in _WAITING):
-    # spins of libgomp, else milliseconds; read when torch is imported: docs/decisions/048-kernels-and-threads.md
+    # spins of libgomp, else milliseconds; read when torch is imported: docs/decisions/kernels.md
     os.environ |= {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
 
 for _name in ("PYTORCH_ENABLE_MPS_FALLBACK", "HF_HUB_DISABLE_TELEMETRY"):

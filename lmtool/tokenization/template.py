@@ -3,7 +3,8 @@
 Templates have the blocks, filters and functions that Transformers gives to chat templates, so equal messages give equal
 text. The sandbox refuses kinds of nodes, types of values, methods, filters and tests that are not listed here, and
 charges the others with their worst-case cost first (`_BudgetedEnvironment`, `_wrap_filter`,
-`_wrap_test`). So no single operation runs long, and between two of them the clock is looked at. See decision 051.
+`_wrap_test`). So no single operation runs long, and between two of them the clock is looked at. See
+`docs/decisions/published-models.md`.
 """
 
 import json
