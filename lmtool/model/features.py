@@ -35,33 +35,33 @@ class FrozenFeatures(nn.Module):
     """The states h_tj of the layers j of another model as features gamma * sum_j softmax(s)_j h_tj of each token t.
 
     Only s and gamma are trained. The other model is no submodule: its weights are in no optimizer and no checkpoint of
-    this one, have no gradient, and it always computes as in evaluation. It is given by `attach`.
+    this one, have no gradient, and it always computes as in evaluation. It is given by `attach_source`.
 
     beside: they are concatenated to embeddings, or else take their place.
     """
 
     def __init__(self, spec: Features) -> None:
         super().__init__()
-        self.beside = spec.beside
+        self.concatenates = spec.beside
         self.mix = ScalarMix(spec.mixed_layers or 1)
         self._source: tuple[LanguageModel, ...] = ()
 
-    def attach(self, source: LanguageModel) -> None:
+    def attach_source(self, source: LanguageModel) -> None:
         """Take the features from this model, and freeze it."""
         self._source = (source.requires_grad_(False).eval(),)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The features (B, T, D) of the tokens of a batch. Raises ValueError before `attach`."""
+        """The features (B, T, D) of the tokens of a batch. Raises ValueError before `attach_source`."""
         if not self._source:
             raise ValueError("features without the model that they are of")
         with torch.no_grad():
-            layers = self._source[0].layers(batch)
+            layers = self._source[0].layer_outputs(batch)
         return cast(Tensor, self.mix(layers))
 
-    def joined(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
+    def combine_with_embeddings(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
         """Embeddings and features, or features alone (B, T, D of both)."""
         features_BTD = self(batch).to(embedded_BTD.dtype)
-        return torch.cat((embedded_BTD, features_BTD), -1) if self.beside else features_BTD
+        return torch.cat((embedded_BTD, features_BTD), -1) if self.concatenates else features_BTD
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """torch calls this to move a model to another device."""
@@ -70,6 +70,6 @@ class FrozenFeatures(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
-def find_features(model: nn.Module) -> FrozenFeatures | None:
+def find_frozen_features(model: nn.Module) -> FrozenFeatures | None:
     """The part of a model that takes features from another one."""
     return next((part for part in model.modules() if isinstance(part, FrozenFeatures)), None)

@@ -10,14 +10,14 @@ from torch.overrides import TorchFunctionMode
 
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.attention import layer_matrices
+from lmtool.model.layers.attention import find_layer_matrices
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 
-USUAL = {
+USUAL_MAXIMA = {
     "model.context": 1024,
     "model.vocab_size": 50_000,
     "model.d_model": 768,
@@ -39,19 +39,19 @@ USUAL = {
 """Fields that make a model large, with their usual maximum."""
 
 
-class Size(NamedTuple):
+class ParameterCount(NamedTuple):
     """Number of trained parameters: in the matrices of layers, which Muon updates, and all others."""
 
     matrices: int
-    rest: int
+    others: int
 
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self.matrices + self.rest
+        return self.matrices + self.others
 
 
-class Held(NamedTuple):
+class TrainingBytes(NamedTuple):
     """What a model in training holds from step to step, in bytes of float32, and its number of parameters.
 
     gradients: without those of an n-gram table, of which a step on one CPU has a few rows.
@@ -64,7 +64,7 @@ class Held(NamedTuple):
     gradients: int
     moments: int
     table_gradients: int = 0
-    spared: int = 0
+    absent_gradients: int = 0
 
     @property
     def sum(self) -> int:
@@ -72,14 +72,14 @@ class Held(NamedTuple):
         return self.weights + self.gradients + self.moments
 
 
-QUANTIZED = {"none": 4, "int8": 1, "int4": 0.625}
+BYTES_PER_FROZEN_WEIGHT = {"none": 4, "int8": 1, "int4": 0.625}
 """Bytes of a weight below adapters."""
 
-BEYOND = Size(0, 2**60)
+UNCOUNTABLE = ParameterCount(0, 2**60)
 """Cap for larger sizes: a single tensor has more bytes than torch can count."""
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialization(TorchFunctionMode):
     """Skip random initialisation: meta tensors have no storage, and drawing on the meta device imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,116 +88,120 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def outline(spec: Model, vocab_size: int) -> LanguageModel:
+def build_on_meta(spec: Model, vocab_size: int) -> LanguageModel:
     """The model that `spec` describes, on the meta device: shapes without storage."""
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _SkipInitialization():
         return build(spec, vocab_size)
 
 
 @lru_cache(maxsize=64)
-def size_of(spec: Model, vocab_size: int) -> Size:
+def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
     """The size of a model whose embedding has `vocab_size` rows; an n-gram model has no trained parameters.
 
     Layers are identical, so the size is extrapolated from two.
     """
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
-        one, two = (size_of(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
+        one, two = (count_parameters(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
         matrices, rest = (first + (n_layers - 1) * (second - first) for first, second in zip(one, two, strict=True))
-        return Size(matrices, rest)
+        return ParameterCount(matrices, rest)
     try:
-        model = outline(spec, vocab_size)
+        model = build_on_meta(spec, vocab_size)
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
-        return BEYOND
-    matrices = sum(matrix.numel() for matrix in layer_matrices(model))
-    return Size(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
+        return UNCOUNTABLE
+    matrices = sum(matrix.numel() for matrix in find_layer_matrices(model))
+    return ParameterCount(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
-def held_in_training(recipe: Recipe, rows: int) -> Held:
-    """Weights, gradients and moments of a recipe whose embedding has `rows` rows.
+def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> TrainingBytes:
+    """Weights, gradients and moments of a recipe whose embedding has `vocab_size` rows.
 
     Frozen weights, under adapters or a trained head, have neither gradients nor moments; the adapters and the head,
     which are few beside them, are not counted.
     """
-    size = size_of(recipe.model, rows)
+    size = count_parameters(recipe.model, vocab_size)
     if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        generator = size_of(make_generator_spec(recipe.model, recipe.objective), rows)
-        size = Size(size.matrices + generator.matrices, size.rest + generator.rest)
+        generator = count_parameters(make_generator_spec(recipe.model, recipe.objective), vocab_size)
+        size = ParameterCount(size.matrices + generator.matrices, size.others + generator.others)
     model, tuning = recipe.model, recipe.tuning
     table = model.ngram_embedding if isinstance(model, Transformer) else None
     entries, trained = 0 if table is None else table.entries, size
     in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
     dense = size.parameters - in_table
     if tuning.lora is not None or tuning.freeze == "body":
-        trained, entries, in_table = Size(0, 0), 0, 0
+        trained, entries, in_table = ParameterCount(0, 0), 0, 0
     elif tuning.freeze == "embeddings":
-        rest = size.rest - rows * model.d_model - in_table
-        trained, entries, in_table = Size(size.matrices, max(0, rest)), 0, 0
+        rest = size.others - vocab_size * model.d_model - in_table
+        trained, entries, in_table = ParameterCount(size.matrices, max(0, rest)), 0, 0
     elif dict(model).get("freeze_embeddings"):
-        trained = Size(size.matrices, max(0, size.rest - rows * model.d_model))
+        trained = ParameterCount(size.matrices, max(0, size.others - vocab_size * model.d_model))
     # one for each entry of the table
-    moments = recipe.optimizer.count_states(trained.matrices, trained.rest - in_table) + entries
+    moments = recipe.optimizer.count_states(trained.matrices, trained.others - in_table) + entries
     learning = trained.parameters - in_table
     spared = 4 * (dense - learning)
-    bytes_of_matrix = QUANTIZED[tuning.lora.quantize] if tuning.lora is not None else 4
-    weights = 4 * size.rest + int(bytes_of_matrix * size.matrices)
-    return Held(size.parameters, weights, 4 * learning, 4 * moments, 4 * in_table, spared)
+    bytes_of_matrix = BYTES_PER_FROZEN_WEIGHT[tuning.lora.quantize] if tuning.lora is not None else 4
+    weights = 4 * size.others + int(bytes_of_matrix * size.matrices)
+    return TrainingBytes(size.parameters, weights, 4 * learning, 4 * moments, 4 * in_table, spared)
 
 
-def training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
+def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
     """A lower bound on the training memory of one device, in bytes. n_shards: devices that share weights and moments.
 
     What is held from step to step, and the activations of one micro-batch (one sequence for `auto`).
     """
-    held = held_in_training(recipe, _rows(recipe))
+    held = estimate_persistent_memory(recipe, _max_embedding_rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
     return held.sum // n_shards + activations
 
 
-def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1) -> None:
+def check_fits_memory(
+    recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1
+) -> None:
     """Refuse a recipe whose training cannot fit into a memory.
 
-    memory_bytes: of the device. origins: from `load`, to name the line of the most relevant key. n_shards: see
-        `training_bytes`. Raises: RecipeError with the parameter count, bytes needed and bytes available.
+    memory_bytes: of the device. origins: from `copy_from_`, to name the line of the most relevant key. n_shards: see
+        `estimate_min_training_bytes`. Raises: RecipeError with the parameter count, bytes needed and bytes available.
     """
-    needed = training_bytes(recipe, n_shards)
+    needed = estimate_min_training_bytes(recipe, n_shards)
     if needed <= memory_bytes:
         return
-    sizes = [(key, value) for key, value in _whole_numbers(recipe) if key in USUAL and value]
-    key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL[size[0]]))
+    sizes = [(key, value) for key, value in _integer_fields(recipe) if key in USUAL_MAXIMA and value]
+    key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL_MAXIMA[size[0]]))
     origin = (origins or {}).get(key, "default")
     where = key if origin == "default" else f"{origin}: {key}"
-    size = size_of(recipe.model, _rows(recipe))
-    parameters = "over 10^18" if size == BEYOND else _number(size.parameters)
-    take = f"{parameters} parameters take at least {_bytes(needed)} of memory to train"
-    raise RecipeError([f"{where}: {_number(value)} is too much: {take}, and there is {_bytes(memory_bytes)}"])
+    size = count_parameters(recipe.model, _max_embedding_rows(recipe))
+    parameters = "over 10^18" if size == UNCOUNTABLE else _format_count(size.parameters)
+    take = f"{parameters} parameters take at least {_format_bytes(needed)} of memory to train"
+    raise RecipeError(
+        [f"{where}: {_format_count(value)} is too much: {take}, and there is {_format_bytes(memory_bytes)}"]
+    )
 
 
-def _whole_numbers(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
+def _integer_fields(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
     """The dotted key and the value of each whole number in a spec."""
     for name, value in spec:
         if isinstance(value, Spec):
-            yield from _whole_numbers(value, f"{path}{name}.")
+            yield from _integer_fields(value, f"{path}{name}.")
         elif isinstance(value, int):
             yield f"{path}{name}", value
 
 
-def _rows(recipe: Recipe) -> int:
+def _max_embedding_rows(recipe: Recipe) -> int:
     """Upper bound on embedding rows; 0 if only the text or a tokenizer file determines it."""
     tokenizer = recipe.tokenizer
     named = 0 if isinstance(tokenizer, CharTokenizer | TokenizerFile) else tokenizer.vocab_size
     return recipe.model.vocab_size or named
 
 
-def _number(value: int) -> str:
+def _format_count(value: int) -> str:
     return f"{value:,}" if value < 10**24 else f"about 10^{math.log10(value):.0f}"
 
 
-def _bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
-            return f"{_number(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
+            return f"{_format_count(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
     return f"{count} bytes"

@@ -14,31 +14,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEAST_ROOM = 64
+MIN_SPARE_SLOTS = 64
 """Minimum spare slots when a cache is enlarged; or half of the slots in use, if more."""
 
 
-class _Room:
+class _CacheBuffer:
     """Preallocated keys and values. used: number of slots that belong to a state."""
 
-    def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_more: int) -> None:
+    def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_new: int) -> None:
         self.used = k_BNSH.shape[2]
-        size = self.used + n_more
-        size += max(LEAST_ROOM, size // 2)
+        size = self.used + n_new
+        size += max(MIN_SPARE_SLOTS, size // 2)
         self.k_BNSH, self.v_BNSH = (t.new_empty(*t.shape[:2], size, t.shape[3], dtype=dtype) for t in (k_BNSH, v_BNSH))
         self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used] = k_BNSH, v_BNSH
 
-    def takes(self, n_before: int, n_more: int, dtype: torch.dtype) -> bool:
-        """Whether a state of `used` slots can be appended to without changing another state."""
+    def can_append(self, n_used: int, n_new: int, dtype: torch.dtype) -> bool:
+        """Whether a state of `used_parameters` slots can be appended to without changing another state."""
         writable = torch.is_inference_mode_enabled() or not self.k_BNSH.is_inference()
-        enough = n_before == self.used and n_before + n_more <= self.k_BNSH.shape[2]
+        enough = n_used == self.used and n_used + n_new <= self.k_BNSH.shape[2]
         return writable and enough and self.k_BNSH.dtype == dtype
 
-    def write(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
         first, self.used = self.used, self.used + k_BNTH.shape[2]
         self.k_BNSH[:, :, first : self.used], self.v_BNSH[:, :, first : self.used] = k_BNTH, v_BNTH
-        state = KeyValue(self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used])
-        state._room = self
+        state = KeyValueCache(self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used])
+        state._buffer = self
         return state
 
 
@@ -49,30 +49,30 @@ class KeysAndValues(NamedTuple):
     v_BNSH: Tensor
 
 
-class KeyValue(KeysAndValues):
+class KeyValueCache(KeysAndValues):
     """KV cache of self-attention: keys and values of all positions so far."""
 
-    _room: _Room | None = None
+    _buffer: _CacheBuffer | None = None
 
-    def plus(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
         """The cache with T more positions.
 
         Usually without a copy: new entries go into spare slots, invisible to the old state. A second continuation of
         the same state gets its own buffer. With gradients enabled everything is copied.
         """
         if torch.is_grad_enabled():
-            return KeyValue(torch.cat((self.k_BNSH, k_BNTH), 2), torch.cat((self.v_BNSH, v_BNTH), 2))
+            return KeyValueCache(torch.cat((self.k_BNSH, k_BNTH), 2), torch.cat((self.v_BNSH, v_BNTH), 2))
         n_before, n_more = self.k_BNSH.shape[2], k_BNTH.shape[2]
         dtype = torch.promote_types(self.k_BNSH.dtype, k_BNTH.dtype) if n_before else k_BNTH.dtype
-        room = self._room
-        if room is None or not room.takes(n_before, n_more, dtype):
-            room = _Room(self.k_BNSH, self.v_BNSH, dtype, n_more)
-        return room.write(k_BNTH, v_BNTH)
+        room = self._buffer
+        if room is None or not room.can_append(n_before, n_more, dtype):
+            room = _CacheBuffer(self.k_BNSH, self.v_BNSH, dtype, n_more)
+        return room.append(k_BNTH, v_BNTH)
 
-    def upto(self, n: int) -> "KeyValue":
+    def truncate(self, length: int) -> "KeyValueCache":
         """The cache of the first n positions."""
-        kept = KeyValue(self.k_BNSH[:, :, :n], self.v_BNSH[:, :, :n])
-        kept._room = self._room
+        kept = KeyValueCache(self.k_BNSH[:, :, :length], self.v_BNSH[:, :, :length])
+        kept._buffer = self._buffer
         return kept
 
 
@@ -86,16 +86,16 @@ class RowTokens(NamedTuple):
     tokens_BS: Tensor
 
 
-LayerState = KeyValue | Memory | RowTokens | tuple[Tensor, ...]
-"""Cache of one sublayer between calls of `advance`; plain tuples hold fixed-size states, such as (h_BD, c_BD)."""
+LayerState = KeyValueCache | Memory | RowTokens | tuple[Tensor, ...]
+"""Cache of one sublayer between calls of `forward_incremental`; plain tuples hold fixed-size states, such as (h_BD, c_BD)."""
 
 
-Change = Callable[[Tensor], Tensor] | None
+TensorMap = Callable[[Tensor], Tensor] | None
 """What becomes of each tensor of a layer's state; nothing for None."""
 
 
 @dataclass(frozen=True)
-class Branches:
+class SharedCacheLines:
     """How rows with a common prefix share it: they have one line of keys and values in the KV cache.
 
     All rows write into their line, and a row attends only to the slots of its own text. So a beam search never copies
@@ -103,21 +103,21 @@ class Branches:
 
     width: rows of a line; row i has line i // width.
     seen_BS: bool, the slots that a row attends to, in text order.
-    positions_PS: int64, position of each slot, counted as in `length`; for all lines, or for each.
+    positions_PS: int64, position of each slot, counted as in `n_positions`; for all lines, or for each.
     """
 
-    width: int
+    rows_per_line: int
     seen_BS: Tensor
     positions_PS: Tensor
 
-    def longer(self, n: int, length: int) -> "Branches":
-        """With n more slots per row, after `length` positions."""
+    def reserve_positions(self, n_new: int, length: int) -> "SharedCacheLines":
+        """With n more slots per row, after `n_positions` positions."""
         device = self.seen_BS.device
-        turn_WQ = torch.eye(self.width, dtype=torch.bool, device=device).repeat_interleave(n, 1)
-        positions_Q = torch.arange(length, length + n, device=device).repeat(self.width)
-        return Branches(
-            self.width,
-            torch.cat((self.seen_BS, turn_WQ.repeat(len(self.seen_BS) // self.width, 1)), 1),
+        turn_WQ = torch.eye(self.rows_per_line, dtype=torch.bool, device=device).repeat_interleave(n_new, 1)
+        positions_Q = torch.arange(length, length + n_new, device=device).repeat(self.rows_per_line)
+        return SharedCacheLines(
+            self.rows_per_line,
+            torch.cat((self.seen_BS, turn_WQ.repeat(len(self.seen_BS) // self.rows_per_line, 1)), 1),
             torch.cat((self.positions_PS, positions_Q.expand(len(self.positions_PS), -1)), 1),
         )
 
@@ -128,7 +128,7 @@ class DecodeState:
 
     length: positions read so far, the same for all rows.
     padding_B: number of left-padding positions of each row; None without padding.
-    layers: one entry per sublayer. Dimension 0 of plain tensors is the row, of `KeyValue` and `Memory` the line.
+    layers: one entry per sublayer. Dimension 0 of plain tensors is the row, of `KeyValueCache` and `Memory` the line.
     source_keep_BS: per line, False at padding of the source in `Memory`; None without padding.
     branches: None when each row has its own line, whose slots are the positions.
     """
@@ -137,58 +137,58 @@ class DecodeState:
     padding_B: Tensor | None
     layers: tuple[LayerState, ...]
     source_keep_BS: Tensor | None = None
-    branches: Branches | None = None
+    shared_lines: SharedCacheLines | None = None
 
     @property
-    def width(self) -> int:
+    def rows_per_line(self) -> int:
         """Rows per line."""
-        return 1 if self.branches is None else self.branches.width
+        return 1 if self.shared_lines is None else self.shared_lines.rows_per_line
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
         layer = next(layer for layer in self.layers if layer)
-        return len(next(iter(layer))) * (self.width if isinstance(layer, KeysAndValues) else 1)
+        return len(next(iter(layer))) * (self.rows_per_line if isinstance(layer, KeysAndValues) else 1)
 
     def __getitem__(self, rows_B: Tensor) -> Self:
         """The state of the selected rows, in that order; a row may be selected more than once.
 
         Adjacent rows of one line share it, in groups whose size divides all such runs.
         """
-        return self.pick(rows_B.tolist())
+        return self.select_rows(rows_B.tolist())
 
-    def pick(self, rows: Sequence[int], apart: bool = False) -> Self:
-        """The same. apart: each row on its own line."""
+    def select_rows(self, rows: Sequence[int], own_lines: bool = False) -> Self:
+        """The same. own_lines: each row on its own line."""
         device = self._device
         rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
-        lines = [row // self.width for row in rows]
-        shared = not apart and any(isinstance(layer, KeysAndValues) for layer in self.layers)
+        lines = [row // self.rows_per_line for row in rows]
+        shared = not own_lines and any(isinstance(layer, KeysAndValues) for layer in self.layers)
         width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared and rows else 1
         lines = lines[::width]
-        same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
+        same_lines = len(lines) * self.rows_per_line == self.n_rows and lines == list(range(len(lines)))
         lines_G = torch.tensor(lines, dtype=torch.int64, device=device)
 
         of_line = None if same_lines else lambda t: t[lines_G]
-        layers = self._changed(of_line, of_line, lambda t: t[rows_B], lambda t: t[rows_B])
+        layers = self._map_layers(of_line, of_line, lambda t: t[rows_B], lambda t: t[rows_B])
         padding_B = None if self.padding_B is None else self.padding_B[rows_B]
         keep_BS = None if self.source_keep_BS is None else self.source_keep_BS[lines_G]
         picked = replace(self, padding_B=padding_B, layers=layers, source_keep_BS=keep_BS)
-        if self.branches is None and width == 1:
+        if self.shared_lines is None and width == 1:
             return picked
-        if self.branches is None:
+        if self.shared_lines is None:
             positions_1S = torch.arange(self.length, device=device)[None]
             seen_BS = positions_1S.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
         else:
-            seen_BS, positions_1S = self.branches.seen_BS[rows_B], self.branches.positions_PS
+            seen_BS, positions_1S = self.shared_lines.seen_BS[rows_B], self.shared_lines.positions_PS
             positions_1S = positions_1S if len(positions_1S) == 1 else positions_1S[lines_G]
-        return replace(picked, branches=Branches(width, seen_BS, positions_1S))._tidy()
+        return replace(picked, shared_lines=SharedCacheLines(width, seen_BS, positions_1S))._drop_unseen_slots()
 
-    def _tidy(self) -> Self:
+    def _drop_unseen_slots(self) -> Self:
         """Drops slots that no row attends to, if they are half of all; and branches, if no rows share a line."""
-        assert self.branches is not None
-        width, seen_BS = self.branches.width, self.branches.seen_BS
+        assert self.shared_lines is not None
+        width, seen_BS = self.shared_lines.rows_per_line, self.shared_lines.seen_BS
         n_slots = seen_BS.shape[1]
-        if width > 1 and n_slots < 2 * self.length + LEAST_ROOM:
+        if width > 1 and n_slots < 2 * self.length + MIN_SPARE_SLOTS:
             return self
         seen_GWS = seen_BS.view(-1, width, n_slots)
         used_GS = seen_GWS.any(1)
@@ -201,14 +201,14 @@ class DecodeState:
         def gathered(t_BNSH: Tensor) -> Tensor:
             return t_BNSH.gather(2, slots_GS[:, None, :, None].expand(-1, t_BNSH.shape[1], -1, t_BNSH.shape[3]))
 
-        layers = self._changed(cache=gathered)
+        layers = self._map_layers(cache=gathered)
         if width == 1:
-            return replace(self, layers=layers, branches=None)
+            return replace(self, layers=layers, shared_lines=None)
         seen_BS = seen_GWS.gather(2, slots_GS[:, None].expand(-1, width, -1)).flatten(0, 1)
-        positions_GS = self.branches.positions_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
-        return replace(self, layers=layers, branches=Branches(width, seen_BS, positions_GS))
+        positions_GS = self.shared_lines.positions_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
+        return replace(self, layers=layers, shared_lines=SharedCacheLines(width, seen_BS, positions_GS))
 
-    def trimmed(self) -> Self:
+    def trim_common_padding(self) -> Self:
         """The same state without the left padding common to all rows."""
         if self.padding_B is None:
             return self
@@ -217,113 +217,115 @@ class DecodeState:
         state = replace(self, length=self.length - n, padding_B=padding_B if padding_B.any() else None)
         if not n:
             return state
-        if self.branches is None:
-            return replace(state, layers=self._changed(cache=lambda t: t[:, :, n:], tokens=lambda t: t[:, n:]))
-        branches = replace(self.branches, positions_PS=self.branches.positions_PS - n)
-        return replace(state, layers=self._changed(tokens=lambda t: t[:, n:]), branches=branches)
+        if self.shared_lines is None:
+            return replace(state, layers=self._map_layers(cache=lambda t: t[:, :, n:], tokens=lambda t: t[:, n:]))
+        branches = replace(self.shared_lines, positions_PS=self.shared_lines.positions_PS - n)
+        return replace(state, layers=self._map_layers(tokens=lambda t: t[:, n:]), shared_lines=branches)
 
     @property
-    def goes_back(self) -> bool:
+    def can_rewind(self) -> bool:
         """Whether the layers hold all positions, as KV caches do; recurrent states hold only the last one."""
         return all(not layer or isinstance(layer, KeysAndValues | RowTokens) for layer in self.layers)
 
-    def upto(self, n: int) -> Self | None:
+    def truncate(self, length: int) -> Self | None:
         """The state after the first n positions, of rows without padding on lines of their own; None where it was not
         kept. Of a prefix, whose positions attend to each other, all must be kept.
         """
-        if n == self.length:
+        if length == self.length:
             return self
-        if not self.goes_back or self.branches is not None:
+        if not self.can_rewind or self.shared_lines is not None:
             return None
-        layers = self._changed(tokens=lambda t: t[:, :n])
-        layers = tuple(layer.upto(n) if isinstance(layer, KeyValue) else layer for layer in layers)
-        return replace(self, length=n, layers=layers)
+        layers = self._map_layers(tokens=lambda t: t[:, :length])
+        layers = tuple(layer.truncate(length) if isinstance(layer, KeyValueCache) else layer for layer in layers)
+        return replace(self, length=length, layers=layers)
 
-    def each_upto(self, n_B: Sequence[int]) -> "DecodeState":
-        """The state of each row after its own first n positions, left-padded; as for `upto`, of one that goes back."""
-        if set(n_B) == {self.length}:
+    def truncate_rows(self, lengths_B: Sequence[int]) -> "DecodeState":
+        """The state of each row after its own first n positions, left-padded; as for `truncate`, of one that goes back."""
+        if set(lengths_B) == {self.length}:
             return self
-        assert self.goes_back
-        states = [self.pick([b]).upto(n) for b, n in enumerate(n_B)]
-        return DecodeState.join([state for state in states if state is not None])
+        assert self.can_rewind
+        states = [self.select_rows([b]).truncate(n) for b, n in enumerate(lengths_B)]
+        return DecodeState.join_rows([state for state in states if state is not None])
 
-    def part(self, row: int, first: int, last: int) -> "DecodeState":
+    def copy_positions(self, row: int, start: int, stop: int) -> "DecodeState":
         """Positions first to last of the text of one row, in memory of their own; of a state that goes back, whose rows
-        have lines of their own, and no source. See `concat`.
+        have lines of their own, and no source. See `concatenate_positions`.
         """
-        assert self.goes_back
-        assert self.branches is None
-        n_before = first + (0 if self.padding_B is None else int(self.padding_B[row]))
-        rows, slots = slice(row, row + 1), slice(n_before, n_before + last - first)
-        layers = self._changed(cache=lambda t: t[rows, :, slots].clone(), tokens=lambda t: t[rows, slots].clone())
-        return DecodeState(last - first, None, layers)
+        assert self.can_rewind
+        assert self.shared_lines is None
+        n_before = start + (0 if self.padding_B is None else int(self.padding_B[row]))
+        rows, slots = slice(row, row + 1), slice(n_before, n_before + stop - start)
+        layers = self._map_layers(cache=lambda t: t[rows, :, slots].clone(), tokens=lambda t: t[rows, slots].clone())
+        return DecodeState(stop - start, None, layers)
 
     @staticmethod
-    def concat(parts: "Sequence[DecodeState]") -> "DecodeState":
+    def concatenate_positions(states: "Sequence[DecodeState]") -> "DecodeState":
         """The state of the text whose parts these are, from its first position on."""
-        layers = tuple(_concat_layer(of_one) for of_one in zip(*(part.layers for part in parts), strict=True))
-        return DecodeState(sum(part.length for part in parts), None, layers)
+        layers = tuple(_concat_layer(of_one) for of_one in zip(*(part.layers for part in states), strict=True))
+        return DecodeState(sum(part.length for part in states), None, layers)
 
-    def reclaimed(self) -> Self:
+    def reclaim_slots_(self) -> Self:
         """The same state, which continues in the slots of the states that have continued it, so without a copy; those
         states are not valid any more.
         """
         for layer in self.layers:
-            if isinstance(layer, KeyValue) and layer._room is not None:
-                layer._room.used = layer.k_BNSH.shape[2]
+            if isinstance(layer, KeyValueCache) and layer._buffer is not None:
+                layer._buffer.used = layer.k_BNSH.shape[2]
         return self
 
-    def of_type(self, dtype: torch.dtype) -> Self:
+    def to_dtype(self, dtype: torch.dtype) -> Self:
         """The same with keys and values in another type."""
-        return replace(self, layers=self._changed(lambda t: t.to(dtype), lambda t: t.to(dtype)))
+        return replace(self, layers=self._map_layers(lambda t: t.to(dtype), lambda t: t.to(dtype)))
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of keys and values, if there are any."""
         return next(layer.k_BNSH.dtype for layer in self.layers if isinstance(layer, KeysAndValues))
 
-    def growing(self) -> "DecodeState":
+    def to_growable(self) -> "DecodeState":
         """The same state as a value, which takes any number of tokens; see `FixedState`."""
         return self
 
-    def longer(self, n: int) -> Self:
+    def reserve_positions(self, n_new: int) -> Self:
         """The state advanced by n positions, whose layers do not contain these yet."""
-        branches = None if self.branches is None else self.branches.longer(n, self.length)
-        return replace(self, length=self.length + n, branches=branches)
+        branches = None if self.shared_lines is None else self.shared_lines.reserve_positions(n_new, self.length)
+        return replace(self, length=self.length + n_new, shared_lines=branches)
 
-    def on_lines(self, x_BT: Tensor) -> Tensor:
+    def rows_to_lines(self, x_BT: Tensor) -> Tensor:
         """New positions (B, T, ...) as slots of their lines (G, Q, ...), row by row."""
-        return x_BT if self.branches is None else x_BT.reshape(-1, self.width * x_BT.shape[1], *x_BT.shape[2:])
+        return (
+            x_BT if self.shared_lines is None else x_BT.reshape(-1, self.rows_per_line * x_BT.shape[1], *x_BT.shape[2:])
+        )
 
-    def on_rows(self, x_GQ: Tensor) -> Tensor:
+    def lines_to_rows(self, x_GQ: Tensor) -> Tensor:
         """Slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
-        return x_GQ if self.branches is None else x_GQ.reshape(len(x_GQ) * self.width, -1, *x_GQ.shape[2:])
+        return x_GQ if self.shared_lines is None else x_GQ.reshape(len(x_GQ) * self.rows_per_line, -1, *x_GQ.shape[2:])
 
-    def slots(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def slot_positions_and_masks(self, n_queries: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Position of each slot in its text (1 or G, S), the padding mask (G, S), and the slots visible to the last n
         positions of each row (G, Q, S), apart from causality; None for those that are trivial."""
-        if self.branches is None:
+        if self.shared_lines is None:
             slots_1S = torch.arange(self.length, device=self._device)[None]
             if self.padding_B is None:
                 return slots_1S, None, None
             return (slots_1S - self.padding_B[:, None]).clamp(min=0), slots_1S >= self.padding_B[:, None], None
-        positions_PS = self.branches.positions_PS
+        positions_PS = self.shared_lines.positions_PS
         if self.padding_B is not None:
-            positions_PS = positions_PS - self.padding_B[:: self.width, None]
-        seen_GQS = self.on_lines(self.branches.seen_BS[:, None].expand(-1, n, -1))
+            positions_PS = positions_PS - self.padding_B[:: self.rows_per_line, None]
+        seen_GQS = self.rows_to_lines(self.shared_lines.seen_BS[:, None].expand(-1, n_queries, -1))
         return positions_PS.clamp(min=0), None, seen_GQS
 
     @staticmethod
-    def join(states: "Sequence[DecodeState]") -> "DecodeState":
+    def join_rows(states: "Sequence[DecodeState]") -> "DecodeState":
         """The rows of all states as one state, with left-padded texts and right-padded sources.
 
         Rows share lines if those of all states do, with the same number of rows per line.
         """
         if len(states) == 1:
             return states[0]
-        states = [state.growing() for state in states]
-        if len({state.width for state in states}) > 1:
-            states = [state.pick(range(state.n_rows), apart=True) for state in states]
+        states = [state.to_growable() for state in states]
+        if len({state.rows_per_line for state in states}) > 1:
+            states = [state.select_rows(range(state.n_rows), own_lines=True) for state in states]
         length = max(state.length for state in states)
         layers = tuple(_join_layer(parts) for parts in zip(*(state.layers for state in states), strict=True))
         padding_B = None
@@ -331,21 +333,21 @@ class DecodeState:
             none_B = torch.zeros(max(state.n_rows for state in states), dtype=torch.int64, device=states[0]._device)
             paddings = (none_B[: state.n_rows] if state.padding_B is None else state.padding_B for state in states)
             padding_B = torch.cat([p_B + length - state.length for p_B, state in zip(paddings, states, strict=True)])
-        return DecodeState(length, padding_B, layers, _join_keep(states), _join_branches(states, length))
+        return DecodeState(length, padding_B, layers, _join_source_masks(states), _join_shared_lines(states, length))
 
-    def _changed(
-        self, cache: Change = None, memory: Change = None, tokens: Change = None, others: Change = None
+    def _map_layers(
+        self, cache: TensorMap = None, memory: TensorMap = None, tokens: TensorMap = None, others: TensorMap = None
     ) -> tuple[LayerState, ...]:
-        """The layers with each tensor changed by the function for its kind: `KeyValue`, `Memory`, `RowTokens`, others.
+        """The layers with each tensor changed by the function for its kind: `KeyValueCache`, `Memory`, `RowTokens`, others.
 
         Without one it stays.
         """
 
-        changes = ((KeyValue, cache), (Memory, memory), (RowTokens, tokens), (tuple, others))
+        changes = ((KeyValueCache, cache), (Memory, memory), (RowTokens, tokens), (tuple, others))
 
         def changed(layer: LayerState) -> LayerState:
             change = next(change for kind, change in changes if isinstance(layer, kind))
-            return layer if change is None else _alike(layer, map(change, layer))
+            return layer if change is None else _layer_like(layer, map(change, layer))
 
         return tuple(map(changed, self.layers))
 
@@ -354,7 +356,7 @@ class DecodeState:
         return next(tensor for layer in self.layers for tensor in layer).device
 
 
-def _alike(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
+def _layer_like(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
     """A layer's state of the same kind, of these tensors."""
     make: Callable[[Iterable[Tensor]], LayerState] = getattr(type(layer), "_make", tuple)
     return make(tensors)
@@ -362,34 +364,36 @@ def _alike(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
 
 def _concat_layer(parts: Sequence[LayerState]) -> LayerState:
     dim = 2 if isinstance(parts[0], KeysAndValues) else 1
-    return _alike(parts[0], (torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)))
+    return _layer_like(parts[0], (torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)))
 
 
 def _join_layer(parts: Sequence[LayerState]) -> LayerState:
     kind = parts[0]
     dim, front = 2 if isinstance(kind, KeysAndValues) else 1, not isinstance(kind, Memory)
-    return _alike(kind, (_padded(tensors, dim, front=front) for tensors in zip(*parts, strict=True)))
+    return _layer_like(
+        kind, (_pad_and_concatenate(tensors, dim, pad_left=front) for tensors in zip(*parts, strict=True))
+    )
 
 
-def _padded(tensors: Sequence[Tensor], dim: int, *, front: bool) -> Tensor:
+def _pad_and_concatenate(tensors: Sequence[Tensor], dim: int, *, pad_left: bool) -> Tensor:
     """All rows, zero-padded before or after what shorter ones have along a dimension."""
     longest = max(tensor.shape[dim] for tensor in tensors)
     behind = (0, 0) * (tensors[0].ndim - 1 - dim)
     missing = [longest - tensor.shape[dim] for tensor in tensors]
-    pads = [behind + ((n, 0) if front else (0, n)) for n in missing]
+    pads = [behind + ((n, 0) if pad_left else (0, n)) for n in missing]
     return torch.cat([F.pad(t, pad) if n else t for t, pad, n in zip(tensors, pads, missing, strict=True)])
 
 
-def _join_branches(states: Sequence[DecodeState], length: int) -> Branches | None:
-    branches = [(one.branches, length - one.length) for one in states if one.branches is not None]
+def _join_shared_lines(states: Sequence[DecodeState], length: int) -> SharedCacheLines | None:
+    branches = [(one.shared_lines, length - one.length) for one in states if one.shared_lines is not None]
     if not branches:
         return None
-    positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.width, -1) for one, n in branches]
-    seen_BS = _padded([one.seen_BS for one, _ in branches], 1, front=True)
-    return Branches(branches[0][0].width, seen_BS, _padded(positions, 1, front=True))
+    positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.rows_per_line, -1) for one, n in branches]
+    seen_BS = _pad_and_concatenate([one.seen_BS for one, _ in branches], 1, pad_left=True)
+    return SharedCacheLines(branches[0][0].rows_per_line, seen_BS, _pad_and_concatenate(positions, 1, pad_left=True))
 
 
-def _join_keep(states: Sequence[DecodeState]) -> Tensor | None:
+def _join_source_masks(states: Sequence[DecodeState]) -> Tensor | None:
     """Padding mask of all rows' sources, padded to one length; None without padding."""
     memories = [next((layer for layer in state.layers if isinstance(layer, Memory)), None) for state in states]
     keys = [memory.k_BNSH for memory in memories if memory is not None]
@@ -398,4 +402,4 @@ def _join_keep(states: Sequence[DecodeState]) -> Tensor | None:
         return None
     pairs = zip(keys, keeps, strict=True)
     known = [k.new_ones(len(k), k.shape[2], dtype=torch.bool) if keep is None else keep for k, keep in pairs]
-    return _padded(known, 1, front=False)
+    return _pad_and_concatenate(known, 1, pad_left=False)

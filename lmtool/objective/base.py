@@ -16,7 +16,7 @@ from lmtool.model import LanguageModel
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-class Cut(NamedTuple):
+class TextCut(NamedTuple):
     """How a token store is cut into examples.
 
     unit: "stream" for windows of the whole text, across document boundaries; "pair" for windows within one document,
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
     unit: Literal["stream", "pair", "swapped pair"]
     length: int
-    step: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Example:
         first and the last token of an answer; float64.
     word_starts: the position of the first token of each word that is tagged.
     segments: segment id of each token, for rows of several texts.
-    other: for units of pairs, the second part; `follows`: whether it follows the first in its document.
+    other: for units of pairs, the second part; `second_follows`: whether it follows the first in its document.
     learned: for unit "pair", which of `tokens` have a loss too, such as earlier answers; None for none.
     """
 
     tokens: NDArray[np.int64]
     rng: np.random.Generator
-    other: NDArray[np.int64] | None = None
-    follows: bool = False
+    second: NDArray[np.int64] | None = None
+    second_follows: bool = False
     label: NDArray[np.float64] | None = None
     segments: NDArray[np.int64] | None = None
-    learned: NDArray[np.bool_] | None = None
+    has_loss: NDArray[np.bool_] | None = None
     word_starts: NDArray[np.int64] | None = None
 
 
-def rng_of(tokens: NDArray[np.int64]) -> np.random.Generator:
+def rng_from_tokens(tokens: NDArray[np.int64]) -> np.random.Generator:
     """A source of randomness that is the same for the same tokens."""
     return np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
 
@@ -94,14 +94,14 @@ class Vocabulary:
     mask: int
     sep: int
     cls: int
-    starts: tuple[int, ...]
+    target_start_ids: tuple[int, ...]
     sentinels: tuple[int, ...]
     specials: frozenset[int]
     counts: NDArray[np.int64] | None = None
-    joins_2V: NDArray[np.bool_] | None = None
+    word_continuations_2V: NDArray[np.bool_] | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":
+    def from_tokenizer(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":
         """That of a tokenizer."""
         ids = (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, tokenizer.sep_id)
         others = tokenizer.roles.starts, tokenizer.sentinel_ids, tokenizer.special_ids
@@ -115,7 +115,7 @@ class Vocabulary:
         return is_word_V
 
     @property
-    def start_of_text(self) -> int | None:
+    def unpredicted_bos(self) -> int | None:
         """The token that starts a document and is never predicted; None where it also ends the one before."""
         return self.bos if self.bos != self.eos else None
 
@@ -125,27 +125,27 @@ class Objective(ABC):
 
     unit: what a model is trained on and measured in.
     metrics: names of further metrics of `score`.
-    measures_in_one_pass: `measure` takes one pass through the model whatever the batch, as `score` always does.
+    measures_in_one_pass: `score_text` takes one pass through the model whatever the batch, as `score` always does.
     """
 
     unit: ClassVar[Literal["token", "pair"]] = "token"
-    measures_in_one_pass: ClassVar[bool] = True
+    scores_text_in_one_pass: ClassVar[bool] = True
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         return ()
 
-    def cut(self, context: int) -> Cut:
+    def text_cut(self, context: int) -> TextCut:
         """How text is cut for a model with this context length. Raises TypeError where examples are rows of tables."""
         raise TypeError("rows of a table are not cut from a text")
 
-    def window(self, context: int) -> int:
+    def max_scored_tokens(self, context: int) -> int:
         """Maximum number of tokens after the first for a text to be scored in one window of `context` positions."""
         return context
 
     @abstractmethod
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Collate examples, including all corruption. done: fraction of training completed."""
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
+        """Collate examples, including all corruption. training_fraction: fraction of training completed."""
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Collate rows of any length for evaluation. Raises TypeError where a text has no probability.
@@ -158,7 +158,7 @@ class Objective(ABC):
         """Collate rows for validation during training, the same each time."""
         return self.collate_spans(spans)
 
-    def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
+    def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """The batch with the tokens that the model samples in training where `draws_BT` is set, and these numbers."""
         return batch
 
@@ -173,18 +173,18 @@ class Objective(ABC):
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed -log p of the batch's targets, without label smoothing or auxiliary losses."""
 
-    def count(self, batch: Batch) -> int:
+    def count_targets(self, batch: Batch) -> int:
         """Number of targets of a batch, as in `loss`, without computing it."""
         return batch.n_targets
 
-    def count_computed(self, batch: Batch) -> int:
+    def count_computed_units(self, batch: Batch) -> int:
         """Number of units that a step computes, of which the speed is told: tokens, padding included, or pairs."""
-        return self.count(batch) if self.unit == "pair" else batch.n_computed
+        return self.count_targets(batch) if self.unit == "pair" else batch.n_computed
 
-    def idle(self, model: LanguageModel) -> list[Parameter]:
+    def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
         """Parameters that the loss does not depend on, such as a head for another objective; not trained."""
         return []
 
-    def measure(self, model: LanguageModel, batch: Batch) -> Loss:
+    def score_text(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed -log p of a text's targets, for rows from `collate_spans`."""
         return self.score(model, batch)

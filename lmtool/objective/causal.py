@@ -17,9 +17,9 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.recurrent import BidirectionalModel
-from lmtool.objective.base import Cut, Example, Loss, Vocabulary
-from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
-from lmtool.objective.scheduled import TokenObjective, draws
+from lmtool.objective.base import Example, Loss, TextCut, Vocabulary
+from lmtool.objective.cross_entropy import add_auxiliary_loss, loss_from_hidden
+from lmtool.objective.scheduled import TokenObjective, draw_sampling_numbers
 from lmtool.recipe.spec.objective import Causal
 
 
@@ -38,21 +38,21 @@ class CausalObjective(TokenObjective):
     predicts_bos: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def of(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
+    def from_vocabulary(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
         """With the special tokens of a vocabulary."""
-        return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.start_of_text is None)
+        return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.unpredicted_bos is None)
 
-    def cut(self, context: int) -> Cut:
+    def text_cut(self, context: int) -> TextCut:
         """Windows of T + 1 tokens; the last token of each is the first of the next."""
-        return Cut("stream", context + 1, context)
+        return TextCut("stream", context + 1, context)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Rows of T + 1 tokens each: the first T are inputs, the last T targets."""
         rows = torch.from_numpy(np.stack([example.tokens for example in examples]))
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT if self.predicts_bos else next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
-        draws_BT = draws(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], done)
+        draws_BT = draw_sampling_numbers(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], training_fraction)
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
@@ -77,13 +77,13 @@ class BidirectionalObjective(CausalObjective):
         if not isinstance(model, BidirectionalModel):
             raise ValueError("only a bidirectional model is trained in both directions")
         forward = super().loss(model, batch)
-        hidden_BTD, auxiliary_B = model.backward(batch)
-        targets_BT = self.targets_before(batch)
-        backward = loss_of_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
-        backward = with_auxiliary(backward, auxiliary_B, targets_BT)
+        hidden_BTD, auxiliary_B = model.forward_right_to_left(batch)
+        targets_BT = self.backward_targets(batch)
+        backward = loss_from_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
+        backward = add_auxiliary_loss(backward, auxiliary_B, targets_BT)
         return Loss((forward.total + backward.total) / 2, forward.count)
 
-    def targets_before(self, batch: Batch) -> Tensor:
+    def backward_targets(self, batch: Batch) -> Tensor:
         """Targets of the backward half (B, T): the previous token, in the same document.
 
         The last token of a document is never a target, as the first one is for the forward half.

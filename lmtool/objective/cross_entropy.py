@@ -16,11 +16,11 @@ from lmtool.model import LanguageModel, Output
 from lmtool.model.language_model import CountingModel
 from lmtool.objective.base import Loss
 
-CHUNK_SCALE = 2.0**10
+FLOAT16_CHUNK_SCALE = 2.0**10
 """Scale of a chunk's float16 gradients: derivatives are at most 1, and their sums must not overflow float16."""
 
 
-def chunk_rows(device: torch.device, vocab_size: int) -> int:
+def rows_per_chunk(device: torch.device, vocab_size: int) -> int:
     """Number of rows of logits per chunk.
 
     On a CPU enough for fast matrix products, and logits of 8 MB in bfloat16; on a GPU enough to saturate it.
@@ -45,7 +45,7 @@ def smoothed_cross_entropy(
     return ops.cross_entropy(logits_MV, targets_M.clamp(min=0), weights_M, masses)
 
 
-class Predictor(Protocol):
+class LogitHead(Protocol):
     """What has logits of hidden states: a model, or a head of its own."""
 
     vocab_size: int
@@ -56,7 +56,7 @@ class Predictor(Protocol):
 
 
 def chunked_cross_entropy(
-    model: Predictor, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
+    model: LogitHead, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """`smoothed_cross_entropy` of the logits of hidden states, with those of one chunk in memory at a time."""
 
@@ -66,24 +66,24 @@ def chunked_cross_entropy(
     return chunked_loss(model, hidden_MD, loss_of)
 
 
-def chunked_loss(model: Predictor, hidden_MD: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
+def chunked_loss(model: LogitHead, hidden_MD: Tensor, loss_from_logits: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """A summed loss of the logits of hidden states, with those of one chunk in memory at a time.
 
-    loss_of: of the logits of a chunk, and which of the positions it has. Each chunk's gradient is computed while its
+    loss_from_logits: of the logits of a chunk, and which of the positions it has. Each chunk's gradient is computed while its
     logits exist, so they are neither kept nor recomputed. Frozen parameters of the head get no gradient.
     """
-    rows = chunk_rows(hidden_MD.device, model.vocab_size)
+    rows = rows_per_chunk(hidden_MD.device, model.vocab_size)
     if len(hidden_MD) <= rows:
-        return loss_of(model.logits(hidden_MD), slice(0, len(hidden_MD)))
+        return loss_from_logits(model.logits(hidden_MD), slice(0, len(hidden_MD)))
     if not torch.is_grad_enabled():
-        parts = _slices(len(hidden_MD), rows)
-        return torch.stack([loss_of(model.logits(hidden_MD[part]), part) for part in parts]).sum()
+        parts = _chunk_slices(len(hidden_MD), rows)
+        return torch.stack([loss_from_logits(model.logits(hidden_MD[part]), part) for part in parts]).sum()
     trained = [parameter for parameter in model.head_parameters() if parameter.requires_grad]
     apply: Callable[..., Tensor] = _ChunkedLoss.apply
-    return apply(model.logits, rows, loss_of, hidden_MD, *trained)
+    return apply(model.logits, rows, loss_from_logits, hidden_MD, *trained)
 
 
-def _slices(n: int, rows: int) -> list[slice]:
+def _chunk_slices(n: int, rows: int) -> list[slice]:
     return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
@@ -93,13 +93,13 @@ class _ChunkedLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grads = []
         head_grads = [torch.zeros_like(p) for p in trained]
-        for part in _slices(len(hidden_MD), rows):
+        for part in _chunk_slices(len(hidden_MD), rows):
             with torch.enable_grad():
                 hidden = hidden_MD[part].detach().requires_grad_()
                 scores = logits(hidden)
                 loss = loss_of(scores, part)
                 # the loss scale of float16 is not known yet, so chunks use a scale of their own
-                scale = CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
+                scale = FLOAT16_CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
                 hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))
             hidden_grads.append(hidden_grad if scale == 1 else hidden_grad.float() / scale)
             for sum_so_far, grad in zip(head_grads, grads, strict=True):
@@ -119,10 +119,10 @@ def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0)
     targets_M = batch.known_targets_BT.flatten()
     output: Output = model(batch)
     hidden_MD = output.hidden_BTD.flatten(0, 1)
-    return loss_of_hidden(model, hidden_MD, targets_M, label_smoothing), output
+    return loss_from_hidden(model, hidden_MD, targets_M, label_smoothing), output
 
 
-def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
+def add_auxiliary_loss(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
     """The loss plus each row's auxiliary loss, weighted by its number of targets; by 1 where rows are the targets.
 
     So the sum does not depend on how a batch is split.
@@ -133,10 +133,10 @@ def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | 
     return replace(loss, total=loss.total + weighed_B.sum())
 
 
-def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
+def loss_from_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
     """The cross-entropy of all targets, from given hidden states."""
     if isinstance(model, CountingModel) and not label_smoothing:
         scored_M = targets_M != IGNORE
-        return Loss(-model.log_p(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
+        return Loss(-model.token_log_probs(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
     total = chunked_cross_entropy(model, hidden_MD, targets_M, label_smoothing)
     return Loss(total, (targets_M != IGNORE).sum())

@@ -16,19 +16,19 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
-from lmtool.model.language_model import evaluating
+from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.base import Example, Loss, Objective
-from lmtool.objective.cross_entropy import chunk_rows, token_loss, with_auxiliary
+from lmtool.objective.cross_entropy import add_auxiliary_loss, rows_per_chunk, token_loss
 from lmtool.recipe.spec.objective import Causal, Prefix, ScheduledSampling, Seq2Seq, SpanCorruption
 
 
-def truth(spec: ScheduledSampling, done: float) -> float:
+def true_token_probability(spec: ScheduledSampling, training_fraction: float) -> float:
     """The probability of keeping the true token, after this fraction of training.
 
     The paper's three decays, with the step i as a percentage of all steps: linear max(floor, 1 - k i), exponential k^i,
     inverse sigmoid k / (k + exp(i / k)).
     """
-    i = 100 * done
+    i = 100 * training_fraction
     match spec.growth:
         case "linear":
             share = 1 - (spec.k or 0.01) * i
@@ -40,19 +40,21 @@ def truth(spec: ScheduledSampling, done: float) -> float:
     return max(spec.floor, share)
 
 
-def draws(spec: ScheduledSampling | None, examples: Sequence[Example], length: int, done: float) -> Tensor | None:
-    """`Batch.draws_BT` for rows of `length` tokens; None without scheduled sampling.
+def draw_sampling_numbers(
+    spec: ScheduledSampling | None, examples: Sequence[Example], length: int, training_fraction: float
+) -> Tensor | None:
+    """`Batch.draws_BT` for rows of `n_positions` tokens; None without scheduled sampling.
 
     Each position takes two numbers of its row's generator, whatever the length of other rows.
     """
     if spec is None:
         return None
     numbers_BT2 = np.stack([example.rng.random((length, 2)) for example in examples])
-    stays_BT = numbers_BT2[..., 0] < truth(spec, done)
+    stays_BT = numbers_BT2[..., 0] < true_token_probability(spec, training_fraction)
     return torch.from_numpy(np.where(stays_BT, -1.0, numbers_BT2[..., 1]).astype(np.float32))
 
 
-def mixed(model: LanguageModel, batch: Batch) -> Batch:
+def sample_input_tokens(model: LanguageModel, batch: Batch) -> Batch:
     """The batch with tokens sampled from the model where `draws_BT` is set, and these numbers; targets are unchanged.
 
     A token is sampled only where the previous position has a target. A recurrent model samples step by step, given
@@ -71,34 +73,38 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
     draws_BT = batch.draws_BT.masked_fill(~drawn_BT, -1.0)
     if model.recurrent and not drawn_BT.any():
         return replace(batch, draws_BT=draws_BT)
-    with evaluating(model), torch.no_grad():
-        tokens_BT = _step_by_step(model, batch, draws_BT) if model.recurrent else _at_once(model, batch, draws_BT)
+    with evaluation_mode(model), torch.no_grad():
+        tokens_BT = (
+            _sample_step_by_step(model, batch, draws_BT)
+            if model.recurrent
+            else _sample_in_one_pass(model, batch, draws_BT)
+        )
     # torch 2.10 would reuse weights that autocast cast here, without gradients, in the training pass
     torch.clear_autocast_cache()
     return replace(batch, tokens_BT=tokens_BT, draws_BT=draws_BT)
 
 
-def _at_once(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
+def _sample_in_one_pass(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
     hidden_BTD = model(batch).hidden_BTD
     tokens_BT, drawn_BT = batch.tokens_BT.clone(), draws_BT >= 0
-    tokens_BT[drawn_BT] = draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], draws_BT[drawn_BT])
+    tokens_BT[drawn_BT] = sample_tokens(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], draws_BT[drawn_BT])
     return tokens_BT
 
 
-def _step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
+def _sample_step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
     """Processes rows from one column with a sampled token to the next."""
     if batch.documents_BT is not None:
-        return _text_by_text(model, batch, draws_BT, batch.documents_BT)
-    tokens_BT, state, read = batch.tokens_BT.clone(), model.start(batch), 0
+        return _sample_text_by_text(model, batch, draws_BT, batch.documents_BT)
+    tokens_BT, state, read = batch.tokens_BT.clone(), model.initial_state(batch), 0
     drawn_BT = draws_BT >= 0
     for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
-        hidden_BTD, state = model.advance(tokens_BT[:, read:column], state)
+        hidden_BTD, state = model.forward_incremental(tokens_BT[:, read:column], state)
         drawn_B, read = drawn_BT[:, column], column
-        tokens_BT[drawn_B, column] = draw(model, hidden_BTD[drawn_B, -1], draws_BT[drawn_B, column])
+        tokens_BT[drawn_B, column] = sample_tokens(model, hidden_BTD[drawn_B, -1], draws_BT[drawn_B, column])
     return tokens_BT
 
 
-def _text_by_text(model: LanguageModel, batch: Batch, draws_BT: Tensor, documents_BT: Tensor) -> Tensor:
+def _sample_text_by_text(model: LanguageModel, batch: Batch, draws_BT: Tensor, documents_BT: Tensor) -> Tensor:
     """Each document of a row as its own right-padded row."""
     begins_BT = torch.ones_like(draws_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
@@ -112,13 +118,13 @@ def _text_by_text(model: LanguageModel, batch: Batch, draws_BT: Tensor, document
         values_RL[text_N, place_N] = values_BT.flatten()
         return values_RL
 
-    tokens_RL = _step_by_step(model, Batch(apart(batch.tokens_BT, 0)), apart(draws_BT, -1))
+    tokens_RL = _sample_step_by_step(model, Batch(apart(batch.tokens_BT, 0)), apart(draws_BT, -1))
     return tokens_RL[text_N, place_N].view_as(batch.tokens_BT)
 
 
-def draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
+def sample_tokens(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
     """Tokens sampled by inverse CDF: the first whose cumulative probability exceeds the number drawn."""
-    rows = chunk_rows(hidden_MD.device, model.vocab_size)
+    rows = rows_per_chunk(hidden_MD.device, model.vocab_size)
     parts = []
     for hidden, numbers in zip(torch.split(hidden_MD, rows), torch.split(draws_M, rows), strict=True):
         logits_MV = model.logits(hidden)
@@ -133,13 +139,13 @@ class TokenObjective(Objective):
 
     spec: Causal | Prefix | Seq2Seq | SpanCorruption
 
-    def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
-        return mixed(model, batch)
+    def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
+        return sample_input_tokens(model, batch)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         smoothing = 0.0 if isinstance(self.spec, SpanCorruption) else self.spec.label_smoothing
-        loss, output = token_loss(model, mixed(model, batch), smoothing)
-        return with_auxiliary(loss, output.auxiliary_B, batch.targets_BT)
+        loss, output = token_loss(model, sample_input_tokens(model, batch), smoothing)
+        return add_auxiliary_loss(loss, output.auxiliary_B, batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return token_loss(model, batch)[0]

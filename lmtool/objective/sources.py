@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch, padded
-from lmtool.objective.base import Cut, Example, Vocabulary, rng_of
-from lmtool.objective.scheduled import TokenObjective, draws
+from lmtool.objective.base import Example, TextCut, Vocabulary, rng_from_tokens
+from lmtool.objective.scheduled import TokenObjective, draw_sampling_numbers
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
 
 
-class Pair(NamedTuple):
+class SourceTargetPair(NamedTuple):
     """A source and its target.
 
     starts: the first inputs of the decoder, which are not predicted.
@@ -27,22 +27,24 @@ class Pair(NamedTuple):
     """
 
     source: Ints
-    starts: tuple[int, ...]
+    start_ids: tuple[int, ...]
     targets: Ints
 
 
-def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
+def collate_pairs(pairs: Sequence[SourceTargetPair], shares_row: bool, pad_id: int) -> Batch:
     """The pairs as a right-padded batch. shares_row: source and target share one row."""
     rows, wanted = [], []
     for pair in pairs:
         before = pair.source if shares_row else pair.source[:0]
-        rows.append(np.concatenate((before, pair.starts, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])))
-        wanted.append(np.concatenate((np.full(len(before) + len(pair.starts) - 1, IGNORE), pair.targets)))
-    tokens_BT, keep_BT = padded(rows, pad)
+        rows.append(
+            np.concatenate((before, pair.start_ids, np.where(pair.targets == IGNORE, pad_id, pair.targets)[:-1]))
+        )
+        wanted.append(np.concatenate((np.full(len(before) + len(pair.start_ids) - 1, IGNORE), pair.targets)))
+    tokens_BT, keep_BT = padded(rows, pad_id)
     batch = Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
     if shares_row:
         return replace(batch, prefix_B=torch.tensor([len(pair.source) for pair in pairs]))
-    source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
+    source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad_id)
     return replace(batch, source_BS=source_BS, source_keep_BS=source_keep_BS)
 
 
@@ -58,11 +60,11 @@ class PrefixObjective(TokenObjective):
     vocabulary: Vocabulary
     shares_row: bool
 
-    def cut(self, context: int) -> Cut:
+    def text_cut(self, context: int) -> TextCut:
         """As for a causal model."""
-        return Cut("stream", context + 1, context)
+        return TextCut("stream", context + 1, context)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Each window split at random, or at the given fraction."""
         pairs = []
         for example in examples:
@@ -71,21 +73,21 @@ class PrefixObjective(TokenObjective):
                 split = int(example.rng.integers(1, n - 1)) if n > 2 else 1
             else:
                 split = min(max(1, round(self.spec.fraction * n)), max(1, n - 2))
-            pairs.append(self._split(example.tokens, split))
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+            pairs.append(self._split_at(example.tokens, split))
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """The prefix is everything before the first scored token, at least the beginning-of-text token."""
         first = int(self.shares_row)
-        pairs = [self._split(tokens, start - first) for tokens, start in spans]
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+        pairs = [self._split_at(tokens, start - first) for tokens, start in spans]
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
-    def _split(self, tokens: Ints, split: int) -> Pair:
+    def _split_at(self, tokens: Ints, split: int) -> SourceTargetPair:
         behind = tokens[split:]
-        targets = np.where(behind == self.vocabulary.start_of_text, IGNORE, behind)
+        targets = np.where(behind == self.vocabulary.unpredicted_bos, IGNORE, behind)
         if not self.shares_row:
-            return Pair(tokens[:split], self.vocabulary.starts, targets)
-        return Pair(tokens[:split], (int(behind[0]),), targets[1:])
+            return SourceTargetPair(tokens[:split], self.vocabulary.target_start_ids, targets)
+        return SourceTargetPair(tokens[:split], (int(behind[0]),), targets[1:])
 
 
 @dataclass(frozen=True)
@@ -101,41 +103,41 @@ class SpanCorruptionObjective(TokenObjective):
     vocabulary: Vocabulary
     shares_row: bool
 
-    def cut(self, context: int) -> Cut:
+    def text_cut(self, context: int) -> TextCut:
         """Windows whose source fills the context."""
         length = context
-        while self._lengths(length + 1)[0] <= context:
+        while self._source_and_target_lengths(length + 1)[0] <= context:
             length += 1
         if self.shares_row:
-            while length > 2 and sum(self._lengths(length)) > context:
+            while length > 2 and sum(self._source_and_target_lengths(length)) > context:
                 length -= 1
-        return Cut("stream", length, length)
+        return TextCut("stream", length, length)
 
-    def window(self, context: int) -> int:
+    def max_scored_tokens(self, context: int) -> int:
         """Leaves room for special tokens, both in the training format and as one removed span."""
-        return max(1, min(context - 3, self.cut(context).length - 1))
+        return max(1, min(context - 3, self.text_cut(context).length - 1))
 
-    def _sizes(self, n: int) -> tuple[int, int]:
+    def _noise_sizes(self, n: int) -> tuple[int, int]:
         """Number of tokens removed from n, and number of spans."""
         n_noise = min(max(1, round(self.spec.rate * n)), max(1, n - 1))
         n_spans = max(1, round(n_noise / self.spec.mean_length))
         return n_noise, min(n_spans, n_noise, max(1, n - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
 
-    def _lengths(self, n: int) -> tuple[int, int]:
+    def _source_and_target_lengths(self, n: int) -> tuple[int, int]:
         """Tokens of source and target of n tokens."""
-        n_noise, n_spans = self._sizes(n)
+        n_noise, n_spans = self._noise_sizes(n)
         return n - n_noise + n_spans, n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         corrupted = (self.corrupt(example.tokens, example.rng) for example in examples)
-        pairs = [Pair(source, self.vocabulary.starts, target) for source, target in corrupted]
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+        pairs = [SourceTargetPair(source, self.vocabulary.target_start_ids, target) for source, target in corrupted]
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
     def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Source and target of a text."""
-        n_noise, n_spans = self._sizes(len(tokens))
-        noise = _partition(n_noise, n_spans, rng)
-        rest = _partition(len(tokens) - n_noise, n_spans, rng)
+        n_noise, n_spans = self._noise_sizes(len(tokens))
+        noise = _random_composition(n_noise, n_spans, rng)
+        rest = _random_composition(len(tokens) - n_noise, n_spans, rng)
         source: list[int] = []
         target: list[int] = []
         parts = iter(np.split(tokens, np.cumsum([n for pair in zip(rest, noise, strict=True) for n in pair])))
@@ -153,14 +155,14 @@ class SpanCorruptionObjective(TokenObjective):
         sentinel = self.vocabulary.sentinels[0]
         pairs = []
         for tokens, first in spans:
-            behind = np.where(tokens[first:] == self.vocabulary.start_of_text, IGNORE, tokens[first:])
+            behind = np.where(tokens[first:] == self.vocabulary.unpredicted_bos, IGNORE, tokens[first:])
             source = np.append(tokens[:first], sentinel)
-            pairs.append(Pair(source, self.vocabulary.starts, np.concatenate(([IGNORE], behind))))
-        return batch_of(pairs, self.shares_row, sentinel)
+            pairs.append(SourceTargetPair(source, self.vocabulary.target_start_ids, np.concatenate(([IGNORE], behind))))
+        return collate_pairs(pairs, self.shares_row, sentinel)
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """As in training, but with the same removed spans each time."""
-        return self.collate([Example(tokens, rng_of(tokens)) for tokens, _ in spans])
+        return self.collate([Example(tokens, rng_from_tokens(tokens)) for tokens, _ in spans])
 
 
 @dataclass(frozen=True)
@@ -175,37 +177,45 @@ class Seq2SeqObjective(TokenObjective):
     shares_row: bool
     is_causal: bool = False
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Right-padded pairs; the target follows the tokens that start one, for a decoder its source.
 
         Raises ValueError for an example without a target.
         """
-        batch = self._causal(examples) if self.is_causal else self._pairs(examples)
-        return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
+        batch = self._collate_causal(examples) if self.is_causal else self._collate_pairs(examples)
+        return replace(
+            batch,
+            draws_BT=draw_sampling_numbers(
+                self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], training_fraction
+            ),
+        )
 
-    def _pairs(self, examples: Sequence[Example]) -> Batch:
-        pairs = [Pair(example.tokens, self.vocabulary.starts, _target(example)) for example in examples]
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+    def _collate_pairs(self, examples: Sequence[Example]) -> Batch:
+        pairs = [
+            SourceTargetPair(example.tokens, self.vocabulary.target_start_ids, _require_target(example))
+            for example in examples
+        ]
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
-    def _causal(self, examples: Sequence[Example]) -> Batch:
+    def _collate_causal(self, examples: Sequence[Example]) -> Batch:
         """Rows of a source and its target, the first token of which is predicted from the last one of the source."""
         rows, wanted = [], []
         for example in examples:
-            source, target = example.tokens, _target(example)
-            learned = np.zeros(len(source), dtype=bool) if example.learned is None else example.learned
+            source, target = example.tokens, _require_target(example)
+            learned = np.zeros(len(source), dtype=bool) if example.has_loss is None else example.has_loss
             rows.append(np.concatenate((source, target))[:-1])
             wanted.append(np.concatenate((np.where(learned, source, IGNORE), target))[1:])
         tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
         return Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
 
 
-def _target(example: Example) -> Ints:
-    if example.other is None:
+def _require_target(example: Example) -> Ints:
+    if example.second is None:
         raise ValueError("a source without a target has no loss")
-    return example.other
+    return example.second
 
 
-def _partition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
+def _random_composition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
     """A uniformly random composition of n into `parts` integers of at least 1; the first may be 0 if n is too small."""
     if n < parts:
         return [0] * (parts - n) + [1] * n

@@ -86,7 +86,7 @@ class AnsweringModel:
             if read is None:
                 return self.objective.score(self.lm, batch), ()
             objective, is_labelled = cast(RowObjective, self.objective), rows[indices[0]].label is not None
-            scores, _ = objective.read(self.lm, batch)
+            scores, _ = objective.run_head(self.lm, batch)
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read(scores, batch, indices)
 

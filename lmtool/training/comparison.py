@@ -14,7 +14,7 @@ from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.inference.perplexity import EvaluationWindows
-from lmtool.model.language_model import CountingModel, LanguageModel, evaluating
+from lmtool.model.language_model import CountingModel, LanguageModel, evaluation_mode
 from lmtool.model.ngram import NGramModel
 from lmtool.objective.base import Objective
 from lmtool.recipe.spec.text import BpeTokenizer
@@ -102,7 +102,9 @@ def counted(windows: Windows, n_entries: int) -> NGramModel:
     """The n-gram model of a text. n_entries: of its vocabulary."""
     model = NGramModel(NGram(kind="ngram", order=ORDER, context=ROW), n_entries)
     n = windows.n_tokens
-    model.count((windows.in_order(a, min(n, a + AT_ONCE), model.width) for a in range(0, n, AT_ONCE)), n)
+    model.fit_counts_(
+        (windows.in_order(a, min(n, a + AT_ONCE), model.n_context_tokens) for a in range(0, n, AT_ONCE)), n
+    )
     return model
 
 
@@ -112,7 +114,7 @@ def log_probabilities(
 ) -> NDArray[np.float64]:
     """log p of the scored tokens of all windows (N,), in their order."""
     parts = []
-    with evaluating(model), compute.autocast():
+    with evaluation_mode(model), compute.autocast():
         for first in range(0, len(text.windows), ROWS):
             windows = text.windows[first : first + ROWS]
             rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
@@ -120,7 +122,7 @@ def log_probabilities(
             scored_BT = batch.known_targets_BT != IGNORE
             hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.known_targets_BT[scored_BT]
             if isinstance(model, CountingModel):
-                log_p_M = model.log_p(hidden_MD, target_M)
+                log_p_M = model.token_log_probs(hidden_MD, target_M)
             else:
                 log_p_M = model.logits(hidden_MD).float().log_softmax(-1).gather(1, target_M[:, None])[:, 0]
             parts.append(log_p_M.double().cpu().numpy())

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import cpu_threads
-from lmtool.model.averaging import RatioHead, log_ratios
+from lmtool.model.averaging import NaiveBayesHead, log_count_ratios
 from lmtool.model.heads import Classifier
-from lmtool.model.language_model import evaluating
+from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
@@ -149,7 +149,7 @@ class Problem:
         """What the weights are multiplied by."""
         if not self.prior:
             return 1.0
-        return np.ascontiguousarray(log_ratios(self.features, self.target_RC).T)
+        return np.ascontiguousarray(log_count_ratios(self.features, self.target_RC).T)
 
     def of(self, rows: NDArray[np.int64]) -> "Problem":
         """The same with some of the rows."""
@@ -274,7 +274,9 @@ class Problem:
             torch.mul(found_FC, unit_FC, out=away_FC)
             scores_RC = (fitted.scores(away_FC[:-1]) + away_FC[-1] + origin_RC).double().requires_grad_()
             with torch.enable_grad():
-                loss = self.objective.head_loss(self.model, self.model.pair(scores_RC), self.labels, trains=True).total
+                loss = self.objective.head_loss(
+                    self.model, self.model.expand_single_score(scores_RC), self.labels, is_training=True
+                ).total
                 (slope_RC,) = torch.autograd.grad(loss, scores_RC)
             drawn_FC, slope_RC = l2_F1 * away_FC, slope_RC.to(dtype)
             slope_FC[:-1] = drawn_FC[:-1] + fitted.slopes(slope_RC)
@@ -297,7 +299,7 @@ class Problem:
     def scores(self, weight_FC: Floats, features: Any) -> Floats:
         """The scores (R, C) of other rows under weights that `fit` returned for these."""
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
-        return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
+        return np.asarray(self.model.expand_single_score(torch.from_numpy(scores_RC)))
 
     def choose(self, seed: int) -> "ChosenPenalty":
         """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
@@ -389,15 +391,15 @@ class HeadProblem:
     def of(cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]) -> "HeadProblem":
         """batches: all labelled rows, on the CPU."""
         device = model.head.weight.device
-        linear = isinstance(model.head, RatioHead) or model.pool is None
-        with evaluating(model):
+        linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
+        with evaluation_mode(model):
             model.to("cpu" if linear else device)
-            features = model.vectors(batches if linear else [batch.to(device) for batch in batches])
+            features = model.feature_vectors(batches if linear else [batch.to(device) for batch in batches])
             model.to(device)
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
         used_F = np.unique(features.nonzero()[1]) if linear else np.arange(features.shape[1])
         # the ratios tell one class from the others, and do not suit several labels
-        labels, prior = _joined(batches), isinstance(model.head, RatioHead) and objective.spec.task == "class"
+        labels, prior = _joined(batches), isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class"
         return cls(Problem(model, objective, features[:, used_F] / scale, labels, prior), used_F, scale)
 
     def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
@@ -420,7 +422,7 @@ class HeadProblem:
         weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.prior else self.scale))
         if not problem.prior:
             head.weight.zero_()
-            if isinstance(head, RatioHead):
+            if isinstance(head, NaiveBayesHead):
                 head.ratios_CF.fill_(1.0)
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:

@@ -22,8 +22,8 @@ from lmtool.errors import DataError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.inference.perplexity import EvaluationWindows, compute_perplexity, entropy_limit
 from lmtool.model import LanguageModel
-from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.objective import CausalObjective, Cut, Loss, Objective, Vocabulary, build_objective
+from lmtool.model.layers.ngrams import find_ngram_embeddings
+from lmtool.objective import CausalObjective, Loss, Objective, TextCut, Vocabulary, build_objective
 from lmtool.objective.skipgram import GloveObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Causal
@@ -187,13 +187,13 @@ class TextData:
             counts[list(self.prompt_format.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
-        for ngrams in ngrams_of(lm):
-            ngrams.count(torch.from_numpy(self._train.sample_evenly(MOST_COUNTED)))
+        for ngrams in find_ngram_embeddings(lm):
+            ngrams.select_ngrams_(torch.from_numpy(self._train.sample_evenly(MOST_COUNTED)))
 
     def windows(self, objective: Objective) -> Windows:
         """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
         tokenizer = self.prompt_format.tokenizer
-        cut, marks = objective.cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
+        cut, marks = objective.text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self._seed, self._lanes, marks, self._spec.isolate_documents)
 
     def check(self) -> None:
@@ -212,7 +212,7 @@ class TextData:
 
     def _examples(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
         """Parts of the text, of which examples are made."""
-        cut = objective.cut(self._context)
+        cut = objective.text_cut(self._context)
         marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
@@ -229,7 +229,7 @@ class TextData:
             return self._streamed(0, cut, self._seed)
         return self.windows(objective)
 
-    def _mixed(self, cut: Cut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
+    def _mixed(self, cut: TextCut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
         """Windows of each text of the mixture, in proportion."""
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
@@ -244,7 +244,7 @@ class TextData:
         texts = [Windows(part, cut, derive_seed(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
-    def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
+    def _streamed(self, n: int, cut: TextCut, seed: int) -> StreamedWindows:
         """The windows of text n, from its mark on."""
         mark = self._marks[n] if self._marks else None
         return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, mark, self._spec.isolate_documents)
@@ -278,7 +278,7 @@ class TextData:
         if self._pairs is not None:
             return _validate_pairs(self._pairs, self._most_validated, lm, objective, compute)
         if self._held_out is None:
-            longest = objective.window(self._context)
+            longest = objective.max_scored_tokens(self._context)
             self._held_out = EvaluationWindows.sample(self._valid, longest, self._most_validated, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
@@ -324,8 +324,10 @@ class TextData:
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > comparison.MOST_TOKENS:
             return alone
-        causal = CausalObjective.of(Causal(), Vocabulary.of(tokenizer, None), self._spec.isolate_documents)
-        windows = Windows(train, causal.cut(min(ROW, len(train) - 1)), self._seed)
+        causal = CausalObjective.from_vocabulary(
+            Causal(), Vocabulary.from_tokenizer(tokenizer, None), self._spec.isolate_documents
+        )
+        windows = Windows(train, causal.text_cut(min(ROW, len(train) - 1)), self._seed)
         model = comparison.counted(windows, tokenizer.check_embedding_rows(None))
         exact = choose_compute("cpu", "float32")
         counts = compute_perplexity(model, causal, prepared.valid, tokenizer, exact, context=ROW, stride=ROW)
@@ -333,7 +335,9 @@ class TextData:
         read_alike = prepared is self._prepared and self._is_causal
         if not read_alike or compute.world.size > 1 or counts.tokens < 2:
             return beside
-        texts = [EvaluationWindows.sample(self._valid, causal.window(n), None, 0) for n in (self._context, ROW)]
+        texts = [
+            EvaluationWindows.sample(self._valid, causal.max_scored_tokens(n), None, 0) for n in (self._context, ROW)
+        ]
         loss, weight = comparison.interpolated(
             comparison.log_probabilities(lm, texts[0], causal, compute),
             comparison.log_probabilities(model, texts[1], causal, exact),
@@ -418,5 +422,5 @@ def _validate_pairs(
         batch = objective.collate(pairs.read(np.array(chosen)))
         return objective.score(lm, batch.to(compute.device)), ()
 
-    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metrics), compute)
+    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metric_names), compute)
     return Validation(evaluated.loss, evaluated.metrics)

@@ -11,7 +11,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.pretrained import describe_features, open_features, open_vectors
 from lmtool.inference.reference import Reference, resolve_for_text, resolve_model_names, resolve_reference
-from lmtool.model.size import check_fits, training_bytes
+from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import ResolvedRecipe, Setting
@@ -200,7 +200,7 @@ def checked_compute(recipe: Recipe, compute: Compute, origins: Mapping[str, str]
     memory = device_memory(compute.device)
     sharded = _shards(recipe, compute, memory)
     if memory is not None:
-        check_fits(recipe, memory, origins, world.size if sharded else 1)
+        check_fits_memory(recipe, memory, origins, world.size if sharded else 1)
     return replace(compute, world=replace(world, sharded=sharded))
 
 
@@ -214,7 +214,7 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         return False
     if training.shard == "auto":
         share = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
-        is_short = share is not None and training_bytes(recipe) > share
+        is_short = share is not None and estimate_min_training_bytes(recipe) > share
         # machines may differ, and all must do the same
         if not compute.world.sum((float(is_short),))[0]:
             return False

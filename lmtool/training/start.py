@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 from lmtool.compute.device import choose_compute
 from lmtool.durable import write_file
-from lmtool.model.size import outline
+from lmtool.model.size import build_on_meta
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.records import encode
@@ -62,7 +62,7 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
 
 def summary(recipe: Recipe) -> str:
     """A short description of a model, for lists."""
-    lm = outline(recipe.model, recipe.model.vocab_size or 0)
+    lm = build_on_meta(recipe.model, recipe.model.vocab_size or 0)
     count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
     return f"{lm.description}, {size} parameters" if count else lm.description

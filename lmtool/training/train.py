@@ -27,8 +27,8 @@ from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run, load_weights
 from lmtool.inference.reference import Reference
 from lmtool.model import DecodeState, LanguageModel
-from lmtool.model.language_model import CountingModel, evaluating
-from lmtool.model.size import held_in_training
+from lmtool.model.language_model import CountingModel, evaluation_mode
+from lmtool.model.size import estimate_persistent_memory
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification, supported_objectives
@@ -271,7 +271,7 @@ class _TrainingSession:
         torch._dynamo.config.suppress_errors = True
         samples = sample_numbers_of_rank(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
         batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
-        with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
+        with torch.no_grad(), evaluation_mode(self.lm), self.compute.autocast():
             plain_BTD = self.lm(batch).hidden_BTD
             self.lm.compile()
             try:
@@ -290,7 +290,7 @@ class _TrainingSession:
         recipe, world = self.recipe, self.compute.world
         steps = None if self.minutes is not None else recipe.training.steps
         counts = isinstance(self.lm, CountingModel)
-        held = held_in_training(recipe, self.lm.vocab_size)
+        held = estimate_persistent_memory(recipe, self.lm.vocab_size)
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
@@ -573,7 +573,7 @@ class _TrainingSession:
                 yield Ended("interrupted", self.last, None, None, self.recipe.evaluation.metric)
                 return
         load_weights(self.lm, checkpoint)
-        with self.computing(self.objective.measures_in_one_pass) as compute:
+        with self.computing(self.objective.scores_text_in_one_pass) as compute:
             results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]

@@ -12,13 +12,13 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
 from lmtool.model import DecodeState, LanguageModel, Output
-from lmtool.model.language_model import Wrapper
+from lmtool.model.language_model import ModelWrapper
 
 PREFIX = "carried/"
 """Prefix of the names of carried states among the tensors of a checkpoint."""
 
 
-class CarriedModel(Wrapper):
+class CarriedModel(ModelWrapper):
     """A model whose rows start from the state `before`; `after` is their final state, detached."""
 
     def __init__(self, model: LanguageModel, before: DecodeState) -> None:
@@ -27,20 +27,20 @@ class CarriedModel(Wrapper):
         self.after = before
 
     def forward(self, batch: Batch) -> Output:
-        hidden, after = self.body.advance(batch.tokens_BT, self.before)
+        hidden, after = self.body.forward_incremental(batch.tokens_BT, self.before)
         layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in after.layers)
         # of fixed size, whatever the number of tokens read
         self.after = replace(after, length=0, layers=layers)
         return Output(hidden)
 
-    def start(self, batch: Batch) -> DecodeState:
+    def initial_state(self, batch: Batch) -> DecodeState:
         """The initial state of the rows."""
         return self.before
 
 
 def fresh(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:
     """The state of rows without a past."""
-    return model.start(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
+    return model.initial_state(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
 
 
 def rows_of(state: DecodeState, start: int, stop: int) -> DecodeState:

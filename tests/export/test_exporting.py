@@ -147,11 +147,11 @@ def ours(loaded: LoadedModel, peer_inputs: Any) -> Tensor:
             return lm.logits(lm(batch).hidden_BTD)
         batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments)
         if isinstance(lm, Classifier):
-            scores = lm.answer(batch).scores_BC
+            scores = lm.classify(batch).scores_BC
             spec = loaded.recipe.objective
             return scores * (getattr(spec, "scale", None) or 1.0) + (getattr(spec, "center", None) or 0.0)
         if isinstance(lm, Tagger):
-            return lm.scores(batch).scores_BTC[keep_BT]
+            return lm.score_tokens(batch).scores_BTC[keep_BT]
         hidden = lm(batch).hidden_BTD
         return (hidden if loaded.recipe.objective.kind == "embedding" else lm.logits(hidden))[keep_BT]
 
@@ -228,11 +228,11 @@ def test_generation(case: str, tmp_path: Path) -> None:
     framed = loaded.prompt_format.make_prompt("They waited")
     batch = Batch(torch.tensor([framed.tokens]), source_BS=torch.tensor([framed.source]) if framed.source else None)
     wanted: list[int] = []
-    state = loaded.model.start(batch)
+    state = loaded.model.initial_state(batch)
     step = batch.tokens_BT
     with torch.no_grad():
         for _ in range(8):
-            hidden, state = loaded.model.advance(step, state)
+            hidden, state = loaded.model.forward_incremental(step, state)
             token = int(loaded.model.logits(hidden)[0, -1].argmax())
             if token in loaded.prompt_format.end_ids:
                 break

@@ -270,7 +270,7 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
     class Watching(HistoryModel):
         def start(self, batch):
             seen.extend(batch.tokens_BT.tolist())
-            return super().start(batch)
+            return super().initial_state(batch)
 
     model = Watching(ByteTokenizer.vocab_size)
     list(

@@ -111,7 +111,7 @@ def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     torch.nn.init.normal_(model.lm.eval().head.weight)
     rows = encoded(built, item(WORDS), item(WORDS[:2], row=2))
     for row, (tags,) in zip(rows, built.answer(model, rows), strict=True):
-        scores = model.lm.scores(model.objective.collate([row.example()])).scores_BTC[0].detach().numpy()
+        scores = model.lm.score_tokens(model.objective.collate([row.example()])).scores_BTC[0].detach().numpy()
         assert row.word_starts is not None
         assert tags == [BIO[int(scores[place].argmax())] for place in row.word_starts]
 

@@ -157,13 +157,13 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     class_R = rng.integers(0, 3, 60)
     tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
-    model.count_features([batch])
+    model.fit_feature_statistics_([batch])
     monkeypatch.setattr(Problem, "choose", lambda *_: ChosenPenalty(0.1, prior=False))
     fit_head(model, ClassificationObjective(spec, cast(Vocabulary, None)), [batch], None, 1)
-    x_RF = model.vectors([batch]).toarray()
+    x_RF = model.feature_vectors([batch]).toarray()
     peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(
         x_RF / np.sqrt(np.square(x_RF).sum() / 60), class_R
     )
     expected_RC = peer.predict_proba(x_RF / np.sqrt(np.square(x_RF).sum() / 60))
-    found_RC = model.answer(batch).scores_BC.softmax(-1).detach().numpy()
+    found_RC = model.classify(batch).scores_BC.softmax(-1).detach().numpy()
     np.testing.assert_allclose(found_RC, expected_RC, atol=2e-3)

@@ -22,10 +22,10 @@ CellState = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextLayout:
     """The layout of a batch's texts when they do not fill their rows: padding, or several documents in a row.
 
-    A text is all non-padding tokens of one document of one row, so padding between them does not split it. `order_M`
+    A text is all non-padding tokens of one document of one row, so padding between them does not split it. `packed_order_M`
     gives positions (of B * T) in the order of torch's PackedSequence, without padding: the first tokens of all texts,
     longest text first, then their second tokens, and so on.
 
@@ -37,15 +37,15 @@ class Texts:
     """
 
     flat_M: Tensor
-    rank_M: Tensor
-    place_M: Tensor
-    first_B: Tensor
-    last_B: Tensor
+    text_rank_M: Tensor
+    position_M: Tensor
+    first_text_B: Tensor
+    last_text_B: Tensor
     n_texts: int
-    length: int
+    n_positions: int
 
     @classmethod
-    def find(cls, tokens_BT: Tensor, keep_BT: Tensor | None, documents_BT: Tensor | None) -> Self | None:
+    def from_masks(cls, tokens_BT: Tensor, keep_BT: Tensor | None, documents_BT: Tensor | None) -> Self | None:
         """The layout of a batch; None when each text fills its row."""
         if documents_BT is None and (keep_BT is None or bool(keep_BT.all())):
             return None
@@ -70,38 +70,38 @@ class Texts:
         return cls(flat_M, rank_R[text_M], place_M, first_B, last_B, n_texts, T)
 
     @cached_property
-    def reversed(self) -> "Texts":
+    def reversed(self) -> "TextLayout":
         """The same texts, each reversed."""
-        lengths_R = torch.bincount(self.rank_M, minlength=self.n_texts)
-        return replace(self, place_M=lengths_R[self.rank_M] - 1 - self.place_M)
+        lengths_R = torch.bincount(self.text_rank_M, minlength=self.n_texts)
+        return replace(self, position_M=lengths_R[self.text_rank_M] - 1 - self.position_M)
 
     @cached_property
-    def order_M(self) -> Tensor:
+    def packed_order_M(self) -> Tensor:
         """The position read at each step of the packed order."""
-        return self.flat_M[(self.place_M * self.n_texts + self.rank_M).argsort()]
+        return self.flat_M[(self.position_M * self.n_texts + self.text_rank_M).argsort()]
 
     @cached_property
-    def sizes(self) -> Tensor:
+    def batch_sizes(self) -> Tensor:
         """Number of texts with a token at each position; on the CPU, as PackedSequence requires."""
-        return torch.bincount(self.place_M).cpu()
+        return torch.bincount(self.position_M).cpu()
 
-    def spread(self, out_MD: Tensor) -> Tensor:
+    def unpack_outputs(self, out_MD: Tensor) -> Tensor:
         """Packed outputs scattered to their positions (B, T, D), zeros at padding."""
-        out = out_MD.new_zeros(len(self.last_B) * self.length, out_MD.shape[1])
-        return out.index_copy(0, self.order_M, out_MD).view(len(self.last_B), self.length, -1)
+        out = out_MD.new_zeros(len(self.last_text_B) * self.n_positions, out_MD.shape[1])
+        return out.index_copy(0, self.packed_order_M, out_MD).view(len(self.last_text_B), self.n_positions, -1)
 
-    def begin(self, state_BD: Tensor) -> Tensor:
+    def initial_text_states(self, state_BD: Tensor) -> Tensor:
         """Initial states of all texts (R, D): the row's for the first text of a row, zeros for the others."""
         state_RD = state_BD.new_zeros(self.n_texts + 1, state_BD.shape[1])
-        return state_RD.index_copy(0, self.first_B, state_BD)[:-1]
+        return state_RD.index_copy(0, self.first_text_B, state_BD)[:-1]
 
-    def end(self, state_RD: Tensor, state_BD: Tensor) -> Tensor:
+    def final_row_states(self, state_RD: Tensor, state_BD: Tensor) -> Tensor:
         """Final states of all rows (B, D): those of the last texts; `state_BD` for empty rows."""
-        last_BD = torch.cat((state_RD, state_RD.new_zeros(1, state_RD.shape[1])))[self.last_B]
-        return torch.where((self.last_B == self.n_texts)[:, None], state_BD, last_BD)
+        last_BD = torch.cat((state_RD, state_RD.new_zeros(1, state_RD.shape[1])))[self.last_text_B]
+        return torch.where((self.last_text_B == self.n_texts)[:, None], state_BD, last_BD)
 
 
-class StepWeights(nn.Module):
+class RecurrenceWeights(nn.Module):
     """Weights of a recurrence without a torch kernel, named and initialised as those of torch's."""
 
     def __init__(self, n_gates: int, d_in: int, d_out: int) -> None:
@@ -119,13 +119,13 @@ class StepWeights(nn.Module):
 
 
 class Cell(nn.Module, ABC):
-    """One recurrent layer: `step` defines it; whole rows use the equivalent torch kernel where there is one.
+    """One recurrent layer: `stride` defines it; whole rows use the equivalent torch kernel where there is one.
 
     Computed in the dtype of its weights also under autocast, because rounding accumulates over steps.
 
     kind: its name in recipes; `CELL_SIZES` has its sizes.
     kernel: torch's, which then holds the cell's weights.
-    seen: where to collect the state after each step, see `stepwise`; usually None.
+    seen: where to collect the state after each step, see `record_step_states`; usually None.
     """
 
     kind: ClassVar[CellName]
@@ -134,65 +134,67 @@ class Cell(nn.Module, ABC):
         super().__init__()
         n_gates, self.n_parts = CELL_SIZES[self.kind]
         self.d_out = d_out
-        self.seen: list[CellState] | None = None
-        self.kernel = StepWeights(n_gates, d_in, d_out) if kernel is None else kernel
+        self.recorded_states: list[CellState] | None = None
+        self.kernel = RecurrenceWeights(n_gates, d_in, d_out) if kernel is None else kernel
 
     @abstractmethod
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
-        """The state after one input, already projected by `project`."""
+        """The state after one input, already projected by `project_input`."""
 
-    def start(self, n_rows: int) -> CellState:
+    def initial_state(self, n_rows: int) -> CellState:
         """The state before the first token: zeros."""
         weight = self._weights()[0]
         return tuple(weight.new_zeros(n_rows, self.d_out) for _ in range(self.n_parts))
 
-    def forward(self, x_BTI: Tensor, state: CellState, texts: Texts | None = None) -> tuple[Tensor, CellState]:
+    def forward(self, x_BTI: Tensor, state: CellState, layout: TextLayout | None = None) -> tuple[Tensor, CellState]:
         """Hidden states (B, T, D) at each position, and the final state; `state` is the initial one.
 
-        texts: the layout; the first text of each row continues from `state`, the others start from zeros; padding gets
+        layout: the layout; the first text of each row continues from `state`, the others start from zeros; padding gets
             zeros.
         """
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
-            if texts is None:
-                if self.seen is not None or isinstance(self.kernel, StepWeights):
-                    steps, last = self._run(self.project(x_BTI).unbind(1), state)
+            if layout is None:
+                if self.recorded_states is not None or isinstance(self.kernel, RecurrenceWeights):
+                    steps, last = self._run_steps(self.project_input(x_BTI).unbind(1), state)
                     return torch.stack(steps, 1), last
                 out_BTD, after = self.kernel(x_BTI, _to_kernel(state))
                 return out_BTD, _from_kernel(after)
-            if not texts.n_texts:
+            if not layout.n_texts:
                 return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), state
-            x_MI = x_BTI.flatten(0, 1)[texts.order_M]
-            first = tuple(texts.begin(part) for part in state)
-            if isinstance(self.kernel, StepWeights):
-                steps, last = self._run(torch.split(self.project(x_MI), texts.sizes.tolist()), first)
+            x_MI = x_BTI.flatten(0, 1)[layout.packed_order_M]
+            first = tuple(layout.initial_text_states(part) for part in state)
+            if isinstance(self.kernel, RecurrenceWeights):
+                steps, last = self._run_steps(torch.split(self.project_input(x_MI), layout.batch_sizes.tolist()), first)
                 out_MD = torch.cat(steps)
             else:
-                packed, after = self.kernel(PackedSequence(x_MI, texts.sizes), _to_kernel(first))
+                packed, after = self.kernel(PackedSequence(x_MI, layout.batch_sizes), _to_kernel(first))
                 out_MD, last = packed.data, _from_kernel(after)
-            ends = tuple(texts.end(part, before) for part, before in zip(last, state, strict=True))
-            return texts.spread(out_MD), ends
+            ends = tuple(layout.final_row_states(part, before) for part, before in zip(last, state, strict=True))
+            return layout.unpack_outputs(out_MD), ends
 
-    def backwards(self, x_BTI: Tensor, state: CellState, texts: Texts | None) -> tuple[Tensor, CellState]:
+    def forward_right_to_left(
+        self, x_BTI: Tensor, state: CellState, layout: TextLayout | None
+    ) -> tuple[Tensor, CellState]:
         """The same right to left: the state at t depends on t and all later positions."""
-        if texts is not None:
-            out_BTD, last = self(x_BTI, state, texts.reversed)
+        if layout is not None:
+            out_BTD, last = self(x_BTI, state, layout.reversed)
             return out_BTD, last
         out_BTD, last = self(x_BTI.flip(1), state)
         return out_BTD.flip(1), last
 
-    def project(self, x: Tensor) -> Tensor:
-        """The input part of the gates (..., G), for `step`."""
+    def project_input(self, x: Tensor) -> Tensor:
+        """The input part of the gates (..., G), for `stride`."""
         weight, _, bias, _ = self._weights()
         return F.linear(x, weight, bias)
 
-    def past(self, state: CellState) -> Tensor:
+    def project_state(self, state: CellState) -> Tensor:
         """The recurrent part of the gates (B, G)."""
         _, weight, _, bias = self._weights()
         return F.linear(state[0], weight, bias)
 
     @torch.no_grad()
-    def begin_with(self, radius: float) -> None:
+    def init_recurrent_weights_(self, radius: float) -> None:
         """Recurrent matrices, one for each gate, whose singular values and magnitudes of eigenvalues are all this."""
         for matrix_DD in torch.split(self._weights()[1], self.d_out):
             nn.init.orthogonal_(matrix_DD, radius)
@@ -202,20 +204,20 @@ class Cell(nn.Module, ABC):
         weight_in, weight_past, bias_in, bias_past = self.kernel.all_weights[0]
         return weight_in, weight_past, bias_in, bias_past
 
-    def _run(self, gates: Sequence[Tensor], state: CellState) -> tuple[list[Tensor], CellState]:
+    def _run_steps(self, projected_steps: Sequence[Tensor], state: CellState) -> tuple[list[Tensor], CellState]:
         """The hidden states of each step, whose batch may shrink from the end, and the final ones of all rows."""
         steps, ended = [], []
-        for gates_BG in gates:
+        for gates_BG in projected_steps:
             ended.append(tuple(part[len(gates_BG) :] for part in state))
             state = self.step(gates_BG, tuple(part[: len(gates_BG)] for part in state))
             steps.append(state[0])
-            if self.seen is not None:
-                self.seen.append(state)
+            if self.recorded_states is not None:
+                self.recorded_states.append(state)
         ended.append(state)
         return steps, tuple(torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
 
 
-class Elman(Cell):
+class ElmanCell(Cell):
     """h_t = f(W x_t + b + U h_{t-1} + b') (Elman 1990)."""
 
     kind = "rnn"
@@ -227,10 +229,10 @@ class Elman(Cell):
         self.nonlinearity = nonlinearity
 
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
-        return (getattr(torch, self.nonlinearity)(gates_BG + self.past(state)),)
+        return (getattr(torch, self.nonlinearity)(gates_BG + self.project_state(state)),)
 
 
-class Gru(Cell):
+class GruCell(Cell):
     """The gated recurrent unit (Cho et al. 2014), with the reset gate applied after U, as in torch."""
 
     kind = "gru"
@@ -240,13 +242,13 @@ class Gru(Cell):
 
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
         reset, update, new = gates_BG.chunk(3, -1)
-        past_reset, past_update, past_new = self.past(state).chunk(3, -1)
+        past_reset, past_update, past_new = self.project_state(state).chunk(3, -1)
         update = torch.sigmoid(update + past_update)
         new = torch.tanh(new + torch.sigmoid(reset + past_reset) * past_new)
         return (new + update * (state[0] - new),)
 
 
-class Lstm(Cell):
+class LstmCell(Cell):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), with the forget gate of Gers et al. 2000."""
 
     kind = "lstm"
@@ -257,13 +259,13 @@ class Lstm(Cell):
         nn.init.ones_(self._weights()[3][d_out : 2 * d_out])
 
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
-        enter, forget, new, leave = (gates_BG + self.past(state)).chunk(4, -1)
+        enter, forget, new, leave = (gates_BG + self.project_state(state)).chunk(4, -1)
         c_BD = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(c_BD), c_BD
 
 
 @contextmanager
-def stepwise(model: nn.Module) -> Iterator[list[list[CellState]]]:
+def record_step_states(model: nn.Module) -> Iterator[list[list[CellState]]]:
     """A context for one forward pass, in which recurrent layers compute step by step.
 
     Yields a list for each layer, in the order of the modules, which the pass fills with its state after each step:
@@ -272,12 +274,12 @@ def stepwise(model: nn.Module) -> Iterator[list[list[CellState]]]:
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     states: list[list[CellState]] = [[] for _ in cells]
     for cell, states_of_layer in zip(cells, states, strict=True):
-        cell.seen = states_of_layer
+        cell.recorded_states = states_of_layer
     try:
         yield states
     finally:
         for cell in cells:
-            cell.seen = None
+            cell.recorded_states = None
 
 
 def build_cell(spec: Recurrent, d_in: int | None = None, d_out: int | None = None) -> Cell:
@@ -286,13 +288,13 @@ def build_cell(spec: Recurrent, d_in: int | None = None, d_out: int | None = Non
     cell: Cell
     match spec.cell:
         case "rnn":
-            cell = Elman(spec.nonlinearity, *sizes)
+            cell = ElmanCell(spec.nonlinearity, *sizes)
         case "gru":
-            cell = Gru(*sizes)
+            cell = GruCell(*sizes)
         case "lstm":
-            cell = Lstm(*sizes)
+            cell = LstmCell(*sizes)
     if spec.recurrent_radius is not None:
-        cell.begin_with(spec.recurrent_radius)
+        cell.init_recurrent_weights_(spec.recurrent_radius)
     return cell
 
 
@@ -302,5 +304,5 @@ def _to_kernel(state: CellState) -> Tensor | tuple[Tensor, Tensor]:
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
-def _from_kernel(last: Tensor | tuple[Tensor, Tensor]) -> CellState:
-    return (last[0],) if isinstance(last, Tensor) else (last[0][0], last[1][0])
+def _from_kernel(state: Tensor | tuple[Tensor, Tensor]) -> CellState:
+    return (state[0],) if isinstance(state, Tensor) else (state[0][0], state[1][0])

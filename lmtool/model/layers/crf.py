@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class LinearChain(nn.Module):
+class LinearChainCrf(nn.Module):
     """p(y | x) is proportional to exp(start[y_1] + sum_t s_t[y_t] + sum_t transition[y_t-1, y_t] + end[y_T]).
 
     All its scores are 0 at first, which makes it the softmax of each word.
@@ -19,7 +19,7 @@ class LinearChain(nn.Module):
         self.end_C = nn.Parameter(torch.zeros(n_tags))
         self.transition_PC = nn.Parameter(torch.zeros(n_tags, n_tags))
 
-    def log_p(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
+    def log_probs(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
         """Log-probability of the tags of each row (B,); 0 for a row without words.
 
         keep_BW: False at padding, which is at the end of a row.

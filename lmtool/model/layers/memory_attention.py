@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Mask
-from lmtool.model.language_model import KeyValue, Memory
-from lmtool.model.layers.observing import Attending
+from lmtool.model.language_model import KeyValueCache, Memory
+from lmtool.model.layers.observing import ObservableAttention
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.recurrent import Attention
 
 
-class MemoryAttention(Attending):
+class MemoryAttention(ObservableAttention):
     """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights w from a score of query and m_s.
 
     Computed in the dtype of the weights also under autocast: rounding would decide near ties.
@@ -28,25 +28,25 @@ class MemoryAttention(Attending):
         if spec.select not in ("sum", "mean"):
             self.score = build_score(spec.score, 1, width, rank, spec.score_width or width)
 
-    def keys(self, states_BSD: Tensor) -> Tensor:
+    def transform_keys(self, states_BSD: Tensor) -> Tensor:
         """The states as transformed by the score, computed once: (B, 1, S, ...)."""
         with torch.autocast(states_BSD.device.type, enabled=False):
-            return states_BSD[:, None] if self.score is None else self.score.keys(states_BSD[:, None])
+            return states_BSD[:, None] if self.score is None else self.score.transform_keys(states_BSD[:, None])
 
-    def forward(self, query_BTD: Tensor, memory: KeyValue | Memory, allowed_BTS: Tensor) -> Tensor:
+    def forward(self, query_BTD: Tensor, memory: KeyValueCache | Memory, allowed_BTS: Tensor) -> Tensor:
         """The context vectors (B, T, D), zeros where all states are masked."""
         with torch.autocast(query_BTD.device.type, enabled=False):
             if self.score is None:
                 score_BTS = query_BTD.new_zeros(*query_BTD.shape[:2], allowed_BTS.shape[-1])
             else:
                 score_BTS = self.score(query_BTD[:, None], memory.k_BNSH)[:, 0]
-            weights_BTS = choose(score_BTS, allowed_BTS, self.select, self.k)
+            weights_BTS = selection_weights(score_BTS, allowed_BTS, self.select, self.k)
             if self.observer is not None:
                 self.observer(weights_BTS[:, None])
             return weights_BTS @ memory.v_BNSH[:, 0]
 
 
-def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tensor:
+def selection_weights(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tensor:
     """Attention weights (B, T, S); fully masked rows are zero.
 
     "soft": softmax of the scores. "sum": 1. "mean": 1 / number of unmasked states. "hard": 1 at the best score.
@@ -69,12 +69,14 @@ def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tenso
     return hard_BTS + (soft_BTS - soft_BTS.detach())
 
 
-def earlier(mask: Mask, n_queries: int, n_states: int, device: torch.device, present: bool = False) -> Tensor:
+def past_states_mask(
+    mask: Mask, n_queries: int, n_states: int, device: torch.device, include_present: bool = False
+) -> Tensor:
     """The pairs of a causal mask, for the last `n_queries` positions, without the position itself: (1 or B, T, S).
 
-    Unlike by `Mask.allowed` there may be none for a query. present: with the position itself.
+    Unlike by `Mask.allowed` there may be none for a query. include_present: with the position itself.
     """
     state_1S = torch.arange(n_states, device=device)[None]
     query_T1 = state_1S[0, n_states - n_queries :, None]
     allowed = mask.between(query_T1, state_1S)
-    return allowed if present else allowed & (state_1S != query_T1)
+    return allowed if include_present else allowed & (state_1S != query_T1)

@@ -14,7 +14,7 @@ Observer = Callable[[Tensor], None]
 """Called with attention weights (B, N, T, S)."""
 
 
-class Attending(nn.Module):
+class ObservableAttention(nn.Module):
     """A module that computes attention weights. attends: whether its recipe makes it do so.
 
     observer: gets the weights of each forward pass; without one they are not formed where the kernel does not need
@@ -26,26 +26,28 @@ class Attending(nn.Module):
     n_layers: int = 1
 
 
-def attending(model: nn.Module) -> dict[str, Attending]:
+def find_attention_modules(model: nn.Module) -> dict[str, ObservableAttention]:
     """The modules of a model that attend, by name, in module order; none for a model without attention.
 
-    A module of several layers is there once for each; see `module_name`.
+    A module of several layers is there once for each; see `strip_layer_number`.
     """
-    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Attending) and part.attends]
-    return {_in_layer(name, layer): part for name, part in parts for layer in range(part.n_layers)}
+    parts = [
+        (name, part) for name, part in model.named_modules() if isinstance(part, ObservableAttention) and part.attends
+    ]
+    return {_with_layer_number(name, layer): part for name, part in parts for layer in range(part.n_layers)}
 
 
-def _in_layer(name: str, layer: int) -> str:
+def _with_layer_number(name: str, layer: int) -> str:
     return f"{name}@{layer}" if layer else name
 
 
-def module_name(name: str) -> str:
+def strip_layer_number(name: str) -> str:
     """The name of the module itself, without the number of one of its layers."""
     return name.partition("@")[0]
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def record_attention_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Collects the attention weights (B, N, T, S) of the forward passes in the context, by the name of the module.
 
     Passes of one module are successive queries over the same keys, as of a decoder that goes step by step. The weights
@@ -53,8 +55,8 @@ def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     weights: dict[str, Tensor] = {}
 
-    def observer(name: str, part: Attending) -> Observer:
-        layers = cycle(_in_layer(name, layer) for layer in range(part.n_layers))
+    def observer(name: str, part: ObservableAttention) -> Observer:
+        layers = cycle(_with_layer_number(name, layer) for layer in range(part.n_layers))
 
         def observe(weights_BNTS: Tensor) -> None:
             name = next(layers)
@@ -62,7 +64,7 @@ def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         return observe
 
-    parts = {module_name(name): part for name, part in attending(model).items()}
+    parts = {strip_layer_number(name): part for name, part in find_attention_modules(model).items()}
     try:
         for name, part in parts.items():
             part.observer = observer(name, part)

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import LayerState
-from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
+from lmtool.model.layers.attention import AdapterTargets, JoinedLinear, MaskedAttention, Mixer, MixerOutput
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position
 from lmtool.recipe.spec.transformer import Norm, Transformer
 
-GATES = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
+GATE_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
 """The nonlinearity of the gate, for gated activations."""
 
 
@@ -28,21 +28,21 @@ class FeedForward(Mixer):
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in GATES else (d_ff,), bias)
+        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in GATE_ACTIVATIONS else (d_ff,), bias)
         self.out = nn.Linear(d_ff, d_model, bias=bias)
 
-    def start(self, n_rows: int) -> LayerState:
+    def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        inner = activate(self.up(x_BTD), self.activation)
-        return Mixed(self.out(ops.dropout(inner, self.dropout, self.training)), past)
+    def forward(self, x_BTD: Tensor, attend: MaskedAttention, cache: LayerState | None) -> MixerOutput:
+        inner = apply_activation(self.up(x_BTD), self.activation)
+        return MixerOutput(self.out(ops.dropout(inner, self.dropout, self.training)), cache)
 
-    def adaptable(self) -> Adaptable:
+    def adapter_targets(self) -> AdapterTargets:
         return ("up", ("feed-forward",) * len(self.up.widths)), ("out", ("feed-forward",))
 
 
-class Inputs(nn.Module):
+class InputEmbeddings(nn.Module):
     """Input embeddings of a stack: token, segment and position, with norm and dropout, mapped to the model width.
 
     shared: the token embedding of another stack.
@@ -60,11 +60,11 @@ class Inputs(nn.Module):
         self.norm = build_norm(spec.norm, width, spec.bias) if spec.norm.embedding else nn.Identity()
         self.scale = math.sqrt(width) if spec.scale_embedding else 1.0
         self.dropout = spec.dropout
-        initialise(self, spec, spec.init.embedding_std)
+        init_weights_(self, spec, spec.init.embedding_std)
         self.project = None
         if spec.embedding_width is not None:
             self.project = nn.Linear(width, spec.d_model, bias=spec.bias)
-            initialise(self.project, spec)
+            init_weights_(self.project, spec)
 
     def forward(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
@@ -87,15 +87,15 @@ class Inputs(nn.Module):
         return ops.dropout(self.norm(x_BTD), self.dropout, self.training)
 
 
-class SharedInputs(Inputs):
+class SharedInputEmbeddings(InputEmbeddings):
     """The embeddings of another stack, with all their parts, mapped to the width of a model (Clark et al. 2020)."""
 
-    def __init__(self, inputs: Inputs, spec: Transformer) -> None:
+    def __init__(self, inputs: InputEmbeddings, spec: Transformer) -> None:
         nn.Module.__init__(self)
         # in a tuple, so that they are not registered here too
         self._inputs = (inputs,)
         self.project = nn.Linear(spec.embedding_width or spec.d_model, spec.d_model, bias=spec.bias)
-        initialise(self.project, spec)
+        init_weights_(self.project, spec)
 
     @property
     def tokens(self) -> nn.Embedding:  # type: ignore[override]  # not registered
@@ -107,7 +107,7 @@ class SharedInputs(Inputs):
         return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
 
 
-class Head(nn.Module):
+class LanguageModelHead(nn.Module):
     """Hidden states to logits: tied to the embedding matrix, or untied; BERT transforms the states first."""
 
     def __init__(self, spec: Transformer, vocab_size: int, embedding: nn.Embedding) -> None:
@@ -115,47 +115,47 @@ class Head(nn.Module):
         # states are transformed to the width of the embeddings
         width = spec.embedding_width if spec.embedding_width and spec.head_transform else spec.d_model
         self.scale = spec.d_model**-0.5 if spec.scale_head else 1.0
-        self.activation = GATES.get(spec.activation, spec.activation)
+        self.activation = GATE_ACTIVATIONS.get(spec.activation, spec.activation)
         self.dense = nn.Linear(spec.d_model, width, bias=spec.bias) if spec.head_transform else None
         self.norm = build_norm(spec.norm, width, spec.bias) if spec.head_transform else None
         self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         # in a tuple, so that it is not registered as a parameter of the head too
         self._embedding = (embedding,)
-        initialise(self, spec)
+        init_weights_(self, spec)
         if self.own is not None:
             nn.init.normal_(self.own, std=spec.init.std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D)."""
         if self.dense is not None and self.norm is not None:
-            hidden = self.norm(activate(self.dense(hidden), self.activation))
-        return self.output(hidden)
+            hidden = self.norm(apply_activation(self.dense(hidden), self.activation))
+        return self.project_to_vocabulary(hidden)
 
-    def output(self, hidden: Tensor) -> Tensor:
+    def project_to_vocabulary(self, hidden: Tensor) -> Tensor:
         """Logits of states that are as wide as the output matrix, which is all there is without a transform."""
         if self.scale != 1.0:
             hidden = hidden * self.scale
         return F.linear(hidden, self._embedding[0].weight if self.own is None else self.own, self.bias)
 
-    def used(self) -> tuple[Tensor, ...]:
+    def used_parameters(self) -> tuple[Tensor, ...]:
         """All parameters that `forward` uses."""
         shared = (self._embedding[0].weight,) if self.own is None else ()
         return (*shared, *self.parameters())
 
-    def output_parameters(self) -> tuple[Tensor, ...]:
-        """All parameters that `output` uses."""
+    def projection_parameters(self) -> tuple[Tensor, ...]:
+        """All parameters that `project_to_vocabulary` uses."""
         matrix = self._embedding[0].weight if self.own is None else self.own
         return (matrix,) if self.bias is None else (matrix, self.bias)
 
 
-class SpanBoundary(nn.Module):
+class SpanBoundaryHead(nn.Module):
     """Predicts a token of a masked span from the states beside the span, l and r, and its position k in it.
 
     h = LN(gelu(U [l; r; p_k] + a)), y = LN(gelu(V h + b)), by the output matrix (Joshi et al. 2020, section 3.2).
     """
 
-    def __init__(self, spec: Transformer, vocab_size: int, head: Head) -> None:
+    def __init__(self, spec: Transformer, vocab_size: int, head: LanguageModelHead) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         width, narrow = spec.d_model, spec.d_model if head.dense is None else head.dense.out_features
@@ -164,7 +164,7 @@ class SpanBoundary(nn.Module):
         self.inner_norm, self.outer_norm = (build_norm(Norm(), size, bias=True) for size in (width, narrow))
         # in a tuple, so that it is not registered as a part of this head too
         self._head = (head,)
-        initialise(self, spec)
+        init_weights_(self, spec)
 
     def forward(self, left_MD: Tensor, right_MD: Tensor, position_M: Tensor) -> Tensor:
         """States of the tokens (M, width of the output matrix). position_M: from 0."""
@@ -174,36 +174,36 @@ class SpanBoundary(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of these states."""
-        return self._head[0].output(hidden)
+        return self._head[0].project_to_vocabulary(hidden)
 
     def head_parameters(self) -> tuple[Tensor, ...]:
         """All parameters that `logits` uses."""
-        return self._head[0].output_parameters()
+        return self._head[0].projection_parameters()
 
 
-def activate(inner: Tensor, activation: str) -> Tensor:
+def apply_activation(x: Tensor, activation: str) -> Tensor:
     """The nonlinearity; for gated ones, the first half of the last dimension is the gate, the second the value."""
     match activation:
         case "relu":
-            return F.relu(inner)
+            return F.relu(x)
         case "tanh":
-            return torch.tanh(inner)
+            return torch.tanh(x)
         case "gelu":
-            return F.gelu(inner)
+            return F.gelu(x)
         case "gelu-tanh":
-            return F.gelu(inner, approximate="tanh")
+            return F.gelu(x, approximate="tanh")
         case "silu":
-            return F.silu(inner)
+            return F.silu(x)
         case "swiglu":
-            return ops.swiglu(inner)
-    gate, value = inner.chunk(2, -1)
-    return activate(gate, GATES[activation]) * value
+            return ops.swiglu(x)
+    gate, value = x.chunk(2, -1)
+    return apply_activation(gate, GATE_ACTIVATIONS[activation]) * value
 
 
-def initialise(part: nn.Module, spec: Transformer, std: float | None = None) -> None:
+def init_weights_(module: nn.Module, spec: Transformer, std: float | None = None) -> None:
     """Normal matrices and embeddings, zero biases (Radford et al. 2019). std: the recipe's by default."""
-    for module in part.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std or spec.init.std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=std or spec.init.std)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import widest
-from lmtool.model.layers.scores import Disentangled, DisentangledAt, Score
+from lmtool.model.layers.scores import DisentangledScore, PositionedDisentangledScore, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -39,18 +39,18 @@ class SinusoidalPositions(nn.Module):
     halves: the sines come first, in the order of i, and then the cosines.
     """
 
-    def __init__(self, d_model: int, halves: bool = False) -> None:
+    def __init__(self, d_model: int, sines_first: bool = False) -> None:
         super().__init__()
         self.d_model = d_model
-        self.halves = halves
+        self.sines_first = sines_first
 
     def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
-        angles_PTH = positions_PT[..., None] * _frequencies(self.d_model, 10_000.0, positions_PT.device)
-        sines_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -2 if self.halves else -1).flatten(-2)
+        angles_PTH = positions_PT[..., None] * _inverse_frequencies(self.d_model, 10_000.0, positions_PT.device)
+        sines_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -2 if self.sines_first else -1).flatten(-2)
         return x_BTD + sines_PTD.to(x_BTD.dtype)
 
 
-def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+def _inverse_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
     """1 / theta^(2i/width) for i = 0 to width/2 - 1, in radians a position."""
     # float64, because float32 loses the phase of fast rotations at large positions
     exponents = torch.arange(0, width, 2, device=device, dtype=widest(device)) / width
@@ -68,7 +68,7 @@ class AttentionPositions(nn.Module):
         """Bias added to the attention scores: (P, N, T, S)."""
         return None
 
-    def placed(self, score: Score, positions_PS: Tensor) -> Score:
+    def bind_to_positions(self, score: Score, positions_PS: Tensor) -> Score:
         """The score of keys at these positions, and of queries at the last of them."""
         return score
 
@@ -79,16 +79,20 @@ class RotaryPositions(AttentionPositions):
     share: R components of a head of width H are rotated, those after them are not (Black et al. 2022, GPT-NeoX).
     """
 
-    def __init__(self, theta: float, share: float = 1.0, scaling: specs.RotaryScaling = specs.NoScaling()) -> None:  # noqa: B008 - it is frozen
+    def __init__(
+        self, theta: float, rotated_fraction: float = 1.0, scaling: specs.RotaryScaling = specs.NoScaling()
+    ) -> None:  # noqa: B008 - it is frozen
         super().__init__()
         self.theta = theta
-        self.share = share
+        self.rotated_fraction = rotated_fraction
         self.scaling = scaling
 
     def frequencies(self, width: int, device: torch.device) -> tuple[Tensor, float]:
         """Radians a position of each pair of a head of `width` (R/2,), and the factor of rotated queries and keys."""
-        n_rotated = int(width * self.share)
-        return scaled(_frequencies(n_rotated, self.theta, device), self.scaling, 2 * math.log(self.theta) / n_rotated)
+        n_rotated = int(width * self.rotated_fraction)
+        return scale_frequencies(
+            _inverse_frequencies(n_rotated, self.theta, device), self.scaling, 2 * math.log(self.theta) / n_rotated
+        )
 
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotated components (P, 1, T, R)."""
@@ -98,10 +102,10 @@ class RotaryPositions(AttentionPositions):
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def scaled(frequencies: Tensor, scaling: specs.RotaryScaling, fall: float) -> tuple[Tensor, float]:
+def scale_frequencies(frequencies: Tensor, scaling: specs.RotaryScaling, log_ratio: float) -> tuple[Tensor, float]:
     """Frequencies (radians a position, descending) for a longer context, and the factor of rotated queries and keys.
 
-    fall: the logarithm of how much each frequency is above the next.
+    log_ratio: the logarithm of how much each frequency is above the next.
     """
     match scaling:
         case specs.NoScaling():
@@ -116,9 +120,9 @@ def scaled(frequencies: Tensor, scaling: specs.RotaryScaling, fall: float) -> tu
             # the blend is linear in the index of a frequency, between those of slow and fast turns
             n = len(frequencies)
             # at least a little, for a base that is hardly above 1
-            fall = max(fall, 1e-12) if n > 1 else math.inf
+            log_ratio = max(log_ratio, 1e-12) if n > 1 else math.inf
             first, last = (
-                math.log(scaling.original_context / (turns * 2 * math.pi)) / fall
+                math.log(scaling.original_context / (turns * 2 * math.pi)) / log_ratio
                 for turns in (scaling.fast_turns, scaling.slow_turns)
             )
             first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * n - 1)
@@ -174,28 +178,28 @@ class RelativePositions(AttentionPositions):
     share the last. Bidirectional attention has half of the buckets for each side.
     """
 
-    def __init__(self, n_heads: int, buckets: int, max_distance: int, both_sides: bool) -> None:
+    def __init__(self, n_heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
         super().__init__()
         self.table = nn.Embedding(buckets, n_heads)
         self.max_distance = max_distance
-        self.both_sides = both_sides
+        self.bidirectional = bidirectional
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         away_PTS = key_PS[:, None] - query_PT[:, :, None]
-        bias_PTSN: Tensor = self.table(self.bucket(away_PTS))
+        bias_PTSN: Tensor = self.table(self.relative_position_bucket(away_PTS))
         # contiguous in the layout of the scores, which it is added to in every layer
         return bias_PTSN.permute(0, 3, 1, 2).contiguous()
 
-    def bucket(self, away: Tensor) -> Tensor:
+    def relative_position_bucket(self, offset: Tensor) -> Tensor:
         """The bucket of each distance from query to key, negative for keys before the query."""
         n = self.table.num_embeddings
-        if self.both_sides:
+        if self.bidirectional:
             n //= 2
-            first = torch.where(away > 0, n, 0)
-            distance = away.abs()
+            first = torch.where(offset > 0, n, 0)
+            distance = offset.abs()
         else:
-            first = torch.zeros_like(away)
-            distance = (-away).clamp(min=0)
+            first = torch.zeros_like(offset)
+            distance = (-offset).clamp(min=0)
         exact = n // 2
         growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         wide = (exact + (growth * (n - exact)).long()).clamp(max=n - 1)
@@ -209,9 +213,9 @@ class DisentangledPositions(AttentionPositions):
         super().__init__()
         self.table = nn.Embedding(2 * max_distance, d_model)
 
-    def placed(self, score: Score, positions_PS: Tensor) -> Score:
-        assert isinstance(score, Disentangled)
-        return cast(Score, DisentangledAt(score, self.table.weight, positions_PS))
+    def bind_to_positions(self, score: Score, positions_PS: Tensor) -> Score:
+        assert isinstance(score, DisentangledScore)
+        return cast(Score, PositionedDisentangledScore(score, self.table.weight, positions_PS))
 
 
 def build_position(spec: Transformer) -> nn.Module | None:
@@ -221,18 +225,18 @@ def build_position(spec: Transformer) -> nn.Module | None:
         case specs.LearnedPosition(size=size, offset=offset):
             return LearnedPositions(size or spec.context + offset, width, offset)
         case specs.SinusoidalPosition(layout=layout):
-            return SinusoidalPositions(width, halves=layout == "halves")
+            return SinusoidalPositions(width, sines_first=layout == "halves")
         case _:
             return None
 
 
-def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPositions:
-    """The positional encoding of a stack's attention. both_sides: whether attention is bidirectional."""
+def build_attention_position(spec: Transformer, bidirectional: bool) -> AttentionPositions:
+    """The positional encoding of a stack's attention. bidirectional: whether attention is bidirectional."""
     match spec.position:
         case specs.AlibiPosition():
             return AlibiPositions(spec.n_heads)
         case specs.RelativePosition(buckets=buckets, max_distance=max_distance):
-            return RelativePositions(spec.n_heads, buckets, max_distance, both_sides)
+            return RelativePositions(spec.n_heads, buckets, max_distance, bidirectional)
         case specs.DisentangledPosition(max_distance=max_distance):
             return DisentangledPositions(spec.d_model, max_distance)
         case specs.RotaryPosition(theta=theta, share=share, scaling=scaling):
@@ -241,16 +245,16 @@ def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPo
             return AttentionPositions()
 
 
-def build_window_position(spec: Transformer, of_others: AttentionPositions) -> AttentionPositions:
-    """The positional encoding of windowed layers. of_others: that of layers with full attention."""
+def build_window_position(spec: Transformer, full_position: AttentionPositions) -> AttentionPositions:
+    """The positional encoding of windowed layers. full_position: that of layers with full attention."""
     match spec.position:
         case specs.RotaryPosition(window_theta=float(theta), share=share):
             return RotaryPositions(theta, share)
         case _:
-            return of_others
+            return full_position
 
 
-def longest(spec: Transformer) -> int | None:
+def max_positions(spec: Transformer) -> int | None:
     """Maximum number of positions; None for no limit, regardless of the training length."""
     if not isinstance(spec.position, specs.LearnedPosition):
         return None

@@ -14,13 +14,29 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
-from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
-from lmtool.model.layers.attention import Attend, CrossAttention, Heads, Mixed, Mixer, PlainAttention, SelfAttention
+from lmtool.model.language_model import (
+    KeyValueCache,
+    LayerState,
+    Memory,
+    ModulesByDepth,
+    Output,
+    append_to_last_layer,
+    sum_auxiliary_losses,
+)
+from lmtool.model.layers.attention import (
+    CrossAttention,
+    HeadSizes,
+    MaskedAttention,
+    Mixer,
+    MixerOutput,
+    PlainAttention,
+    SelfAttention,
+)
 from lmtool.model.layers.norms import HeadNorm, build_norm
-from lmtool.model.layers.observing import attending
-from lmtool.model.layers.parts import FeedForward, initialise
+from lmtool.model.layers.observing import find_attention_modules
+from lmtool.model.layers.parts import FeedForward, init_weights_
 from lmtool.model.layers.positions import build_attention_position, build_window_position
-from lmtool.model.layers.scores import Disentangled, Score, build_score
+from lmtool.model.layers.scores import DisentangledScore, Score, build_score
 from lmtool.recipe.spec.position import DisentangledPosition
 from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transformer, WindowPattern
 
@@ -41,23 +57,25 @@ class Sublayer(nn.Module):
         self.dropout = dropout
         self.residual = residual
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None, input_BTD: Tensor | None = None) -> Mixed:
+    def forward(
+        self, x_BTD: Tensor, attend: MaskedAttention, cache: LayerState | None, input_BTD: Tensor | None = None
+    ) -> MixerOutput:
         """input_BTD: what the mixer reads, if not the residual stream x."""
         read: Tensor = x_BTD if input_BTD is None else input_BTD
         if self.norm_place == "pre":
             read = self.norm(read)
         # fixed-size states are per row; keys and values are separated by a mask
-        apart = attend.mask.width > 1 and past and not isinstance(past, KeyValue | Memory)
+        apart = attend.mask.width > 1 and cache and not isinstance(cache, KeyValueCache | Memory)
         if apart:
             read = read.reshape(len(read) * attend.mask.width, -1, read.shape[-1])
-        mixed, now, auxiliary_B = self.mixer(read, attend, past)
+        mixed, now, auxiliary_B = self.mixer(read, attend, cache)
         if apart:
             mixed = mixed.reshape(x_BTD.shape)
         if self.norm_place == "output":
             mixed = self.norm(mixed.to(x_BTD.dtype))
         mixed = ops.dropout(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
-        return Mixed(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, now, auxiliary_B)
+        return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, now, auxiliary_B)
 
 
 class Stack(nn.Module):
@@ -75,135 +93,147 @@ class Stack(nn.Module):
     """
 
     __call__: Callable[..., tuple[Output, tuple[Any, ...]]]
-    recomputes: bool = False
+    recomputes_activations: bool = False
 
-    def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
+    def __init__(self, spec: Transformer, causal: bool, add_cross_attention: bool = False) -> None:
         super().__init__()
         self.mask, self.full_layers = Mask(causal), frozenset[int]()
         if isinstance(spec.pattern, WindowPattern):
             self.mask = Mask(causal, spec.pattern.size, spec.pattern.dilation, spec.pattern.global_tokens)
             self.full_layers = frozenset(spec.pattern.full_layers)
         # prefix positions attend both ways, so their relative distances have two signs
-        self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
+        self.position = build_attention_position(spec, bidirectional=not causal or spec.shape == "prefix")
         # in a tuple, so that a position of all layers is not registered twice
         self.window_position = (build_window_position(spec, self.position),)
         of_sublayers = spec.norm.place, spec.dropout, spec.residual
         self.sublayers = nn.ModuleList(
             Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), *of_sublayers)
             for _ in range(1 if spec.share_layers else spec.n_layers)
-            for mixer in _mixers(spec, source)
+            for mixer in _build_mixers(spec, add_cross_attention)
         )
         if not spec.norm.first:
             cast(Sublayer, self.sublayers[0]).norm = nn.Identity()
-        self._passes = spec.n_layers if spec.share_layers else 1
-        self.per_layer = len(self.sublayers) * self._passes // spec.n_layers
-        for part in attending(self).values():
-            part.n_layers = self._passes
+        self.n_passes = spec.n_layers if spec.share_layers else 1
+        self.sublayers_per_layer = len(self.sublayers) * self.n_passes // spec.n_layers
+        for part in find_attention_modules(self).values():
+            part.n_layers = self.n_passes
         self.parallel = spec.parallel
-        self.adds_to_layer = spec.residual_from == "layer"
+        self.adds_to_layer_input = spec.residual_from == "layer"
         self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
-        initialise(self, spec)
+        init_weights_(self, spec)
         if spec.init.scale_residual and spec.residual:
             # smaller projections into the residual stream (Radford et al. 2019)
-            n_sublayers = len(self.sublayers) * self._passes
-            for projection in (part for sublayer in self.sublayers for part in _mixer(sublayer).projections()):
+            n_sublayers = len(self.sublayers) * self.n_passes
+            for projection in (part for sublayer in self.sublayers for part in _mixer(sublayer).output_projections()):
                 nn.init.normal_(projection.weight, std=spec.init.std * n_sublayers**-0.5)
 
-    def passed(self) -> list[nn.Module]:
+    def sublayers_in_order(self) -> list[nn.Module]:
         """The sublayers in the order of a forward pass, shared ones once for each layer."""
-        return [*self.sublayers] * self._passes
+        return [*self.sublayers] * self.n_passes
 
     def _mixers(self) -> Iterator[Mixer]:
         """The top-level mixer of each sublayer in that order, without nested ones."""
-        return map(_mixer, self.passed())
+        return map(_mixer, self.sublayers_in_order())
 
-    def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
+    def initial_state(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
         """The initial cache of every sublayer."""
-        memories = repeat(None) if source_BSD is None else self.sources(source_BSD)
-        return tuple(memory or mixer.start(n_rows) for mixer, memory in zip(self._mixers(), memories, strict=False))
+        memories = repeat(None) if source_BSD is None else self.source_caches(source_BSD)
+        return tuple(
+            memory or mixer.initial_state(n_rows) for mixer, memory in zip(self._mixers(), memories, strict=False)
+        )
 
-    def sources(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
+    def source_caches(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
         """The source part of the state, which is all of it in training."""
-        return tuple(mixer.read(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in self._mixers())
+        return tuple(
+            mixer.project_source(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in self._mixers()
+        )
 
     def forward(
         self,
         x_BTD: Tensor,
         positions_PS: Tensor,
         mask: Mask,
-        past: Sequence[LayerState | None] | None = None,
+        caches: Sequence[LayerState | None] | None = None,
         source_mask: Mask | None = None,
-        seen: list[Tensor] | None = None,
+        layer_outputs: list[Tensor] | None = None,
     ) -> tuple[Output, tuple[LayerState | None, ...]]:
-        """Hidden states (B, T, D) of the inputs, which continue the cached `past`; and the updated cache.
+        """Hidden states (B, T, D) of the inputs, which continue the cached `caches`; and the updated cache.
 
         positions_PS: of all positions, cached ones first; mask covers all of them, source_mask the source.
-        seen: if given, collects the inputs and the output of each layer, the last one after the final norm.
+        layer_outputs: if given, collects the inputs and the output of each layer, the last one after the final norm.
         """
         T = x_BTD.shape[1]
-        sublayers = self.passed()
-        past = past or (None,) * len(sublayers)
+        sublayers = self.sublayers_in_order()
+        caches = caches or (None,) * len(sublayers)
         source = None
         if source_mask is not None:
-            n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
-            source = Attend(source_mask, T, torch.arange(n_source, device=x_BTD.device)[None])
+            n_source = next(state.k_BNSH.shape[2] for state in caches if isinstance(state, Memory))
+            source = MaskedAttention(source_mask, T, torch.arange(n_source, device=x_BTD.device)[None])
         if _has_shifted_windows(mask, positions_PS):
             mask = replace(mask, text_positions_PS=positions_PS)
         rule = self.position if mask.window is None else self.window_position[0]
-        attend = everywhere = Attend(mask, T, positions_PS, rule, source)
+        attend = everywhere = MaskedAttention(mask, T, positions_PS, rule, source)
         if self.full_layers:
             unlimited = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
-            everywhere = Attend(unlimited, T, positions_PS, self.position, source)
+            everywhere = MaskedAttention(unlimited, T, positions_PS, self.position, source)
         now: list[LayerState | None] = []
         auxiliaries: list[Tensor | None] = []
-        for layer, first in enumerate(range(0, len(sublayers), self.per_layer)):
-            if seen is not None:
-                seen.append(x_BTD)
-            part = slice(first, first + self.per_layer)
-            inputs = sublayers[part], x_BTD, everywhere if layer in self.full_layers else attend, past[part]
-            if self.recomputes and self.training and torch.is_grad_enabled():
-                x_BTD, after, losses = checkpoint(self._layer_apart, *inputs, use_reentrant=False)
+        for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
+            if layer_outputs is not None:
+                layer_outputs.append(x_BTD)
+            part = slice(first, first + self.sublayers_per_layer)
+            inputs = sublayers[part], x_BTD, everywhere if layer in self.full_layers else attend, caches[part]
+            if self.recomputes_activations and self.training and torch.is_grad_enabled():
+                x_BTD, after, losses = checkpoint(self._run_layer_unshared, *inputs, use_reentrant=False)
             else:
-                x_BTD, after, losses = self._layer(*inputs)
+                x_BTD, after, losses = self._run_layer(*inputs)
             now += after
             auxiliaries += losses
         hidden_BTD: Tensor = self.norm(x_BTD)
-        if seen is not None:
-            seen.append(hidden_BTD)
-        return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
+        if layer_outputs is not None:
+            layer_outputs.append(hidden_BTD)
+        return Output(hidden_BTD, sum_auxiliary_losses(auxiliaries)), tuple(now)
 
-    def _layer(
-        self, sublayers: Sequence[nn.Module], x_BTD: Tensor, attend: Attend, past: Sequence[LayerState | None]
+    def _run_layer(
+        self,
+        sublayers: Sequence[nn.Module],
+        x_BTD: Tensor,
+        attend: MaskedAttention,
+        caches: Sequence[LayerState | None],
     ) -> tuple[Tensor, list[LayerState | None], list[Tensor | None]]:
         """The output of one layer, and the updated cache and the auxiliary loss of each of its sublayers."""
         now: list[LayerState | None] = []
         auxiliaries: list[Tensor | None] = []
         input_BTD = x_BTD
-        for sublayer, state in zip(sublayers, past, strict=True):
+        for sublayer, state in zip(sublayers, caches, strict=True):
             read_BTD = input_BTD if self.parallel else x_BTD
-            stream_BTD = input_BTD if self.adds_to_layer else x_BTD
+            stream_BTD = input_BTD if self.adds_to_layer_input else x_BTD
             x_BTD, after, auxiliary_B = sublayer(stream_BTD, attend, state, read_BTD)
             now.append(after)
             auxiliaries.append(auxiliary_B)
         return x_BTD, now, auxiliaries
 
-    def _layer_apart(
-        self, sublayers: Sequence[nn.Module], x_BTD: Tensor, attend: Attend, past: Sequence[LayerState | None]
+    def _run_layer_unshared(
+        self,
+        sublayers: Sequence[nn.Module],
+        x_BTD: Tensor,
+        attend: MaskedAttention,
+        caches: Sequence[LayerState | None],
     ) -> tuple[Tensor, list[LayerState | None], list[Tensor | None]]:
         """The same, but nothing that has a gradient is shared with other layers."""
-        return self._layer(sublayers, x_BTD, attend.apart(), past)
+        return self._run_layer(sublayers, x_BTD, attend.without_shared_bias(), caches)
 
-    def parts(self) -> Parts:
+    def modules_by_depth(self) -> ModulesByDepth:
         """The sublayers of each layer, the last one together with the final norm; shared ones are one layer."""
-        sublayers, n = list(self.sublayers), self.per_layer
-        return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
+        sublayers, n = list(self.sublayers), self.sublayers_per_layer
+        return append_to_last_layer((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
 
 
-def recompute_layers(model: nn.Module) -> bool:
+def enable_recomputation_(model: nn.Module) -> bool:
     """Let the stacks of a model recompute their activations; whether it has any that did not yet."""
-    stacks = [part for part in model.modules() if isinstance(part, Stack) and not part.recomputes]
+    stacks = [part for part in model.modules() if isinstance(part, Stack) and not part.recomputes_activations]
     for stack in stacks:
-        stack.recomputes = True
+        stack.recomputes_activations = True
     return bool(stacks)
 
 
@@ -225,10 +255,10 @@ def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
     return bool((moved_PS if mask.keep_BS is None else moved_PS & mask.keep_BS).any())
 
 
-def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
+def _build_mixers(spec: Transformer, add_cross_attention: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
-    if source:
-        mixers.append(CrossAttention(_heads(spec), spec.dropout, _score(spec, across=True)))
+    if add_cross_attention:
+        mixers.append(CrossAttention(_head_sizes(spec), spec.dropout, _build_score(spec, to_source=True)))
     return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
@@ -236,9 +266,9 @@ def build_mixer(spec: Transformer) -> Mixer:
     """The token mixer of a layer."""
     match spec.mixer:
         case "attention":
-            return SelfAttention(_heads(spec), spec.dropout, _score(spec), _qk_norms(spec))
+            return SelfAttention(_head_sizes(spec), spec.dropout, _build_score(spec), _build_qk_norms(spec))
         case "plain-attention":
-            return PlainAttention(_heads(spec), spec.dropout, _score(spec))
+            return PlainAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:
@@ -249,25 +279,25 @@ def build_feed_forward(spec: Transformer) -> Mixer:
             return FeedForward(*sizes)
 
 
-def _heads(spec: Transformer) -> Heads:
+def _head_sizes(spec: Transformer) -> HeadSizes:
     width = spec.head_width or spec.d_model // spec.n_heads
     qkv_bias = spec.bias if spec.qkv_bias is None else spec.qkv_bias
     n_kv, value_width = spec.n_kv_heads or spec.n_heads, spec.value_width or width
-    return Heads(spec.d_model, spec.n_heads, n_kv, width, value_width, spec.bias, qkv_bias)
+    return HeadSizes(spec.d_model, spec.n_heads, n_kv, width, value_width, spec.bias, qkv_bias)
 
 
-def _score(spec: Transformer, across: bool = False) -> Score:
+def _build_score(spec: Transformer, to_source: bool = False) -> Score:
     """That of self-attention, or of attention across to a source, which has no positions."""
-    width = _heads(spec).width
-    if isinstance(spec.position, DisentangledPosition) and not across:
-        return Disentangled(spec.n_heads, width, spec.d_model, 2 * spec.position.max_distance)
+    width = _head_sizes(spec).width
+    if isinstance(spec.position, DisentangledPosition) and not to_source:
+        return DisentangledScore(spec.n_heads, width, spec.d_model, 2 * spec.position.max_distance)
     return build_score(spec.score, spec.n_heads, width, spec.rank or width, spec.score_width or width)
 
 
-def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
+def _build_qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
     """Of queries and keys."""
     if spec.qk_norm == "none":
         return None
-    heads = _heads(spec)
-    n, n_kv = (heads.n, heads.n_kv) if spec.qk_norm == "joint" else (1, 1)
+    heads = _head_sizes(spec)
+    n, n_kv = (heads.n_heads, heads.n_kv_heads) if spec.qk_norm == "joint" else (1, 1)
     return HeadNorm(n * heads.width, eps=spec.norm.eps), HeadNorm(n_kv * heads.width, eps=spec.norm.eps)

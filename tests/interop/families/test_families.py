@@ -125,9 +125,9 @@ def ours(loaded: LoadedModel, peer: Any) -> Tensor:
             batch = Batch(tokens_of(peer, 1), source_BS=tokens_of(peer), source_keep_BS=KEEP)
             return lm.logits(lm(batch).hidden_BTD)
         if isinstance(lm, Classifier):
-            return lm.answer(batch).scores_BC
+            return lm.classify(batch).scores_BC
         if isinstance(lm, Tagger | SpanReader):
-            return lm.scores(batch).scores_BTC[KEEP]
+            return lm.score_tokens(batch).scores_BTC[KEEP]
         hidden_BTD = lm(batch).hidden_BTD
         if loaded.recipe.objective.kind == "embedding":
             return hidden_BTD[KEEP]
