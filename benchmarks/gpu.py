@@ -32,7 +32,7 @@ from lmtool.cost.footprint import AllocationTracker
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.attention import MaskedAttention
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions
 from lmtool.model.packed import pack_weights_
 from lmtool.objective import CausalObjective
@@ -195,7 +195,7 @@ def attention(setup: Setup) -> None:
             F.scaled_dot_product_attention(q, k, v, attn_mask=allowed).sum().backward()
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = mask, rule: AlibiPositions | None = rule) -> Tensor:
-            return MaskedAttention(mask, length, torch.arange(length, device=device)[None], position=rule)(q, k, v, 0.0)
+            return AttentionOp(mask, length, torch.arange(length, device=device)[None], position=rule)(q, k, v, 0.0)
 
         fast = setup.compiled(attend)
         found = setup.seconds(

@@ -311,7 +311,7 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     w = array(model.head.weight)
     if isinstance(model.head, NaiveBayesHead):
         w = w * array(model.head.ratios_CF)
-    found = array(model.classify(Batch(tokens_BT)).scores_BC)
+    found = array(model.run_head(Batch(tokens_BT)).scores)
     np.testing.assert_allclose(found, x @ w.T + array(model.head.bias), rtol=1e-4, atol=1e-5)
 
 
@@ -374,11 +374,11 @@ def compare_head(model: HeadedModel, recipe: Recipe) -> None:
     tokens_T = tiny.tokens(5)
     hidden = states(model, recipe, tokens_T)
     if isinstance(model, TokenHeadModel):
-        found, read = model.score_tokens(Batch(tokens_T[None])).scores_BTC[0], hidden
+        found, read = TokenHeadModel.run_head(model, Batch(tokens_T[None])).scores[0], hidden
     else:
         assert isinstance(model, Classifier)
         assert model.pool is not None
-        found = model.classify(Batch(tokens_T[None])).scores_BC
+        found = model.run_head(Batch(tokens_T[None])).scores
         read = {"first": hidden[:1], "last": hidden[-1:], "mean": [sum(hidden) / len(hidden)]}[model.pool.kind]
         if model.dense is not None:
             assert model.activation == "tanh"

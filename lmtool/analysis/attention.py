@@ -135,7 +135,7 @@ def attention(
     row = _input(loaded, texts, source, target)
     with torch.inference_mode(), loaded.compute.autocast(), record_attention_weights(loaded.model) as weights:
         # one forward pass, with the head of a classifier
-        (loaded.model.classify if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
+        (loaded.model.run_head if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
     if not weights:
         # a memory that a classifier of all layers does not read
         raise _inattentive(loaded)

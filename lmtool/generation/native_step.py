@@ -31,7 +31,6 @@ from lmtool.model.layers.norms import RMSNorm
 from lmtool.model.layers.parts import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import Score
-from lmtool.model.layers.stack import Sublayer
 from lmtool.model.packed import PackedMatrix
 from lmtool.model.transformer import TransformerModel
 
@@ -126,7 +125,7 @@ class NativeStep:
     def _add_layers(self) -> None:
         """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
         stack, width, add = self._layers.stack, self._width, self._program.add
-        sublayers = [cast(Sublayer, sublayer) for sublayer in stack.sublayers_in_order()]
+        sublayers = stack.sublayers_in_order()
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
             if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):
                 add(CopyStep(width), self._x, self._input)

@@ -18,11 +18,17 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Ppmi
 from lmtool.tokenization.tokenizer import Tokenizer
 
-__all__ = ["CausalObjective", "TextCut", "Example", "Loss", "Objective", "Vocabulary", "build", "build_objective"]
+__all__ = ["CausalObjective", "Example", "Loss", "Objective", "TextCut", "Vocabulary", "build_objective"]
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, token_counts_V: Tensor | None = None) -> Objective:
-    """The objective of a recipe. token_counts_V: count of each id in the training text, for objectives that need it."""
+    """Returns the objective of a recipe.
+
+    Raises UsageError for whole words, if the tokenizer does not mark where words begin.
+
+    Args:
+        token_counts_V: count of each id in the training text; only word vectors need it.
+    """
     counts = None if token_counts_V is None else token_counts_V.cpu().numpy()
     vocabulary = Vocabulary.from_tokenizer(tokenizer, counts)
     if isinstance(recipe.objective, specs.Masked) and recipe.objective.whole_words:
@@ -34,7 +40,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, token_counts_V: Tensor
 
 
 def build_with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
-    """The objective of `recipe`, with a tokenizer of this vocabulary."""
+    """Returns the objective of a recipe whose tokenizer has this vocabulary."""
     match recipe.objective:
         case specs.Causal() as spec:
             return CausalObjective.from_vocabulary(spec, vocabulary, recipe.data.isolate_documents)
@@ -70,5 +76,5 @@ def build_with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
 
 
 def _all_pairs_spec(window: int) -> specs.SkipGramWindow:
-    """Of all words within a window, by the full softmax."""
+    """Returns the settings for all pairs of words within a window, scored by the full softmax."""
     return specs.SkipGramWindow(kind="skip-gram", window=window, negatives=0, subsample=0.0)

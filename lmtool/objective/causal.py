@@ -28,8 +28,8 @@ class CausalObjective(TokenObjective):
     """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
 
     bos_id: the token that starts a document.
-    isolate_documents: mask attention across documents in a row.
-    predicts_bos: bos_id also ends the document before, as in GPT-2, and so is predicted; else it is never a target.
+    isolate_documents: whether attention across documents of a row is masked.
+    predicts_bos: whether `bos_id` is a target too, because it also ends the document before, as in GPT-2.
     """
 
     spec: Causal
@@ -39,15 +39,15 @@ class CausalObjective(TokenObjective):
 
     @classmethod
     def from_vocabulary(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
-        """With the special tokens of a vocabulary."""
+        """Returns the objective with the special tokens of a vocabulary."""
         return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.unpredicted_bos is None)
 
     def text_cut(self, context: int) -> TextCut:
-        """Windows of T + 1 tokens; the last token of each is the first of the next."""
+        """Cuts windows of T + 1 tokens; the last token of each is the first of the next."""
         return TextCut("stream", context + 1, context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        """Rows of T + 1 tokens each: the first T are inputs, the last T targets."""
+        """Collates rows of T + 1 tokens each: the first T are inputs, the last T targets."""
         rows = torch.from_numpy(np.stack([example.tokens for example in examples]))
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT if self.predicts_bos else next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
@@ -56,13 +56,10 @@ class CausalObjective(TokenObjective):
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Right-padded rows of any length for evaluation.
-
-        spans: tokens of a row, and the index of the first one that is scored; those before it are context.
-        """
+        """Right-pads rows of any length for evaluation; see `Objective.collate_spans`."""
         rows = [tokens[:-1] for tokens, _ in spans]
-        wanted = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
-        return Batch(padded(rows, 0)[0], padded(wanted, IGNORE)[0])
+        targets = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
+        return Batch(padded(rows, 0)[0], padded(targets, IGNORE)[0])
 
 
 @dataclass(frozen=True)
@@ -84,9 +81,9 @@ class BidirectionalObjective(CausalObjective):
         return Loss((forward.total + backward.total) / 2, forward.count)
 
     def backward_targets(self, batch: Batch) -> Tensor:
-        """Targets of the backward half (B, T): the previous token, in the same document.
+        """Returns the targets of the backward half (B, T): the previous token, in the same document.
 
-        The last token of a document is never a target, as the first one is for the forward half.
+        The token that starts a document predicts nothing.
         """
         targets_BT = batch.tokens_BT.roll(1, 1)
         targets_BT[:, 0] = IGNORE

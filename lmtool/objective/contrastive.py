@@ -1,6 +1,6 @@
-"""Losses of text vectors, and objectives whose loss is of all rows of a batch at once.
+"""Losses of text vectors, and objectives whose loss depends on all rows of a batch at once.
 
-The losses are means, as in the papers; similarity is the cosine, times `scale`, which is 1 / temperature.
+The losses are means, as in the papers. Similarity is the cosine times `scale`, which is 1 / temperature.
 
 Shapes: N rows of a whole batch, K texts of a row, M candidates, D width of vectors.
 """
@@ -27,14 +27,14 @@ from lmtool.objective.cross_entropy import add_auxiliary_loss
 from lmtool.recipe.spec.objective import Embedding
 
 DEFAULT_SCALE = 20.0
-"""The usual one of sentence-transformers: a temperature of 0.05."""
+"""The default of sentence-transformers: a temperature of 0.05."""
 
 
 def ranking_loss(vectors_NKD: Tensor, scale: float = DEFAULT_SCALE) -> Tensor:
     """InfoNCE with in-batch negatives (van den Oord et al. 2018; multiple negatives ranking, Henderson et al. 2017).
 
-    The first text of a row is the anchor, the second its positive, and others its hard negatives. An anchor is to
-    choose its positive among the positives and negatives of all rows.
+    The first text of a row is the anchor, the second its positive, and others its hard negatives. The loss is the
+    cross-entropy of choosing an anchor's positive among the positives and negatives of all rows.
     """
     unit_NKD = F.normalize(vectors_NKD, dim=-1)
     candidates_MD = unit_NKD[:, 1:].transpose(0, 1).flatten(0, 1)
@@ -45,7 +45,7 @@ def ranking_loss(vectors_NKD: Tensor, scale: float = DEFAULT_SCALE) -> Tensor:
 def cosent_loss(vectors_NKD: Tensor, similarities_N: Tensor, scale: float = DEFAULT_SCALE) -> Tensor:
     """CoSENT (Su 2022): log(1 + the sum of e^(s_i - s_j) over all pairs of rows of which j is more similar than i).
 
-    s: the scaled cosine of the two texts of a row. similarities_N: the true ones, of which only the order counts.
+    s is the scaled cosine of the two texts of a row. similarities_N: the true ones, of which only the order counts.
     """
     scores_N = scale * F.cosine_similarity(vectors_NKD[:, 0], vectors_NKD[:, 1], dim=-1)
     wrong_M = (scores_N[:, None] - scores_N)[similarities_N[:, None] < similarities_N]
@@ -62,12 +62,12 @@ def triplet_loss(vectors_N3D: Tensor, margin: float) -> Tensor:
 def supervised_contrastive_loss(vectors_ND: Tensor, labels_N: Tensor, scale: float = DEFAULT_SCALE) -> Tensor:
     """-log p of a row of the same class among all other rows (L_out of Khosla et al. 2020).
 
-    The mean over these rows, then over the rows that have one; 0 where none has.
+    It is the mean over the rows of the same class, and then over the rows that have such; 0 if no row has.
     """
     unit_ND = F.normalize(vectors_ND, dim=-1)
-    itself_NN = torch.eye(len(unit_ND), dtype=torch.bool, device=unit_ND.device)
-    log_p_NN = (scale * unit_ND @ unit_ND.T).masked_fill(itself_NN, -torch.inf).log_softmax(-1)
-    same_NN = (labels_N[:, None] == labels_N) & ~itself_NN
+    is_self_NN = torch.eye(len(unit_ND), dtype=torch.bool, device=unit_ND.device)
+    log_p_NN = (scale * unit_ND @ unit_ND.T).masked_fill(is_self_NN, -torch.inf).log_softmax(-1)
+    same_NN = (labels_N[:, None] == labels_N) & ~is_self_NN
     n_same_N = same_NN.sum(1)
     loss_N = -log_p_NN.masked_fill(~same_NN, 0.0).sum(1) / n_same_N.clamp(min=1)
     return loss_N.sum() / (n_same_N > 0).sum().clamp(min=1)
@@ -76,7 +76,8 @@ def supervised_contrastive_loss(vectors_ND: Tensor, labels_N: Tensor, scale: flo
 def label_similarity_loss(vectors_ND: Tensor, labels_N: Tensor) -> Tensor:
     """(cos - 1)^2 of pairs of rows of one class, and cos^2 of pairs of two (SetFit; Tunstall et al. 2022).
 
-    The mean of both means, which SetFit samples as many pairs of each for; 0 for a kind without pairs.
+    It is the mean of the means of both kinds, because SetFit samples equally many pairs of each; 0 for a kind without
+    pairs.
     """
     unit_ND = F.normalize(vectors_ND, dim=-1)
     first_M, second_M = torch.triu_indices(len(unit_ND), len(unit_ND), 1, device=unit_ND.device)
@@ -87,44 +88,46 @@ def label_similarity_loss(vectors_ND: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def matryoshka_loss(loss: Callable[[Tensor], Tensor], vectors: Tensor, dims: Sequence[int]) -> Tensor:
-    """The sum of the losses of the first numbers of vectors, for each of `dims` (Kusupati et al. 2022)."""
+    """Returns the sum of the losses of vectors truncated to each of `dims` (Kusupati et al. 2022)."""
     return torch.stack([loss(vectors[..., :dim]) for dim in dims]).sum()
 
 
 class RowVectors(NamedTuple):
-    """of_texts_NKD: the vectors of the texts of each row, in float32 or wider. auxiliary: as in `model.Output`, of each
-    text."""
+    """The vectors of the texts of each row, in float32 or wider.
+
+    auxiliary: auxiliary loss of each text, as in `model.Output`.
+    """
 
     vectors_NKD: Tensor
     auxiliary: Tensor | None = None
 
     def detach(self) -> "RowVectors":
-        """The same without a graph."""
+        """Returns the same values without their computation graph."""
         return RowVectors(self.vectors_NKD.detach(), None if self.auxiliary is None else self.auxiliary.detach())
 
 
 class BatchObjective(Objective):
-    """An objective whose loss is of the vectors of all rows of a batch at once, as with in-batch negatives.
+    """An objective whose loss depends on the vectors of all rows of a batch at once, as with in-batch negatives.
 
-    Micro-batches and processes do not change it, by gradient caching (Gao et al. 2021): first all vectors are computed,
-    then the loss of them all and its gradients in them (`cached_gradients`), and then each micro-batch
-    again, backward from these (`surrogate_loss`).
+    Gradient caching (Gao et al. 2021) makes it independent of micro-batches and processes. First all vectors are
+    computed, then their loss and its gradients with respect to them (`cached_gradients`). Then each micro-batch is
+    computed again, and the gradients are propagated from its vectors (`surrogate_loss`).
     """
 
     @abstractmethod
     def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectors:
-        """The vectors of the rows of a batch or a micro-batch."""
+        """Returns the vectors of the rows of a batch or a micro-batch."""
 
     @abstractmethod
     def batch_loss(self, vectors_NKD: Tensor, labels_N: Tensor | None) -> Tensor:
-        """The mean loss of all rows of a batch. labels_N: as `answers` gives them."""
+        """Returns the mean loss of all rows of a batch. labels_N: from `row_labels`."""
 
     def row_labels(self, batch: Batch) -> Tensor | None:
-        """The class or the number of each row; None where rows have neither."""
+        """Returns the class or the number of each row; None where rows have neither."""
         return batch.labels_B if batch.values_BC is None else batch.values_BC[:, 0]
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The loss of a batch that is computed at once."""
+        """Returns the loss of a batch that is computed at once."""
         vectors_NKD, auxiliary = self.embed_rows(model, batch)
         with torch.autocast(vectors_NKD.device.type, enabled=False):
             total = len(vectors_NKD) * self.batch_loss(vectors_NKD, self.row_labels(batch))
@@ -137,53 +140,52 @@ class BatchObjective(Objective):
 def cached_gradients(
     objective: BatchObjective, vectors: Sequence[RowVectors], labels: Sequence[Tensor | None], world: World
 ) -> tuple[Tensor, list[Tensor]]:
-    """This process's share of the loss summed over the rows of a batch, and the gradients in its vectors.
+    """Returns this process's share of the loss summed over the rows of a batch, and the gradients of its vectors.
 
-    vectors, labels: of each micro-batch of this process. The others' are gathered. The shares of all processes add up
-    to the sum, and so do the gradients of the weights.
+    The shares of all processes add up to the sum, and so do the gradients of the weights.
+
+    Args:
+        vectors: of each micro-batch of this process; those of the others are gathered.
+        labels: from `row_labels`, of each of these micro-batches.
     """
-    local_NKD = torch.cat([of_texts_NKD for of_texts_NKD, _ in vectors])
-    every_NKD, first = _gather_rows(local_NKD.detach(), world)
-    known = [answer for answer in labels if answer is not None]
-    every_N = _gather_rows(torch.cat(known), world)[0] if known else None
-    every_NKD.requires_grad_()
-    total = len(every_NKD) * objective.batch_loss(every_NKD, every_N)
-    (gradient_NKD,) = torch.autograd.grad(total, every_NKD)
-    mine_NKD = gradient_NKD[first : first + len(local_NKD)]
+    local_NKD = torch.cat([part.vectors_NKD for part in vectors])
+    all_NKD, first = _gather_rows(local_NKD.detach(), world)
+    known = [label_N for label_N in labels if label_N is not None]
+    all_labels_N = _gather_rows(torch.cat(known), world)[0] if known else None
+    all_NKD.requires_grad_()
+    total = len(all_NKD) * objective.batch_loss(all_NKD, all_labels_N)
+    (gradient_NKD,) = torch.autograd.grad(total, all_NKD)
+    local_gradient_NKD = gradient_NKD[first : first + len(local_NKD)]
     share = total.detach() / world.size + sum(part.auxiliary.sum() for part in vectors if part.auxiliary is not None)
-    return share, list(torch.split(mine_NKD, [len(part.vectors_NKD) for part in vectors]))
+    return share, list(torch.split(local_gradient_NKD, [len(part.vectors_NKD) for part in vectors]))
 
 
 def surrogate_loss(vectors: RowVectors, gradient_NKD: Tensor) -> Tensor:
-    """A loss that has this gradient in the vectors."""
+    """Returns a loss whose gradient with respect to the vectors is `gradient_NKD`, plus their auxiliary losses."""
     total = (vectors.vectors_NKD * gradient_NKD).sum()
     return total if vectors.auxiliary is None else total + vectors.auxiliary.sum()
 
 
 def _gather_rows(tensor: Tensor, world: World) -> tuple[Tensor, int]:
-    """The rows of all processes, in the order of ranks, and the number of this one's first."""
+    """Returns the rows of all processes, in the order of ranks, and the index of this one's first row."""
     if world.size == 1:
         return tensor, 0
     rows = tensor.reshape(len(tensor), -1).cpu().numpy()
     parts = world.gather({world.rank: rows}, world.size, rows.dtype)
-    every = torch.from_numpy(np.concatenate(parts)).to(tensor.device).view(-1, *tensor.shape[1:])
-    return every, sum(map(len, parts[: world.rank]))
+    gathered = torch.from_numpy(np.concatenate(parts)).to(tensor.device).view(-1, *tensor.shape[1:])
+    return gathered, sum(map(len, parts[: world.rank]))
 
 
 @dataclass(frozen=True)
 class EmbeddingObjective(BatchObjective):
-    """RowVectors of the texts of each row, by one of the losses above; see `Embedding`."""
+    """Trains the vectors of the texts of each row by one of the losses above; see `Embedding`."""
 
     spec: Embedding
     vocabulary: Vocabulary
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        """Right-padded texts, those of a row one after the other; `Example.segments` numbers them."""
-        texts = [
-            part
-            for example in examples
-            for part in split_texts(example.tokens, cast(NDArray[np.int64], example.segments))
-        ]
+        """Right-pads the texts, those of a row one after the other; `Example.segments` numbers them."""
+        texts = [text for one in examples for text in split_texts(one.tokens, cast(NDArray[np.int64], one.segments))]
         tokens_BT, keep_BT = padded(texts, self.vocabulary.pad)
         labels = [example.label for example in examples if example.label is not None]
         values_BC = torch.from_numpy(np.stack(labels)).float() if labels else None
@@ -214,9 +216,9 @@ class EmbeddingObjective(BatchObjective):
                 return cosent_loss(vectors_NKD, labels_N, self.spec.scale)
             case "labels" if labels_N is not None:
                 return supervised_contrastive_loss(vectors_NKD[:, 0], labels_N, self.spec.scale)
-        raise ValueError(f"loss {self.spec.loss} of rows that do not have what it needs")
+        raise ValueError(f"rows without similarities or classes have no loss {self.spec.loss}")
 
 
 def split_texts(tokens: NDArray[np.int64], segments: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The tokens of each text of a row. segments: the number of the text of each token."""
+    """Returns the tokens of each text of a row. segments: the number of the text of each token."""
     return np.split(tokens, np.flatnonzero(np.diff(segments)) + 1)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
-from lmtool.model.heads import Classifier, HeadOutput, SpanReader, Tagger
+from lmtool.model.heads import Classifier, HeadedModel, HeadOutput, Tagger
 from lmtool.objective.base import Example, Loss, Objective, Vocabulary
 from lmtool.objective.contrastive import BatchObjective, RowVectors, label_similarity_loss
 from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_cross_entropy, smoothed_cross_entropy
@@ -28,19 +28,15 @@ class RowObjective(Objective):
     """Base of the objectives of heads, whose rows are those of a table."""
 
     @abstractmethod
-    def run_head(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The scores of a head, and the auxiliary losses of the rows, if any."""
-
-    @abstractmethod
     def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
-        """The loss of given scores."""
+        """Returns the loss of the scores that `HeadedModel.run_head` returned for the batch."""
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        scores, auxiliary_B = self.run_head(model, batch)
-        return add_auxiliary_loss(self.head_loss(model, scores, batch), auxiliary_B, batch.tags_BW)
+        output = cast(HeadedModel, model).run_head(batch)
+        return add_auxiliary_loss(self.head_loss(model, output.scores, batch), output.auxiliary_B, batch.tags_BW)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self.head_loss(model, self.run_head(model, batch)[0], batch)
+        return self.head_loss(model, cast(HeadedModel, model).run_head(batch).scores, batch)
 
     def count_targets(self, batch: Batch) -> int:
         return len(batch.tokens_BT)
@@ -57,35 +53,32 @@ class ClassificationObjective(RowObjective):
     vocabulary: Vocabulary
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        """Right-padded rows. Examples without a label give a batch without labels."""
-        answers: dict[str, Tensor] = {}
+        """Right-pads the rows. Examples without a label give a batch without labels."""
+        fields: dict[str, Tensor] = {}
         if self.spec.lm_weight:
-            next_tokens = [np.append(example.tokens[1:], IGNORE) for example in examples]
-            answers["targets_BT"], _ = padded(next_tokens, IGNORE)
+            fields["targets_BT"], _ = padded([np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE)
         labels = [example.label for example in examples if example.label is not None]
         if labels and self.spec.task == "class":
-            answers["labels_B"] = torch.from_numpy(np.stack(labels))[:, 0].long()
+            fields["labels_B"] = torch.from_numpy(np.stack(labels))[:, 0].long()
         elif labels:
-            answers["values_BC"] = torch.from_numpy(np.stack(labels)).float()
-        return _collate_rows(examples, self.vocabulary, **answers)
+            fields["values_BC"] = torch.from_numpy(np.stack(labels)).float()
+        return _collate_rows(examples, self.vocabulary, **fields)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
-        return self.loss_from_output(model, model.classify(batch), batch)
+        return self.loss_from_output(model, model.run_head(batch), batch)
 
     def loss_from_output(self, model: Classifier, output: HeadOutput, batch: Batch) -> Loss:
-        """The training loss of a given answer of the model."""
-        scores_BC, hidden_BTD, auxiliary_B = output
-        loss = self.head_loss(model, scores_BC, batch, is_training=True)
+        """Returns the training loss of what `model.run_head` returned for the batch."""
+        loss = self.head_loss(model, output.scores, batch, is_training=True)
         if batch.targets_BT is not None:
-            assert hidden_BTD is not None
-            lm_loss = self._language_model_loss(model, hidden_BTD, batch.targets_BT)
-            loss = replace(loss, total=loss.total + self.spec.lm_weight * lm_loss)
-        return add_auxiliary_loss(loss, auxiliary_B, None)
-
-    def run_head(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        scores_BC, _, auxiliary_B = cast(Classifier, model).classify(batch)
-        return scores_BC, auxiliary_B
+            assert output.hidden_BTD is not None
+            # the mean over each row's tokens, so that no split of a batch changes it
+            n_B = (batch.targets_BT != IGNORE).sum(1).clamp(min=1)
+            rows = zip(output.hidden_BTD, batch.targets_BT, n_B, strict=True)
+            means = [chunked_cross_entropy(model, h_TD, targets_T) / n for h_TD, targets_T, n in rows]
+            loss = replace(loss, total=loss.total + self.spec.lm_weight * torch.stack(means).sum())
+        return add_auxiliary_loss(loss, output.auxiliary_B, None)
 
     @cached_property
     def _class_weights_C(self) -> Tensor | None:
@@ -95,36 +88,29 @@ class ClassificationObjective(RowObjective):
         return None if weights is None else torch.tensor(weights)
 
     def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch, is_training: bool = False) -> Loss:
-        """The loss of given scores (B, C). is_training: with the smoothing and the weights of classes."""
+        """Returns the loss of scores (B, C). is_training: with label smoothing and class weights."""
         targets = batch.labels_B if self.spec.task == "class" else batch.values_BC
         if targets is None:
             raise ValueError(f"a batch without {'numbers' if self.spec.task == 'number' else 'labels'} has no loss")
         match self.spec.task:
             case "class":
-                weights_C = self._class_weights_C if is_training else None
-                weights_B = None if weights_C is None else weights_C.to(scores.device)[targets]
-                total = smoothed_cross_entropy(
-                    scores, targets, self.spec.label_smoothing if is_training else 0.0, weights_B
+                smoothing, weights_C = (
+                    (self.spec.label_smoothing, self._class_weights_C) if is_training else (0.0, None)
                 )
+                weights_B = None if weights_C is None else weights_C.to(scores.device)[targets]
+                total = smoothed_cross_entropy(scores, targets, smoothing, weights_B)
             case "multi":
                 total = F.binary_cross_entropy_with_logits(scores, targets, reduction="none").mean(1).sum()
             case _:
                 total = (scores - targets).square().sum()
         return Loss(total, torch.tensor(len(scores), device=scores.device))
 
-    @staticmethod
-    def _language_model_loss(model: LanguageModel, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Sum over rows of the mean over their tokens, so that no split of a batch changes it."""
-        n_B = (targets_BT != IGNORE).sum(1).clamp(min=1)
-        rows = zip(hidden_BTD, targets_BT, n_B, strict=True)
-        return torch.stack([chunked_cross_entropy(model, h_TD, targets_T) / n for h_TD, targets_T, n in rows]).sum()
-
 
 @dataclass(frozen=True)
 class ContrastiveObjective(BatchObjective, ClassificationObjective):
-    """Texts of one class are to have near vectors, by the cosines of all pairs of rows of a batch.
+    """Brings the vectors of texts of one class near each other, by the cosines of all pairs of rows of a batch.
 
-    A head is fitted to the vectors (`training.convex`), and scored as any other.
+    A head is fitted to the vectors afterwards (`training.convex`), and scored like any other.
     """
 
     def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectors:
@@ -150,7 +136,7 @@ class TaggingObjective(RowObjective):
     vocabulary: Vocabulary
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        """Right-padded rows. Examples without a label give a batch without tags."""
+        """Right-pads the rows. Examples without a label give a batch without tags."""
         starts = [example.word_starts for example in examples if example.word_starts is not None]
         tags = [example.label.astype(np.int64) for example in examples if example.label is not None]
         # no batch is narrower than a word
@@ -161,11 +147,8 @@ class TaggingObjective(RowObjective):
     def count_targets(self, batch: Batch) -> int:
         return 0 if batch.tags_BW is None else int((batch.tags_BW != IGNORE).sum())
 
-    def run_head(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        return cast(Tagger, model).score_words(batch)
-
     def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
-        """The loss of given scores (B, W, C)."""
+        """Returns the loss of the scores of words (B, W, C)."""
         if batch.tags_BW is None:
             raise ValueError("a batch without tags has no loss")
         keep_BW = batch.tags_BW != IGNORE
@@ -179,15 +162,12 @@ class AnswerSpanObjective(RowObjective):
     vocabulary: Vocabulary
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        """Right-padded rows. Examples without a label give a batch without answers."""
+        """Right-pads the rows. Examples without a label give a batch without answers."""
         spans = [example.label.astype(np.int64) for example in examples if example.label is not None]
         return _collate_rows(examples, self.vocabulary, spans_B2=torch.from_numpy(np.stack(spans)) if spans else None)
 
-    def run_head(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        return cast(SpanReader, model).score_tokens(batch)
-
     def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
-        """The loss of given scores (B, T, 2)."""
+        """Returns the loss of the scores of tokens (B, T, 2)."""
         if batch.spans_B2 is None:
             raise ValueError("a batch without answers has no loss")
         if batch.keep_BT is not None:
@@ -197,7 +177,7 @@ class AnswerSpanObjective(RowObjective):
 
 
 def _collate_rows(examples: Sequence[Example], vocabulary: Vocabulary, **batch_fields: Tensor | None) -> Batch:
-    """Right-padded rows. batch_fields: fields of `Batch`."""
+    """Right-pads rows to a batch that also has `batch_fields`."""
     tokens_BT, keep_BT = padded([example.tokens for example in examples], vocabulary.pad)
     segments = [example.segments for example in examples if example.segments is not None]
     return Batch(tokens_BT, keep_BT=keep_BT, segments_BT=padded(segments, 0)[0] if segments else None, **batch_fields)

@@ -34,12 +34,12 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SkipGramObjective(Objective):
-    """Mean over pairs (centre c, context word o) of -log softmax(u . v_c)[o], or of
+    """Mean over pairs (centre c, context word o) of -log softmax(u . v_c)[o], or with negative sampling of
 
         -log s(u_o . v_c) - sum_k log s(-u_k . v_c)
 
     with K noise words k. A row of a batch is a centre with all its context words, which share one set of noise words
-    (Ji et al. 2016): the same expectation as separate noise, at a third of the memory traffic.
+    (Ji et al. 2016). That has the same expectation as separate noise, at a third of the memory traffic.
 
     vocabulary.counts: of the training text, for the noise distribution and subsampling.
     Raises DataError when the training text has no word of the vocabulary.
@@ -55,11 +55,11 @@ class SkipGramObjective(Objective):
             raise DataError("the training text has no word of the vocabulary", fix="give more text")
 
     def text_cut(self, context: int) -> TextCut:
-        """Non-overlapping windows of text; pairs do not cross them."""
+        """Cuts windows that do not overlap; pairs do not cross them."""
         return TextCut("stream", context, context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
-        """One row per centre word kept by subsampling, with window sizes and noise drawn per example."""
+        """Makes a row of each centre word that subsampling keeps, with window sizes and noise drawn per example."""
         parts = []
         for example in examples:
             words_L, document_L = self._words_and_documents(example.tokens)
@@ -68,7 +68,7 @@ class SkipGramObjective(Objective):
         return self._collate_pairs(parts)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Pairs for evaluation: no subsampling, fixed window sizes and noise."""
+        """Makes pairs for evaluation: without subsampling, and with the same window sizes and noise each time."""
         parts = []
         for tokens, first in spans:
             rng = np.random.Generator(np.random.PCG64(EVALUATION_SEED))
@@ -80,11 +80,11 @@ class SkipGramObjective(Objective):
         return add_auxiliary_loss(*self._pair_loss(model, batch), batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        """Evaluation uses the training loss, per pair."""
+        """Returns the training loss without auxiliary losses."""
         return self._pair_loss(model, batch)[0]
 
     def _pair_loss(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
-        """The loss of all pairs, and the auxiliary losses of the centres, if any."""
+        """Returns the loss of all pairs, and the auxiliary losses of the centres, if any."""
         targets_BN = batch.known_targets_BT
         output: Output = model(batch)
         hidden_BD = self._input_vectors(output, batch)
@@ -97,12 +97,12 @@ class SkipGramObjective(Objective):
 
     @staticmethod
     def _input_vectors(output: Output, batch: Batch) -> Tensor:
-        """The vector (B, D) that each row's targets are predicted from."""
+        """Returns the vector (B, D) that each row's targets are predicted from."""
         return output.hidden_BTD[:, 0]
 
     @staticmethod
     def _softmax_loss(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
-        """-log p of all context words, with the logits of some centres in memory at a time."""
+        """Returns -log p of all context words, with the logits of one chunk of centres in memory at a time."""
 
         def loss_of(logits_BV: Tensor, part: slice) -> Tensor:
             log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
@@ -119,7 +119,7 @@ class SkipGramObjective(Objective):
 
     @cached_property
     def _keep_probability_V(self) -> NDArray[np.float64]:
-        """Probability to keep a word of relative frequency f: sqrt(t / f) + t / f, as in word2vec.c."""
+        """Probability that subsampling keeps a word of relative frequency f: sqrt(t / f) + t / f, as in word2vec.c."""
         if not self.spec.subsample:
             return np.ones(len(self._counts_V))
         share_V = np.maximum(1, self._counts_V) / self._counts_V.sum() / self.spec.subsample
@@ -133,32 +133,32 @@ class SkipGramObjective(Objective):
         return np.cumsum(mass_V / mass_V.sum())
 
     def _words_and_documents(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
-        """The words among tokens, and the document index of each."""
+        """Returns the words among tokens, and the document index of each."""
         is_word = self.vocabulary.is_word_V[tokens]
         return tokens[is_word], np.cumsum(tokens == self.vocabulary.bos)[is_word]
 
     def _draw_pairs(
         self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Each word (L, 1), the context words in its window (L, 2 window) and its noise (L, K)."""
+        """Returns each word (L, 1), the context words in its window (L, 2 window) and its noise words (L, K)."""
         W, L = self.spec.window, len(words_L)
         reach_L = np.full(L, W) if self.spec.fixed else rng.integers(1, W, L, endpoint=True)
         drawn_LK = rng.random((L, self.spec.negatives)) * self._cumulative_noise_V[-1]
         offset_N = np.concatenate((np.arange(-W, 0), np.arange(1, W + 1)))
-        place_LN = np.arange(L)[:, None] + offset_N
+        position_LN = np.arange(L)[:, None] + offset_N
         near_LN = np.abs(offset_N) <= reach_L[:, None]
-        inside_LN = (place_LN >= 0) & (place_LN < L)
-        place_LN = np.where(inside_LN, place_LN, 0)
-        near_LN &= inside_LN & (document_L[place_LN] == document_L[:, None])
-        neighbours_LN = np.where(near_LN, words_L[place_LN], IGNORE)
+        inside_LN = (position_LN >= 0) & (position_LN < L)
+        position_LN = np.where(inside_LN, position_LN, 0)
+        near_LN &= inside_LN & (document_L[position_LN] == document_L[:, None])
+        neighbours_LN = np.where(near_LN, words_L[position_LN], IGNORE)
         if self.spec.apart:
             drawn_LK = self._exclude_neighbours(drawn_LK, neighbours_LN)
         return words_L[:, None], neighbours_LN, np.searchsorted(self._cumulative_noise_V, drawn_LK, side="right")
 
     def _exclude_neighbours(self, drawn_LK: NDArray[np.float64], neighbours_LN: IntArray) -> NDArray[np.float64]:
-        """Uniform draws as places in the noise distribution without the intervals of the neighbours of each row.
+        """Maps uniform draws to the noise distribution without the intervals of each row's neighbours.
 
-        Unchanged where the neighbours are all words that there are.
+        Draws are unchanged where the neighbours are all words that there are.
         """
         sorted_LN = np.sort(neighbours_LN, 1)
         is_first_LN = np.diff(sorted_LN, axis=1, prepend=IGNORE) != 0
@@ -181,7 +181,7 @@ class SkipGramObjective(Objective):
 
 
 class CbowObjective(SkipGramObjective):
-    """CBOW: the same with each word c predicted from the mean of the vectors of its context words o,
+    """CBOW: each word c is predicted from the mean of the vectors of its context words o,
 
         -log s(u_c . h) - sum_k log s(-u_k . h), h = (v_1 + ... + v_n) / n
 
@@ -208,10 +208,10 @@ class CbowObjective(SkipGramObjective):
 class GloveObjective(SkipGramObjective):
     """Sum over pairs (i, j) of f(X_ij) (w_i . u_j + b_i + c_j - log X_ij)^2, f(x) = min(1, (x / x_max)^power).
 
-    An example has words i, context words j and their counts X; see `lmtool.training.pairs`. In evaluation, where counts
-    of another text would be of another scale, the loss is that of context words under p(j | i).
+    An example has words i, context words j and their counts X; see `lmtool.training.pairs`. In evaluation the loss is
+    that of context words under p(j | i), because counts of another text would have another scale.
 
-    spec: of the pairs of evaluation.
+    spec: how pairs of evaluation are made. weights: of the training loss.
     """
 
     weights: WeightedCounts
@@ -231,16 +231,16 @@ class GloveObjective(SkipGramObjective):
 
 
 def negative_sampling_loss(hidden_BD: Tensor, table_VD: Tensor, targets_BN: Tensor, negatives_BK: Tensor) -> Tensor:
-    """Sum over pairs of -log s(u_o . v_c) - sum_k log s(-u_k . v_c), each row's noise shared by all its pairs."""
+    """Returns the sum over pairs of -log s(u_o . v_c) - sum_k log s(-u_k . v_c); all pairs of a row share its noise."""
     apply: Callable[..., Tensor] = _NegativeSamplingLoss.apply
     return apply(hidden_BD, table_VD, targets_BN, negatives_BK)
 
 
 class _NegativeSamplingLoss(torch.autograd.Function):
-    """With the gradient in closed form: that of a score u . v is s(score) - 1 for context words, s(score) for noise.
+    """Computes the gradient in closed form: that of a score u . v is s(score) - 1 for context words, s(score) for noise.
 
     So the word vectors of all rows are never gathered at once: scores are computed in chunks of rows, a centre's
-    gradient is a weighted sum of rows of the table, and a word's a weighted sum of centres.
+    gradient is a weighted sum of rows of the table, and a word's gradient a weighted sum of centres.
     """
 
     @staticmethod
@@ -279,7 +279,7 @@ class _NegativeSamplingLoss(torch.autograd.Function):
 
 
 def _argsort_words(words: Tensor, n_words: int) -> Tensor:
-    """Argsort of words."""
+    """Returns the stable argsort of words below `n_words`."""
     if words.device.type != "cpu":
         return words.argsort(stable=True)
     # numpy sorts 16-bit integers ten times as fast

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import MaskedAttention, SelfAttention
+from lmtool.model.layers.attention import AttentionOp, SelfAttention
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.layers.positions import SinusoidalPositions, build_position
 from lmtool.model.size import check_fits_memory
@@ -37,7 +37,7 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
     torch.manual_seed(recipe.seed)
     lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
-    inputs: list[tuple[Tensor, MaskedAttention]] = []
+    inputs: list[tuple[Tensor, AttentionOp]] = []
     part.register_forward_pre_hook(lambda _, called_with: inputs.append(called_with[:2]))
     with torch.no_grad(), record_attention_weights(lm) as weights:
         lm.layer_outputs(Batch(tokens_1T))

@@ -45,7 +45,7 @@ def fresh(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeStat
 
 def rows_of(state: DecodeState, start: int, stop: int) -> DecodeState:
     """The state of a subset of the rows."""
-    return state[torch.arange(start, stop, device=state.layers[0][0].device)]
+    return state.select_rows(range(start, stop))
 
 
 def to_tensors(state: DecodeState) -> dict[str, Tensor]:

@@ -247,7 +247,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
     row = row_input(loaded, [text])
 
     def score(ids: list[int]) -> torch.Tensor:
-        scores_C = model.classify(Batch(torch.tensor([ids]))).scores_BC[0]
+        scores_C = model.run_head(Batch(torch.tensor([ids]))).scores[0]
         if found.label == "":
             return 2.0 * scores_C[0] + 3.0
         index = CLASSES["labels"].index(found.label)
@@ -257,7 +257,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
     assert len(set(ids)) == len(ids)
     assert found.score == pytest.approx(float(score(ids).detach()), rel=1e-5)
     if found.label:
-        scores_C = model.classify(Batch(torch.tensor([ids]))).scores_BC[0]
+        scores_C = model.run_head(Batch(torch.tensor([ids]))).scores[0]
         assert CLASSES["labels"][int(scores_C.argmax())] == found.label
     assert "".join(found.words) == "Theywalkedhome,alone"
     first = len(loaded.prompt_format.before)

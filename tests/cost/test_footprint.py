@@ -139,7 +139,7 @@ def test_deep_models_are_extrapolated(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_many_rows_are_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "chunk_rows", lambda device, vocab_size: 8)
+    monkeypatch.setattr(module, "rows_per_chunk", lambda device, vocab_size: 8)
     monkeypatch.setattr("lmtool.objective.cross_entropy.rows_per_chunk", lambda device, vocab_size: 8)
     monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 100)
     whole = traced(spec("gpt"), 16)

@@ -60,9 +60,7 @@ def planned(recipe: Recipe, **options: Any) -> Forecast:
 
 def objective_of(recipe: Recipe) -> Objective:
     special = tuple(range(40))
-    return build_objective(
-        recipe, Vocabulary(V, 0, 1, 2, 3, 4, 5, (1,), special[6:], frozenset(special))
-    )
+    return build_objective(recipe, Vocabulary(V, 0, 1, 2, 3, 4, 5, (1,), special[6:], frozenset(special)))
 
 
 def counted(recipe: Recipe) -> int:

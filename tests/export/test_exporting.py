@@ -22,7 +22,7 @@ from lmtool.export import exporting
 from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.perplexity import measure_perplexity
-from lmtool.model.heads import Classifier, Tagger
+from lmtool.model.heads import Classifier, Tagger, TokenHeadModel
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -147,11 +147,11 @@ def ours(loaded: LoadedModel, peer_inputs: Any) -> Tensor:
             return lm.logits(lm(batch).hidden_BTD)
         batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments)
         if isinstance(lm, Classifier):
-            scores = lm.classify(batch).scores_BC
+            scores = lm.run_head(batch).scores
             spec = loaded.recipe.objective
             return scores * (getattr(spec, "scale", None) or 1.0) + (getattr(spec, "center", None) or 0.0)
         if isinstance(lm, Tagger):
-            return lm.score_tokens(batch).scores_BTC[keep_BT]
+            return TokenHeadModel.run_head(lm, batch).scores[keep_BT]
         hidden = lm(batch).hidden_BTD
         return (hidden if loaded.recipe.objective.kind == "embedding" else lm.logits(hidden))[keep_BT]
 

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import IGNORE, Batch, Mask
 from lmtool.model import LanguageModel
-from lmtool.model.layers.attention import MaskedAttention
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.experts import Experts
 from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import LoraLinear, add_adapters_
@@ -29,9 +29,7 @@ def experts() -> Experts:
 
 def read(layer: Experts, x_BTD: torch.Tensor, keep_BT: torch.Tensor | None = None) -> Any:
     T = x_BTD.shape[1]
-    return layer(
-        x_BTD, MaskedAttention(Mask(True, keep_BS=keep_BT), T, torch.arange(T, device=x_BTD.device)[None]), None
-    )
+    return layer(x_BTD, AttentionOp(Mask(True, keep_BS=keep_BT), T, torch.arange(T, device=x_BTD.device)[None]), None)
 
 
 def model(balance: float = BALANCE, **changes: Any) -> LanguageModel:

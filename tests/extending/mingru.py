@@ -7,7 +7,7 @@ import torch
 
 from lmtool.batch import Mask
 from lmtool.errors import RecipeError
-from lmtool.model.layers.attention import MaskedAttention
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.mingru import MinGru, scan
 from lmtool.recipe.load import load
 from tests.model import tiny
@@ -34,8 +34,8 @@ def test_parallel_training_equals_stepping_by_the_formula_of_the_paper() -> None
     keep = [[True] * T, [False, True, True, False, True, True, False, False, True, True, False]]
     documents = [[0] * T, [5, 5, 5, 5, 5, 6, 6, 5, 6, 7, 7]]
     mask = Mask(True, keep_BS=torch.tensor(keep), documents_BS=torch.tensor(documents))
-    hidden_BTD = layer(x_BTD, MaskedAttention(mask, T, torch.arange(T, device=x_BTD.device)[None]), None).x_BTD.tolist()
-    z_BTD, new_BTD = (part.tolist() for part in layer.gates.parts(x_BTD))
+    hidden_BTD = layer(x_BTD, AttentionOp(mask, T, torch.arange(T, device=x_BTD.device)[None]), None).x_BTD.tolist()
+    z_BTD, new_BTD = (part.tolist() for part in layer.gates.split_outputs(x_BTD))
     for row in range(2):
         h, last = [0.0] * D, documents[row][0]
         for t in range(T):

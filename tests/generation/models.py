@@ -43,18 +43,18 @@ class HistoryModel(LanguageModel):
 
     def forward_incremental(self, tokens_BT, state):
         assert torch.equal(*state.layers[0])
-        assert state.width > 1 or state.layers[0].k_BNSH.shape[2] == state.length
+        assert state.rows_per_line > 1 or state.layers[0].k_BNSH.shape[2] == state.length
         self.read += tokens_BT.numel()
         T = tokens_BT.shape[1]
-        after = state.longer(T)
-        new_GNQH = after.on_lines(tokens_BT)[:, None, :, None].float()
-        now = state.layers[0].plus(new_GNQH, new_GNQH)
-        ids_BS = now.k_BNSH[:, 0, :, 0].int().repeat_interleave(state.width, 0)
-        if after.branches is None:
+        after = state.reserve_positions(T)
+        new_GNQH = after.rows_to_lines(tokens_BT)[:, None, :, None].float()
+        now = state.layers[0].append(new_GNQH, new_GNQH)
+        ids_BS = now.k_BNSH[:, 0, :, 0].int().repeat_interleave(state.rows_per_line, 0)
+        if after.shared_lines is None:
             padding_B = torch.zeros(len(tokens_BT)) if state.padding_B is None else state.padding_B
             seen_BS = torch.arange(after.length) >= padding_B[:, None]
         else:
-            seen_BS = after.branches.seen_BS
+            seen_BS = after.shared_lines.seen_BS
         rows = [ids[seen].tolist() for ids, seen in zip(ids_BS, seen_BS, strict=True)]
         assert self.context is None or all(len(row) <= self.context for row in rows)
         hidden_BTV = torch.stack(

@@ -187,7 +187,7 @@ def test_at_most_max_rows_are_in_work():
     class Counting(HistoryModel):
         most = 0
 
-        def advance(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.most = max(self.most, len(tokens_BT))
             return super().forward_incremental(tokens_BT, state)
 
@@ -202,7 +202,7 @@ def test_the_state_keeps_no_positions_that_nobody_needs():
     class Watching(HistoryModel):
         max_positions = 0
 
-        def advance(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.max_positions = max(self.max_positions, state.length)
             return super().forward_incremental(tokens_BT, state)
 
@@ -266,7 +266,7 @@ def test_logits_that_are_not_finite_are_an_error(settings, wrong):
 
 def test_the_model_is_in_evaluation_mode_meanwhile():
     class Watching(HistoryModel):
-        def advance(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             assert not self.training
             assert torch.is_inference_mode_enabled()
             return super().forward_incremental(tokens_BT, state)

@@ -240,7 +240,7 @@ def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkey
         if fault == "reading":
             patch.setattr(runner, "read_tokens", advancing)
         else:
-            patch.setattr(DecodeState, "part", cutting)
+            patch.setattr(DecodeState, "copy_positions", cutting)
         finished(engine, request_for(engine, [1, 2, 3, 4, 5, 6, 9, 5], SETTINGS[0]))
     assert is_whole(cache)
     assert cache.n_cached_tokens([[1, 2, 3, 4, 5, 6]]) == (6 if fault == "reading" else 4)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch, Mask
 from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import MaskedAttention
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.transformer import ScoreName
@@ -92,7 +92,7 @@ def test_blocks_equal_the_dense_mask(
     with pytest.MonkeyPatch.context() as patch:
         if not plain:
             patch.setattr(kernels, "MAX_PLAIN_KEYS", 0)
-        blocks = MaskedAttention(mask, length, positions, position_rule)
+        blocks = AttentionOp(mask, length, positions, position_rule)
         assert blocks.uses_window_blocks
         found = blocks(blocks.rotate(q), score.transform_keys(blocks.rotate(k)), v, 0.0, score)
     scores = score(blocks.rotate(q), score.transform_keys(blocks.rotate(k)))
@@ -137,7 +137,7 @@ def kept_bytes(length: int, windowed: bool) -> int:
 
     mask = Mask(True, 16 if windowed else None, n_global=2 if windowed else 0)
     q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
-    attend = MaskedAttention(mask, length, torch.arange(length)[None], position=AlibiPositions(1))
+    attend = AttentionOp(mask, length, torch.arange(length)[None], position=AlibiPositions(1))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         attend(q, k, v, 0.0)
     return sum(sizes.values())
@@ -156,7 +156,7 @@ def test_memory_grows_linearly_under_a_window(monkeypatch: pytest.MonkeyPatch) -
 def test_dropout_under_a_window(causal: bool) -> None:
     """With values of ones the output is the sum of the weights: 1 in the mean, and not always 1."""
     q, k = torch.randn(2, 64, N, 40, H, generator=torch.Generator().manual_seed(0))
-    attend = MaskedAttention(Mask(causal, 4, n_global=2), 40, torch.arange(40)[None])
+    attend = AttentionOp(Mask(causal, 4, n_global=2), 40, torch.arange(40)[None])
     assert attend.uses_window_blocks
     sums = attend(q, k, torch.ones(64, N, 40, H), 0.25)
     assert float(sums.mean()) == pytest.approx(1.0, abs=0.02)

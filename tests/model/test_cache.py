@@ -104,7 +104,7 @@ def test_rows_of_a_state_can_be_picked_dropped_and_doubled(family: str, rows: li
     tokens_BT = tiny.tokens(3, 8)
     picked = torch.tensor(rows)
     _, state = read(model, tokens_BT[:, :cut], [])
-    chosen = state[picked].trimmed()
+    chosen = state.select_rows(picked.tolist()).trim_common_padding()
     hidden, _ = read(model, tokens_BT[picked][:, cut:], [], chosen)
     torch.testing.assert_close(hidden, full(model, tokens_BT)[picked][:, cut:], **EXACT)
 
@@ -213,7 +213,7 @@ def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataOb
         for (text, own), last in zip(rows, hidden[:, -1], strict=True):
             torch.testing.assert_close(last.detach(), full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
         stay = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=3))
-        state, rows = state[torch.tensor(stay)].trim_common_padding(), [rows[i] for i in stay]
+        state, rows = state.select_rows(stay).trim_common_padding(), [rows[i] for i in stay]
 
 
 @pytest.mark.sampled(12)
@@ -253,7 +253,7 @@ def search(model: LanguageModel, parents: Sequence[Sequence[int]], width: int, l
     texts = tiny.sources(len(lengths), seed=5)
     beginnings = [tiny.tokens(1, length, seed=length) for length in lengths]
     states = [
-        read(model, tokens, [], tiny.start(model, 1, [text]))[1][torch.zeros(width, dtype=torch.long)]
+        read(model, tokens, [], tiny.start(model, 1, [text]))[1].select_rows([0] * width)
         for tokens, text in zip(beginnings, texts, strict=True)
     ]
     state = DecodeState.join_rows(states)
@@ -265,7 +265,7 @@ def search(model: LanguageModel, parents: Sequence[Sequence[int]], width: int, l
         for (text, own), last in zip(rows, hidden[:, -1], strict=True):
             torch.testing.assert_close(last, full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
         kept = [line * width + parent for line in range(len(lengths)) for parent in chosen]
-        state, rows = state[torch.tensor(kept)].trim_common_padding(), [rows[i] for i in kept]
+        state, rows = state.select_rows(kept).trim_common_padding(), [rows[i] for i in kept]
     return state
 
 
@@ -297,11 +297,11 @@ def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) ->
     text = [[3, 1, 4]]
     with torch.inference_mode():
         _, state = read(model, tokens_BT[:1, :3], [], tiny.start(model, 1, text))
-        shared, state = read(model, tokens_BT[:, 3:6], [2], state[torch.tensor([0, 0, 0])])
-        apart = state[torch.tensor([2, 0])]
-        assert apart.width == (2 if keeps_lines(state) else 1)
-        apart = apart.pick([1, 0], apart=True)
-        assert apart.branches is None
+        shared, state = read(model, tokens_BT[:, 3:6], [2], state.select_rows([0, 0, 0]))
+        apart = state.select_rows([2, 0])
+        assert apart.rows_per_line == (2 if keeps_lines(state) else 1)
+        apart = apart.select_rows([1, 0], own_lines=True)
+        assert apart.shared_lines is None
         alone, _ = read(model, tokens_BT[[0, 2], 6:], [1], apart)
     wanted = full(model, tokens_BT, text * 3)
     torch.testing.assert_close(shared, wanted[:, 3:6], **EXACT)
@@ -325,11 +325,11 @@ def test_a_search_copies_no_keys_and_values(family: str) -> None:
     model = model_of(family)
     with torch.inference_mode():
         _, state = read(model, tiny.tokens(1, 3), [], tiny.start(model, 1))
-        state = state[torch.tensor([0, 0, 0])]
+        state = state.select_rows([0, 0, 0])
         _, state = model.forward_incremental(tiny.tokens(3, 1), state)
         before = places_of(state)
         for parents in ([0, 0, 2], [2, 1, 0], [1, 1, 1]):
-            _, state = model.forward_incremental(tiny.tokens(3, 1), state[torch.tensor(parents)])
+            _, state = model.forward_incremental(tiny.tokens(3, 1), state.select_rows(parents))
     assert places_of(state) == before
     assert all(len(layer.k_BNSH) == 1 for layer in state.layers if isinstance(layer, KeyValueCache | Memory))
 
@@ -382,7 +382,7 @@ def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> N
 @families
 def test_a_state_of_no_rows(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 3), [])
-    assert state[torch.tensor([], dtype=torch.long)].n_rows == 0
+    assert state.select_rows([]).n_rows == 0
 
 
 @pytest.mark.sampled(18)
@@ -393,10 +393,10 @@ def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
     lengths = (4, 6, 2)
     with torch.inference_mode():
         _, together = read(model, tokens_BT[:, :6], [])
-        if not together.goes_back:
+        if not together.can_rewind:
             return
         n_source = together.length - 6  # of a prefix
-        hidden, _ = read(model, tokens_BT[:, 6:9], [2], together.each_upto([n_source + n for n in lengths]))
+        hidden, _ = read(model, tokens_BT[:, 6:9], [2], together.truncate_rows([n_source + n for n in lengths]))
         for row, n in enumerate(lengths):
             _, alone = read(model, tokens_BT[:, :n], [])
             expected, _ = read(model, tokens_BT[:, 6:9], [2], alone)
@@ -411,15 +411,15 @@ def test_states_that_hold_all_positions_go_back(family: str) -> None:
     with torch.inference_mode():
         _, before = read(model, tokens_BT[:, :5], [])
         _, after = read(model, tiny.tokens(1, 4, seed=9), [], before)
-        kept = after.upto(before.length)
-        assert after.goes_back == (kept is not None)
+        kept = after.truncate(before.length)
+        assert after.can_rewind == (kept is not None)
         if kept is None:
             assert any(layer and not isinstance(layer, KeyValueCache | Memory) for layer in after.layers)
             return
         expected = full(model, tokens_BT)[:, 5:]
         hidden, _ = read(model, tokens_BT[:, 5:], [3], kept)
         torch.testing.assert_close(hidden, expected, **EXACT)
-        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaimed())
+        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaim_slots_())
         torch.testing.assert_close(hidden, expected, **EXACT)
         for old, new in zip(after.layers, later.layers, strict=True):
             if isinstance(old, KeyValueCache) and isinstance(new, KeyValueCache):

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.heads import Classifier, Pooling, Tagger, resolve_pooling
+from lmtool.model.heads import Classifier, Pooling, Tagger, TokenHeadModel, resolve_pooling
 from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
 from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
@@ -77,10 +77,10 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
     rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 1, 4)]
     tokens, keep = tiny.padded(rows)
     assert keep is not None
-    together = model.classify(Batch(tokens, keep_BT=keep)).scores_BC
+    together = model.run_head(Batch(tokens, keep_BT=keep)).scores
     assert together.shape == (4, 3)
     for row, scores in zip(rows, together, strict=True):
-        alone = model.classify(Batch(torch.tensor([row]))).scores_BC
+        alone = model.run_head(Batch(torch.tensor([row]))).scores
         torch.testing.assert_close(scores, alone[0], rtol=1e-6, atol=1e-6)
 
 
@@ -97,7 +97,7 @@ def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, fi
         states = [layer[0].numpy() for layer in body.layer_outputs(batch)][first:]
         mixed = scalar_mix(states, model.mix.scalars_L.tolist(), 1.0)
         wanted = model.head.weight.numpy() @ mixed[-1] + model.head.bias.numpy()
-        np.testing.assert_allclose(model.classify(batch).scores_BC[0], wanted, rtol=1e-5)
+        np.testing.assert_allclose(model.run_head(batch).scores[0], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["elmo", "bert"])
@@ -111,11 +111,11 @@ def test_a_probe_reads_one_layer(family: str, kind: str, layer: int) -> None:
     model: Classifier | Tagger
     if kind == "tagging":
         model = Tagger(body, Tagging.model_validate(values), of).double().eval()
-        scores = model.score_tokens(batch).scores_BTC[0]
+        scores = TokenHeadModel.run_head(model, batch).scores[0]
     else:
         spec = {**values, "task": "class", "pool": "last"}
         model = Classifier(body, Classification.model_validate(spec), of).double().eval()
-        scores = model.classify(batch).scores_BC
+        scores = model.run_head(batch).scores
     states = body.layer_outputs(batch)[layer][0, -scores.shape[0] :].detach()
     wanted = states @ model.head.weight.T + model.head.bias
     torch.testing.assert_close(scores, wanted.float())
@@ -142,7 +142,7 @@ def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
     seen: list[torch.Tensor] = []
     model.head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
     batch = Batch(tiny.tokens(3, 6))
-    scores_BC = model.classify(batch).scores_BC
+    scores_BC = model.run_head(batch).scores
     loss = torch.nn.functional.cross_entropy(scores_BC, torch.tensor([1, 0, 1]), reduction="sum")
     (found,) = torch.autograd.grad(loss, [model.head.weight])
     row = np.append(model.head.weight[0].detach().numpy(), model.head.bias.detach().numpy())

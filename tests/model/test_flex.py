@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.batch import Batch, Mask
 from lmtool.model import LanguageModel
 from lmtool.model.layers import attention
-from lmtool.model.layers.attention import MaskedAttention
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, Score
 from tests.model import tiny
@@ -103,7 +103,7 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
     )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = MaskedAttention(mask, T, positions_PS, rule)
+        attend = AttentionOp(mask, T, positions_PS, rule)
         return attend(q, k, v, 0.0)
 
     found = flexes.of(run)(q, k, v)
@@ -119,7 +119,7 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
 
 def test_a_query_without_keys_stays_finite(flexes: Flexes) -> None:
     q = drawn(B, N, T, H, seed=1).requires_grad_()
-    mixed = flexes.of(lambda q: MaskedAttention(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
+    mixed = flexes.of(lambda q: AttentionOp(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
     mixed.sum().backward()
     assert flexes.masks
     assert q.grad is not None
@@ -149,8 +149,8 @@ def test_what_it_does_not_have_is_computed_as_before(
     mask, rule, score, dropout = case
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x = drawn(B, N, T, H, seed=1)
-    assert not MaskedAttention(mask, T, torch.arange(T)[None], position=rule)._can_use_flex(x, x, dropout, score)
-    assert MaskedAttention(WINDOW, T, torch.arange(T)[None], position=AttentionPositions())._can_use_flex(
+    assert not AttentionOp(mask, T, torch.arange(T)[None], position=rule)._can_use_flex(x, x, dropout, score)
+    assert AttentionOp(WINDOW, T, torch.arange(T)[None], position=AttentionPositions())._can_use_flex(
         x, x, 0.0, Score(1.0)
     )
 
@@ -161,7 +161,7 @@ def test_scores_with_weights(flexes: Flexes) -> None:
     score, q = BilinearScore(N, H).double(), drawn(B, N, T, H, seed=1)
 
     def run(q: Tensor) -> Tensor:
-        return MaskedAttention(WINDOW, T, torch.arange(T)[None])(q, score.transform_keys(q), q, 0.0, score)
+        return AttentionOp(WINDOW, T, torch.arange(T)[None])(q, score.transform_keys(q), q, 0.0, score)
 
     found = flexes.of(run)(q)
     assert flexes.masks
@@ -175,7 +175,7 @@ def test_only_long_rows_on_gpus(monkeypatch: pytest.MonkeyPatch, n_keys: int) ->
     def flexes(device: str, width: int) -> bool:
         monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",) if device in devices else ())
         x = torch.empty(1, 1, n_keys, width)
-        return MaskedAttention(WINDOW, n_keys, torch.zeros(1, n_keys))._can_use_flex(x, x, 0.0, Score(1.0))
+        return AttentionOp(WINDOW, n_keys, torch.zeros(1, n_keys))._can_use_flex(x, x, 0.0, Score(1.0))
 
     devices, wide = attention.FLEX_DEVICES, attention.FLEX_MIN_HEAD_WIDTH
     assert not flexes("cuda", wide)

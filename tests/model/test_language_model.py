@@ -48,7 +48,7 @@ def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
     spec = tiny.spec()
     body = build(spec, tiny.VOCAB)
     model = Classifier(body, Classification(kind="classification", labels=("a", "b")), spec)
-    for name in ("vocab_size", "context", "longest", "reads", "recurrent"):
+    for name in ("vocab_size", "context", "max_positions", "reads", "recurrent"):
         assert getattr(model, name) == getattr(body, name)
     assert model.description == body.description
     assert model.modules_by_depth() == body.modules_by_depth()

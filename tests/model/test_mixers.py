@@ -15,7 +15,7 @@ from lmtool.errors import UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers import stack
-from lmtool.model.layers.attention import MaskedAttention, Mixer, MixerOutput
+from lmtool.model.layers.attention import AttentionOp, Mixer, MixerOutput
 from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import LoraLinear, add_adapters_, merge_adapters_
 from lmtool.model.packed import PackedMatrix, pack_weights_
@@ -38,7 +38,7 @@ class Traces(Mixer):
     def initial_state(self, n_rows: int) -> LayerState:
         return (self.out.weight.new_zeros(n_rows, self.out.in_features),)
 
-    def forward(self, x_BTD: Tensor, attend: MaskedAttention, past: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         h_BD = past[0] if past else x_BTD.new_zeros(len(x_BTD), x_BTD.shape[2])
         assert len(h_BD) == len(x_BTD), "a row of its own for each state"
         steps = []
@@ -65,7 +65,7 @@ class Team(Mixer):
     def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: MaskedAttention, past: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         mixed_BTD = sum(member(x_BTD, attend, None).x_BTD for member in self.members)
         if past is not None:
             return MixerOutput(mixed_BTD, past)

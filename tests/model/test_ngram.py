@@ -187,9 +187,8 @@ def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list
 def test_rows_of_states_are_picked_and_joined(order: int) -> None:
     model = counted(some_documents(), order)
     rows = [tiny.tokens(1, length, seed=length) for length in (3, 7)]
-    joined = DecodeState.join_rows([read(model, row, [], model.initial_state(Batch(row)))[1] for row in rows])[
-        torch.tensor([1, 0, 1])
-    ]
+    states = [read(model, row, [], model.initial_state(Batch(row)))[1] for row in rows]
+    joined = DecodeState.join_rows(states).select_rows([1, 0, 1])
     more = tiny.tokens(3, 2, seed=9)
     hidden, _ = model.forward_incremental(more, joined)
     for i, row in enumerate((rows[1], rows[0], rows[1])):

@@ -11,7 +11,7 @@ from lmtool.batch import Batch, Mask
 from lmtool.model import build
 from lmtool.model.heads import Classifier, Pooling
 from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import MaskedAttention
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.observing import find_attention_modules, record_attention_weights
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.objective import Classification
@@ -65,7 +65,7 @@ def test_each_score_equals_loops(kind: ScoreName) -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
     found: list[Tensor] = []
     with torch.no_grad():
-        mixed = MaskedAttention(Mask(causal=True), 5, torch.arange(5)[None])(
+        mixed = AttentionOp(Mask(causal=True), 5, torch.arange(5)[None])(
             q, score.transform_keys(k), v, 0.0, score, found.append
         )
     torch.testing.assert_close(found[0] @ v, mixed)
@@ -91,7 +91,7 @@ def test_blocks_of_windows_equal_loops(
     T, H = 29, 4
     keep_BS = torch.ones(2, T, dtype=torch.bool)
     keep_BS[1, 20:] = False
-    attend = MaskedAttention(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, torch.arange(T)[None])
+    attend = AttentionOp(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, torch.arange(T)[None])
     assert attend.uses_window_blocks
     torch.manual_seed(0)
     q = torch.randn(2, 4, T, H, dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import LayerState
-from lmtool.model.layers.attention import JoinedLinear, MaskedAttention, Mixer, MixerOutput
+from lmtool.model.layers.attention import AttentionOp, JoinedLinear, Mixer, MixerOutput
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.parts import FeedForward
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions
@@ -18,7 +18,7 @@ from lmtool.model.layers.stack import Sublayer
 from lmtool.recipe.spec.transformer import Norm
 from tests.reference import transformer as reference
 
-ATTEND = MaskedAttention(Mask(), 1, torch.arange(1)[None])
+ATTEND = AttentionOp(Mask(), 1, torch.arange(1)[None])
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
@@ -115,7 +115,7 @@ class Double(Mixer):
     def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: torch.Tensor, attend: MaskedAttention, past: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: torch.Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         return MixerOutput(2 * x_BTD, past)
 
 

@@ -13,7 +13,7 @@ from lmtool.batch import Batch
 from lmtool.cost.summary import ModelPart, summarize_model
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import MaskedAttention, find_layer_matrices
+from lmtool.model.layers.attention import AttentionOp, find_layer_matrices
 from lmtool.model.lora import add_adapters_
 from lmtool.model.size import count_parameters
 from lmtool.recipe.spec.recipe import Recipe
@@ -54,7 +54,7 @@ def test_a_residual_from_the_layer_skips_the_sublayer_before() -> None:
     x = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     positions, mask = torch.arange(4)[None], model.stack.mask
     attention, network = model.stack.sublayers
-    attend = MaskedAttention(mask, 4, positions)
+    attend = AttentionOp(mask, 4, positions)
     with torch.no_grad():
         inner = attention.norm(x + attention.mixer(x, attend, None).x_BTD)
         wanted = network.norm(x + network.mixer(inner, attend, None).x_BTD)

@@ -132,7 +132,7 @@ def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> 
     tokens_BT = torch.cat([target for target, _ in rows])
     one, state = model.forward_incremental(tokens_BT[:, :3], state)
     picked = torch.tensor([2, 0, 0, 1])
-    two, _ = model.forward_incremental(tokens_BT[picked, 3:], state[picked])
+    two, _ = model.forward_incremental(tokens_BT[picked, 3:], state.select_rows(picked.tolist()))
     for row, (target, source) in enumerate(rows):
         whole = model(Batch(target, source_BS=source)).hidden_BTD[0]
         torch.testing.assert_close(one[row], whole[:3], **EXACT)

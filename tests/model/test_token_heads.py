@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.model.heads import SpanReader, Tagger
+from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
 from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, supported_objectives
 from tests.model import tiny
@@ -77,11 +77,11 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
     places = [[1, 3, 5], [0, 8], [2]]
     tokens, keep = tiny.padded(rows)
     padded = torch.tensor([own + [-1] * (3 - len(own)) for own in places])
-    together = model.score_words(Batch(tokens, keep_BT=keep, places_BW=padded)).scores_BTC
+    together = model.run_head(Batch(tokens, keep_BT=keep, places_BW=padded)).scores
     for row, own, found in zip(rows, places, together, strict=True):
-        alone = model.score_words(Batch(torch.tensor([row]), places_BW=torch.tensor([own]))).scores_BTC[0]
+        alone = model.run_head(Batch(torch.tensor([row]), places_BW=torch.tensor([own]))).scores[0]
         torch.testing.assert_close(found[: len(own)], alone, rtol=1e-4, atol=1e-5)
-        every = model.score_tokens(Batch(torch.tensor([row]))).scores_BTC[0]
+        every = TokenHeadModel.run_head(model, Batch(torch.tensor([row]))).scores[0]
         torch.testing.assert_close(alone, every[own])
 
 
@@ -92,10 +92,10 @@ def test_every_parameter_that_is_trained_gets_a_gradient(family: str) -> None:
     model = tagger(family)
     batch = Batch(tiny.tokens(6)[None], places_BW=torch.tensor([[1, 4]]))
     model.tag_log_probs(
-        model.score_words(batch).scores_BTC, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool)
+        model.run_head(batch).scores, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool)
     ).sum().backward()
     reader = SpanReader(tiny.model(**of), QuestionAnswering(kind="question-answering"), tiny.any_spec(**of)).double()
-    reader.score_tokens(Batch(tiny.tokens(6)[None])).scores_BTC.log_softmax(1)[0, 2].sum().backward()
+    reader.run_head(Batch(tiny.tokens(6)[None])).scores.log_softmax(1)[0, 2].sum().backward()
     for found in (model, reader):
         without = [name for name, p in found.named_parameters() if p.requires_grad and p.grad is None]
         assert without == []

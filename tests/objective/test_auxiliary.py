@@ -144,7 +144,7 @@ def test_both_directions_pay_for_their_own_targets() -> None:
     backward = model.forward_right_to_left
     take(model)
     model.forward_right_to_left = lambda batch: Output(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
-    n_before_B = (objective.targets_before(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
+    n_before_B = (objective.backward_targets(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
     wanted = ((N_TARGETS_B + n_before_B) * PRICE_B).sum() / 2
     paid = (objective.loss(model, batch).total - without).detach()
     assert float(paid) == pytest.approx(float(wanted), rel=1e-4)

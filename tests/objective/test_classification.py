@@ -54,7 +54,7 @@ def rows(task: str) -> list[Example]:
 def test_losses_equal_loops(task: str) -> None:
     model, objective = setting(task)
     batch = objective.collate(rows(task))
-    scores = model.classify(batch)[0].detach().numpy()
+    scores = model.run_head(batch)[0].detach().numpy()
     total = 0.0
     for score, answer in zip(scores, ANSWERS[task], strict=True):
         match task:

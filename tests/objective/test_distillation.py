@@ -82,7 +82,7 @@ def test_of_labels(task: str) -> None:
     own = ClassificationObjective(spec, VOCABULARY)
     settings = SPEC.model_copy(update={"cosine": 0.0})
     found = DistillationObjective(own, settings, teacher, theirs, V).loss(student, batch)
-    scores, known = student.classify(batch).scores_BC.tolist(), teacher.classify(batch).scores_BC.tolist()
+    scores, known = student.run_head(batch).scores.tolist(), teacher.run_head(batch).scores.tolist()
     if task == "class":
         soft = reference.divergence(known, scores, 3.0)
     elif task == "multi":

@@ -88,7 +88,7 @@ def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
 
 def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
     for module in (cross_entropy, scheduled):
-        monkeypatch.setattr(module, "chunk_rows", lambda *_: rows)
+        monkeypatch.setattr(module, "rows_per_chunk", lambda *_: rows)
     model, objective, batch = setting(case)
     with Logits() as logits:
         objective.loss(model, batch).total.backward()

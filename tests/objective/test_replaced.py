@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_the_paper(name: str, share: bool) -> None:
         samples = [reference.drawn(logits_TV[t], float(batch.draws_BT[i, t])) for t in range(n) if targets[t] != IGNORE]
         original = [token if target == IGNORE else target for token, target in zip(tokens, targets, strict=True)]
         read = reference.corrupted(tokens, targets, samples, IGNORE)
-        scores = model.detections(model.body(Batch(torch.tensor([read]))).hidden_BTD)[0].tolist()
+        scores = model.detection_logits(model.body(Batch(torch.tensor([read]))).hidden_BTD)[0].tolist()
         n_masked = sum(target != IGNORE for target in targets)
         total += reference.generator_loss(logits_TV, targets, IGNORE)
         total += 7.0 * n_masked * reference.detection_loss(scores, original, read)

@@ -108,15 +108,15 @@ def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Batch:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", DECODERS)
-@pytest.mark.parametrize("chunk_rows", [2, 10_000])
+@pytest.mark.parametrize("rows_per_chunk", [2, 10_000])
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_own_tokens_are_drawn_as_in_the_papers(family: str, chunk_rows: int, seed: int) -> None:
+def test_own_tokens_are_drawn_as_in_the_papers(family: str, rows_per_chunk: int, seed: int) -> None:
     model = tiny.model(**FAMILIES[family])
     batch = causal(tiny.tokens(3, T, seed=seed), numbers(3, T, seed=seed))
     assert batch.draws_BT is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduled, "chunk_rows", lambda *_: chunk_rows)
+        patch.setattr(scheduled, "rows_per_chunk", lambda *_: rows_per_chunk)
         found = sample_input_tokens(model, batch)
     changed = False
     for i in range(3):

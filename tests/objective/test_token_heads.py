@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.model.heads import SpanReader, Tagger
+from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
@@ -64,7 +64,7 @@ def test_the_loss_of_tags_equals_loops(crf: bool) -> None:
     for row, (places, tags) in zip(rows("tags"), WORDS, strict=True):
         if not places:
             continue
-        scores = model.score_tokens(objective.collate([row])).scores_BTC[0, places].detach().double().numpy()
+        scores = TokenHeadModel.run_head(model, objective.collate([row])).scores[0, places].detach().double().numpy()
         if crf:
             assert model.crf is not None
             parts = (p.detach().numpy() for p in (model.crf.start_C, model.crf.end_C, model.crf.transition_PC))
@@ -81,7 +81,7 @@ def test_the_loss_of_answers_is_the_mean_of_both_ends() -> None:
     model, objective = reading()
     total = 0.0
     for row, (start, stop) in zip(rows("spans"), SPANS, strict=True):
-        scores = model.score_tokens(objective.collate([row])).scores_BTC[0].detach().double().numpy()
+        scores = TokenHeadModel.run_head(model, objective.collate([row])).scores[0].detach().double().numpy()
         for end, at in ((0, start), (1, stop)):
             total -= math.log(math.exp(scores[at, end]) / sum(math.exp(score) for score in scores[:, end])) / 2
     batch = objective.collate(rows("spans"))

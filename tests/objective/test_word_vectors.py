@@ -35,9 +35,7 @@ documents = st.lists(
 
 def objective(kind, **keys):
     recipe = {"model": {"kind": MODELS[kind]}, "training": {"steps": 1, "batch_size": 1}}
-    return build_objective(
-        Recipe.model_validate(recipe | {"objective": {"kind": kind, **keys}}), VOCABULARY
-    )
+    return build_objective(Recipe.model_validate(recipe | {"objective": {"kind": kind, **keys}}), VOCABULARY)
 
 
 def randomised(model):
@@ -121,7 +119,7 @@ def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch):
 
 def test_context_words_have_the_probability_of_the_factors():
     model = counted(TEXT, 2)
-    log_p = model.log_p(model(Batch(torch.tensor([[8]]))).hidden_BTD, torch.tensor([[9]]))
+    log_p = model.token_log_probs(model(Batch(torch.tensor([[8]]))).hidden_BTD, torch.tensor([[9]]))
     counts = reference.cooccurrences(TEXT, WORDS, 2, by_distance=False)
     share = np.array([sum(x for (_, j), x in counts.items() if j == word) + 1 for word in range(V)])
     scores = np.log(share) + model.contexts_VD.double().numpy() @ model.words_VD[8].double().numpy()

@@ -219,7 +219,7 @@ class Told(torch.nn.Module):
         super().__init__()
         self.scores = torch.tensor(scores)
 
-    def answer(self, batch: Any) -> HeadOutput:
+    def run_head(self, batch: Any) -> HeadOutput:
         letter_B = batch.tokens_BT[:, 1] - TOKENIZER.encode("a")[0]
         known_B = (letter_B >= 0) & (letter_B < len(self.scores))
         return HeadOutput(self.scores[letter_B.where(known_B, 0)] * known_B[:, None])
@@ -233,7 +233,7 @@ class Summed(torch.nn.Module):
         self.weights = {TOKENIZER.encode(text)[0]: torch.tensor(weight) for text, weight in weights.items()}
         self.n = len(next(iter(weights.values())))
 
-    def answer(self, batch: Any) -> HeadOutput:
+    def run_head(self, batch: Any) -> HeadOutput:
         zero_C = torch.zeros(self.n)
         return HeadOutput(
             torch.stack([sum((self.weights.get(i, zero_C) for i in row), zero_C) for row in batch.tokens_BT.tolist()])

@@ -121,9 +121,9 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         def __init__(self) -> None:
             super().__init__()
             self.head, self.pool, self.other = nn.Linear(F, 3), nn.Identity(), nn.Parameter(torch.ones(1))
-            self.pair = lambda scores: scores
+            self.expand_single_score = lambda scores: scores
 
-        def vectors(self, batches: Any) -> np.ndarray:
+        def feature_vectors(self, batches: Any) -> np.ndarray:
             return np.concatenate([features[batch.tokens_BT[:, 0].numpy()] for batch in batches])
 
     def fitted() -> Body:
@@ -165,5 +165,5 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
         x_RF / np.sqrt(np.square(x_RF).sum() / 60), class_R
     )
     expected_RC = peer.predict_proba(x_RF / np.sqrt(np.square(x_RF).sum() / 60))
-    found_RC = model.classify(batch).scores_BC.softmax(-1).detach().numpy()
+    found_RC = model.run_head(batch).scores.softmax(-1).detach().numpy()
     np.testing.assert_allclose(found_RC, expected_RC, atol=2e-3)

@@ -345,7 +345,7 @@ def test_out_of_memory_recomputes_activations_first(monkeypatch: pytest.MonkeyPa
     genuine = tight.model.forward
 
     def forward(batch: Batch) -> Tensor:
-        if not tight.model.stack.recomputes:
+        if not tight.model.stack.recomputes_activations:
             raise ERRORS[0]
         return genuine(batch)
 
@@ -359,10 +359,10 @@ def test_out_of_memory_recomputes_activations_first(monkeypatch: pytest.MonkeyPa
     kept = Trainer(a_recipe(recompute="none"))
     limit_memory(monkeypatch, kept, 3, ERRORS[0])
     assert [(step.micro_batch, step.recomputes) for step in kept.train()] == [(2, False)] * 3
-    assert not kept.model.stack.recomputes
+    assert not kept.model.stack.recomputes_activations
     asked = Trainer(a_recipe(recompute="layers"))
     asked.train()
-    assert asked.model.stack.recomputes
+    assert asked.model.stack.recomputes_activations
 
 
 def test_gradients_from_before_memory_ran_out_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

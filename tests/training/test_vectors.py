@@ -231,7 +231,9 @@ def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work)
     layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layer_outputs(batch)]
     mix = body.features.mix
     expected = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))
-    np.testing.assert_allclose(body.inputs(batch)[0].detach().numpy(), expected[:, 0 if beside else 4 :], atol=1e-5)
+    np.testing.assert_allclose(
+        body.embed_inputs(batch)[0].detach().numpy(), expected[:, 0 if beside else 4 :], atol=1e-5
+    )
 
 
 def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
@@ -247,7 +249,7 @@ def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
     mean = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))[:3].mean(0)
     head = classifier.head
     expected = head.weight.detach().numpy() @ mean + head.bias.detach().numpy()
-    np.testing.assert_allclose(classifier.answer(batch).scores_BC[0].detach().numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(classifier.run_head(batch).scores[0].detach().numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.slow

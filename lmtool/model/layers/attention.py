@@ -21,29 +21,29 @@ from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, Ro
 from lmtool.model.layers.scores import Score
 
 MAX_STEPWISE_QUERIES = 16
-"""Up to this many queries after cached keys are computed one by one on CPUs in inference; see `_Steps`."""
+"""Up to this many queries after cached keys are computed one by one on CPUs in inference; see `PerQueryKernel`."""
 
 FLEX_DEVICES = ("cuda",)
 FLEX_MIN_POSITIONS = 1024
-"""From this many positions on, eight of its blocks, FlexAttention computes masks and biases in compiled models."""
+"""From this many positions on, eight of its blocks, compiled models use FlexAttention for masks and biases."""
 
 FLEX_MIN_HEAD_WIDTH = 16
-"""Minimum width of heads in FlexAttention."""
+"""Minimum head width of FlexAttention."""
 
 FLEX_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions)
-"""Positional encodings that FlexAttention has, these and no others derived from them."""
+"""Positional encodings that FlexAttention can compute; not their subclasses."""
 
 
-class MaskedAttention:
-    """softmax(score(q, k) + mask) v under one mask: built once per forward pass and shared by all layers of a stack.
+class AttentionOp:
+    """Computes softmax(score(q, k) + mask) v under one mask, for all layers of a stack in one forward pass.
 
-    Masks, biases and rotations are computed lazily, on first use. Layers without attention read padding and document
+    Masks, biases and rotations are computed on first use. Layers without attention read the padding and the document
     boundaries of their positions, the queries, from it: `keep_BT` and `begins_BT`.
 
     mask: which keys each query attends to.
-    positions_PS: positions of all keys, the last `n_queries` being the queries'.
-    rule: positional encoding inside attention; None for none.
-    source: cross-attention, for layers that have it.
+    positions_PS: positions of all keys; the last `n_queries` are those of the queries.
+    position: positional encoding inside attention; None for none.
+    source: the operation for cross-attention, for stacks that have it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MaskedAttention:
         n_queries: int,
         positions_PS: Tensor,
         position: AttentionPositions | None = None,
-        source: "MaskedAttention | None" = None,
+        source: "AttentionOp | None" = None,
     ) -> None:
         self.mask = mask
         self.source = source
@@ -61,10 +61,10 @@ class MaskedAttention:
         self._positions_PS = positions_PS
         self._query_PT = positions_PS[:, self._n_keys - n_queries :]
         self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
-        # no cached properties, since torch.compile stops at their locks
+        # not cached properties, because torch.compile stops at their locks
         self._begins_BT: Tensor | None = None
         self._kernel: DenseKernel | WindowKernel | PerQueryKernel | None = None
-        # one at most; torch.compile may forget that an attribute was set, but not what is in a list
+        # at most one; torch.compile may forget that an attribute was set, but not what is in a list
         self._flex: list[FlexKernel] = []
 
     @property
@@ -84,16 +84,16 @@ class MaskedAttention:
         """Whether attention is computed block by block, not for all query-key pairs."""
         return self._n_queries == self._n_keys and WindowKernel.is_worthwhile(self.mask, self._n_keys)
 
-    def without_shared_bias(self) -> "MaskedAttention":
-        """The same without its bias, if that is learned and so has a gradient: it is computed anew."""
+    def without_shared_bias(self) -> "AttentionOp":
+        """Returns a copy that computes the bias again, if it has a gradient; else itself."""
         if self._position is None or not any(parameter.requires_grad for parameter in self._position.parameters()):
             return self
-        anew = copy(self)
-        anew._kernel = None
-        return anew
+        unshared = copy(self)
+        unshared._kernel = None
+        return unshared
 
     def rotate(self, x_BNTH: Tensor) -> Tensor:
-        """Queries and new keys of all heads, rotated to the positions of the queries."""
+        """Rotates queries and new keys of all heads to the positions of the queries."""
         if self._position is None:
             return x_BNTH
         if x_BNTH.dtype not in self._rotations:
@@ -110,10 +110,13 @@ class MaskedAttention:
         score: Score | None = None,
         observer: Observer | None = None,
     ) -> Tensor:
-        """The weighted sums of the values: (B, N, T, H). Groups of N / K query heads share a key-value head.
+        """Returns the weighted sums of the values (B, N, T, H). Groups of N / K query heads share a key-value head.
 
-        keys_BKSH: output of `score.transform_keys`. score: the scaled dot product when None. observer: gets the weights (B, N, T,
-        S), computed beside the sums from the same queries, keys and addends, since the fused kernel never forms them.
+        Args:
+            keys_BKSH: output of `score.transform_keys`.
+            score: None for the scaled dot product.
+            observer: gets the weights (B, N, T, S). They are computed separately from the same queries, keys and
+                addends, because the fused kernel never forms them.
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
         q_BNTH = score.transform_queries(q_BNTH)
@@ -130,9 +133,9 @@ class MaskedAttention:
         return kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
     def _can_use_flex(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
-        """Whether FlexAttention computes it, which is compiled: only in compiled models, so that no other waits for it.
+        """Returns whether to use FlexAttention, which is compiled and so used in compiled models alone.
 
-        Where SDPA has the mask built in, that is faster; a dilated window is dense in blocks of its own.
+        SDPA is faster where it has the mask built in; a dilated window is dense in the blocks of `WindowKernel`.
         """
         mask, rule = self.mask, self._position
         return (
@@ -155,7 +158,7 @@ class MaskedAttention:
         few = 1 < n_queries <= min(MAX_STEPWISE_QUERIES, n_keys - 1) and mask.width == 1
         if few and mask.only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
-            steps = [MaskedAttention(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
+            steps = [AttentionOp(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
             return PerQueryKernel([step._build_kernel() for step in steps], n_keys)
         bias_PNTS = None if self._position is None else self._position.bias(self._query_PT, self._positions_PS)
         fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
@@ -167,8 +170,8 @@ class MaskedAttention:
 class MixerOutput(NamedTuple):
     """Output of a mixer.
 
-    x_BTD: added to the residual stream.
-    now: the updated cache, which may be None without a cache.
+    x_BTD: what is added to the residual stream.
+    cache: the updated cache; may be None if there was none.
     auxiliary_B: as in `Output`.
     """
 
@@ -178,7 +181,7 @@ class MixerOutput(NamedTuple):
 
 
 AdapterTargets = tuple[tuple[str, tuple[str, ...]], ...]
-"""Linear maps by name, each with the names of its parts as adapter targets."""
+"""Names of linear maps, each with the adapter target that each of its parts belongs to."""
 
 
 class Mixer(nn.Module, ABC):
@@ -187,41 +190,42 @@ class Mixer(nn.Module, ABC):
     out: nn.Linear
 
     def output_projections(self) -> Sequence[nn.Linear]:
-        """Its projections into the residual stream: `out`, or those of the mixers it is composed of."""
+        """Returns its projections into the residual stream: `out`, or those of the mixers it is composed of."""
         return (self.out,)
 
     @abstractmethod
     def initial_state(self, n_rows: int) -> LayerState:
-        """The cache before the first token, but see `CrossAttention.read`."""
+        """Returns the cache before the first token; see `CrossAttention.project_source` for sources."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, attend: MaskedAttention, cache: LayerState | None) -> MixerOutput:
-        """The output for x, which continues the cached `cache`; and the updated cache, unless `cache` is None.
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+        """Returns the output for x, which continues the cached positions, and the updated cache.
 
-        `cache` is None in a full forward pass; only then is there an auxiliary loss. `attend` holds the padding mask and
-        the boundaries of isolated documents. A mixer whose cache is a plain tuple gets rows that share a cache line
-        separately; all others get the whole line.
+        Args:
+            attend: attention under the stack's mask, which also knows the padding and where isolated documents begin.
+            cache: None in a full forward pass, the only one with an auxiliary loss. A mixer whose cache is a plain
+                tuple gets rows that share a cache line separately; all others get the whole line.
         """
 
     def adapter_targets(self) -> AdapterTargets:
-        """Its linear maps that can have adapters."""
+        """Returns its linear maps that can have adapters."""
         return ()
 
 
 class JoinedLinear(nn.Linear):
-    """Several linear maps of one input computed as one; `widths` are their output widths."""
+    """Several linear maps of one input, computed as one. widths: their output widths."""
 
     def __init__(self, d_in: int, widths: tuple[int, ...], bias: bool) -> None:
         super().__init__(d_in, sum(widths), bias=bias)
         self.widths = widths
 
     def split_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The output of each map."""
+        """Returns the output of each map."""
         return torch.split(self(x), list(self.widths), -1)
 
 
 class HeadSizes(NamedTuple):
-    """Sizes of an attention: `n` heads of queries and `n_kv_heads` of keys of `width`, and of values of `value_width`."""
+    """Sizes of an attention. width: of a query or key head. value_width: of a value head. bias: of the output."""
 
     d_model: int
     n_heads: int
@@ -236,7 +240,7 @@ class _MultiHeadAttention(ObservableAttention, Mixer):
     """Base of attention with several heads."""
 
     def __init__(self, sizes: HeadSizes, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
-        """maps: into the heads, by name; without any, there is none out of them either."""
+        """maps: projections into the heads, by name; without any there is no output projection either."""
         super().__init__()
         self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
         self.head_width, self.value_width = sizes.width, sizes.value_width
@@ -247,15 +251,15 @@ class _MultiHeadAttention(ObservableAttention, Mixer):
         if maps:
             self.out = nn.Linear(sizes.n_heads * sizes.value_width, sizes.d_model, bias=sizes.bias)
 
-    def attend_heads(self, attend: MaskedAttention, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
-        """The outputs of the heads side by side (B, T, N H), for queries, transformed keys, and values."""
+    def attend_heads(self, attend: AttentionOp, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
+        """Returns the concatenated outputs of the heads (B, T, N H). k_BKSH: transformed by the score."""
         dropout = self.dropout if self.training else 0.0
         return attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer).transpose(1, 2).flatten(2)
 
     def append_to_cache(
         self, cache: LayerState | None, k_BKTH: Tensor, v_BKTH: Tensor
     ) -> KeyValueCache | tuple[Tensor, Tensor]:
-        """Transformed keys, and values, after those of a cache, which is then the updated one; alone without any."""
+        """Transforms keys and returns the cache with them and the values; only these if there is no cache."""
         k_BKTH = self.score.transform_keys(k_BKTH)
         return cache.append(k_BKTH, v_BKTH) if isinstance(cache, KeyValueCache) else (k_BKTH, v_BKTH)
 
@@ -272,20 +276,18 @@ class SelfAttention(_MultiHeadAttention):
         score: Score | None = None,
         norms: tuple[nn.Module, nn.Module] | None = None,
     ) -> None:
-        """norms: of queries and of keys."""
+        """norms: of queries and of keys; None for neither."""
         widths = (sizes.n_heads * sizes.width, sizes.n_kv_heads * sizes.width, sizes.n_kv_heads * sizes.value_width)
         super().__init__(sizes, dropout, score, qkv=JoinedLinear(sizes.d_model, widths, sizes.qkv_bias))
         self.q_norm, self.k_norm = norms or (nn.Identity(), nn.Identity())
         self._norms = norms is not None
 
     def initial_state(self, n_rows: int) -> KeyValueCache:
-        """An empty KV cache."""
-        none = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
-        return KeyValueCache(
-            self.score.transform_keys(none), none.new_empty(n_rows, self.n_kv_heads, 0, self.value_width)
-        )
+        k_BK0H = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
+        v_BK0H = k_BK0H.new_empty(n_rows, self.n_kv_heads, 0, self.value_width)
+        return KeyValueCache(self.score.transform_keys(k_BK0H), v_BK0H)
 
-    def forward(self, x_BTD: Tensor, attend: MaskedAttention, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         qkv: Tensor = self.qkv(x_BTD)
         if self._norms:
             q, k, v = torch.split(qkv, list(self.qkv.widths), -1)
@@ -294,39 +296,40 @@ class SelfAttention(_MultiHeadAttention):
         qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
         qk, v = _split_heads(qk, self.head_width), _split_heads(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        seen = self.append_to_cache(cache, k, v)
-        return MixerOutput(self.out(self.attend_heads(attend, q, *seen)), None if cache is None else seen)
+        keys_and_values = self.append_to_cache(cache, k, v)
+        x_BTD = self.out(self.attend_heads(attend, q, *keys_and_values))
+        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
 class PlainAttention(_MultiHeadAttention):
-    """Self-attention without maps: weighted means of the states themselves, sum_s softmax_s(score(h_t, h_s)) h_s.
+    """Self-attention without projections: weighted means of the states, sum_s softmax_s(score(h_t, h_s)) h_s.
 
-    With several heads each has its part of the states, and their outputs stand side by side.
+    Each head has its part of the states, and their outputs are concatenated.
     """
 
     origin: Tensor
 
     def __init__(self, sizes: HeadSizes, dropout: float, score: Score) -> None:
         super().__init__(sizes, dropout, score)
-        # nothing, on the device and in the dtype of the model
+        # an empty tensor on the device and in the dtype of the model
         self.register_buffer("origin", torch.tensor(()), persistent=False)
 
     def output_projections(self) -> Sequence[nn.Linear]:
         return ()
 
     def initial_state(self, n_rows: int) -> KeyValueCache:
-        """An empty cache of states."""
-        none = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
-        return KeyValueCache(self.score.transform_keys(none), none)
+        empty_BN0H = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
+        return KeyValueCache(self.score.transform_keys(empty_BN0H), empty_BN0H)
 
-    def forward(self, x_BTD: Tensor, attend: MaskedAttention, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         v = _split_heads(x_BTD, self.head_width)
         q = attend.rotate(v)
-        seen = self.append_to_cache(cache, q, v)
-        return MixerOutput(self.attend_heads(attend, q, *seen), None if cache is None else seen)
+        keys_and_values = self.append_to_cache(cache, q, v)
+        x_BTD = self.attend_heads(attend, q, *keys_and_values)
+        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
 
 
 class CrossAttention(_MultiHeadAttention):
@@ -344,11 +347,11 @@ class CrossAttention(_MultiHeadAttention):
         raise RuntimeError("cross-attention starts by reading a source")
 
     def project_source(self, source_BSD: Tensor) -> Memory:
-        """Keys and values of a source."""
+        """Returns the keys and values of a source."""
         k, v = self.kv.split_outputs(source_BSD)
         return Memory(self.score.transform_keys(_split_heads(k, self.head_width)), _split_heads(v, self.value_width))
 
-    def forward(self, x_BTD: Tensor, attend: MaskedAttention, cache: LayerState | None) -> MixerOutput:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         assert isinstance(cache, Memory)
         assert attend.source is not None
         q_BNTH = _split_heads(self.q(x_BTD), self.head_width)
@@ -359,28 +362,28 @@ class CrossAttention(_MultiHeadAttention):
 
 
 def _split_heads(x_BTD: Tensor, width: int) -> Tensor:
-    """The heads of joined ones (B, N, T, width)."""
+    """Splits the last dimension into heads (B, N, T, width)."""
     return x_BTD.view(*x_BTD.shape[:2], -1, width).transpose(1, 2)
 
 
 def find_mixers(model: nn.Module) -> list[Mixer]:
-    """All mixers of a model, in module order, nested ones included."""
+    """Returns all mixers of a model, in module order, nested ones included."""
     return [module for module in model.modules() if isinstance(module, Mixer)]
 
 
 def find_linears(model: nn.Module) -> list[nn.Linear]:
-    """The linear maps in the mixers of a model, each once, in module order."""
+    """Returns the linear maps in the mixers of a model, each once, in module order."""
     linears = (part for mixer in find_mixers(model) for part in mixer.modules() if isinstance(part, nn.Linear))
     return list(dict.fromkeys(linears))
 
 
 def output_widths(linear: nn.Linear) -> tuple[int, ...]:
-    """Output widths of the maps that a linear map computes jointly; else the one of its own."""
+    """Returns the output widths of the maps that a linear map computes jointly; else its own one."""
     return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)
 
 
 def find_layer_matrices(model: nn.Module) -> dict[nn.Parameter, list[int]]:
-    """Weights of the linear maps inside layers, each with the row counts of its parts; no embeddings or heads."""
+    """Returns the weight matrices inside layers, each with the row counts of its parts; no embeddings or heads."""
     blocks = {cast(nn.Parameter, linear.weight): list(output_widths(linear)) for linear in find_linears(model)}
     for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
         # one part per gate

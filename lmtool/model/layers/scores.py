@@ -26,20 +26,20 @@ class Score(nn.Module):
         self.scale = scale
 
     def transform_queries(self, q_BNTH: Tensor) -> Tensor:
-        """Transformed queries."""
+        """Returns the queries as `compute_scores` needs them."""
         return q_BNTH
 
     def transform_keys(self, k_BNSH: Tensor) -> Tensor:
-        """Transformed keys."""
+        """Returns the keys as `compute_scores` needs them, and as they are cached."""
         return k_BNSH
 
     def compute_scores(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of transformed queries and keys."""
+        """Returns the scores (B, N, T, S) of transformed queries and keys."""
         assert self.scale is not None
         return queries_BNTH @ keys_BNSH.transpose(-1, -2) * self.scale
 
     def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of queries with transformed keys."""
+        """Returns the scores (B, N, T, S) of queries and transformed keys."""
         return self.compute_scores(self.transform_queries(q_BNTH), keys_BNSH)
 
 
@@ -104,9 +104,9 @@ class DisentangledScore(Score):
 
 
 class PositionedDisentangledScore(NamedTuple):
-    """What kernels need of a disentangled score: keys are at these positions, and queries at the last of them.
+    """A disentangled score for keys at these positions and queries at the last of them, as kernels need it.
 
-    It is no copy of the module, at which torch.compile would stop. table_RD: P.
+    It is no copy of the module, because torch.compile would stop there. table_RD: the embeddings P.
     """
 
     score: DisentangledScore
@@ -115,12 +115,12 @@ class PositionedDisentangledScore(NamedTuple):
     scale: None = None
 
     def compute_scores(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of keys at the first of the positions, and queries at the last of those."""
+        """Returns the scores (B, N, T, S) of keys at the first S positions and queries at the last of those."""
         B, N, T, H = queries_BNTH.shape
         S, R = keys_BNSH.shape[2], self.score.n_embeddings
         key_PS = self.positions_PS[:, :S]
-        away_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
-        by_key, by_query = ((away_P1TS * sign + R // 2).clamp(0, R - 1).expand(B, N, T, S) for sign in (1, -1))
+        offset_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
+        by_key, by_query = ((offset_P1TS * sign + R // 2).clamp(0, R - 1).expand(B, N, T, S) for sign in (1, -1))
         # matmul rounds in another order where nothing is trained
         r_k_NHR, r_q_NHR = (
             torch.einsum("rd,ndh->nhr", self.table_RD, weight_NDH).to(queries_BNTH.dtype)
@@ -133,7 +133,7 @@ class PositionedDisentangledScore(NamedTuple):
 
 
 def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:
-    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score. hidden: width of the additive v."""
+    """Builds a score for heads of `width`. rank: of the reduced-rank score. hidden: width of the additive score's v."""
     match kind:
         case "dot":
             return Score(1.0)
@@ -148,7 +148,7 @@ def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: in
 
 
 def _normal_weight(n_heads: int, n_rows: int, n_columns: int) -> nn.Parameter:
-    """Initial weights that preserve the variance of their inputs."""
+    """Returns initial weights that preserve the variance of their inputs."""
     weight = nn.Parameter(torch.empty(n_heads, n_rows, n_columns))
     nn.init.normal_(weight, std=n_rows**-0.5)
     return weight
