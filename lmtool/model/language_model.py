@@ -23,7 +23,7 @@ class Output(NamedTuple):
     """Output of a forward pass.
 
     hidden_BTD: hidden states of all positions.
-    auxiliary_B: an auxiliary loss per row, which depends on that row alone; None without one. Objectives add it in
+    auxiliary_B: an auxiliary loss of each row, which depends on that row alone; None without one. Objectives add it in
         training, never in evaluation.
     """
 
@@ -32,14 +32,14 @@ class Output(NamedTuple):
 
 
 def sum_auxiliary_losses(losses: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of the auxiliary losses that are not None (B,); None if all are."""
+    """Returns the sum (B,) of the losses that are not None; None if all are None."""
     known = [loss_B for loss_B in losses if loss_B is not None]
     return torch.stack(known).sum(0) if known else None
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """A context in which a model is in evaluation mode."""
+    """Puts a model in evaluation mode for the duration of the context."""
     was_training = model.training
     model.eval()
     try:
@@ -58,14 +58,14 @@ class LanguageModel(nn.Module, ABC):
     The two are separate so that losses can be computed in chunks, without all logits in memory at once.
 
     vocab_size: number of logits.
-    context: training context length, or None for no limit.
-    longest: maximum number of positions it can process, or None for no limit.
-    reads: what the prediction at a position may depend on. With "source", `start` encodes it; "both" (bidirectional)
-        and "words" (bag of words) have no next token, so no `start` and `forward_incremental`.
-    recurrent: each position is computed from the one before, so token-by-token decoding costs no more.
+    context: training context length; None for no limit.
+    max_positions: maximum number of positions that it can process; None for no limit.
+    reads: what the prediction at a position may depend on. With "source", `initial_state` encodes it. "both"
+        (bidirectional) and "words" (bag of words) have no next token, so no `initial_state` and `forward_incremental`.
+    recurrent: whether each position is computed from the one before, so that decoding token by token costs no more.
     step_threads: fastest number of threads for a training step, if steps are small; None for all threads.
-    any_length: names of tensors whose length depends on the training data; all others have a fixed shape.
-    description: for lists: family, layers and width.
+    variable_length_tensors: names of tensors whose length depends on the training data.
+    description: family, layers and width, for people.
     counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
     """
 
@@ -83,70 +83,70 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Output:
-        """All positions at once: hidden states (B, T, D), and the auxiliary losses of the rows, if any."""
+        """Returns the hidden states (B, T, D) of all positions, and the auxiliary losses of the rows, if any."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of the next token for hidden states (..., D)."""
+        """Returns the logits (..., V) of the next token for hidden states (..., D)."""
 
     def head_parameters(self) -> tuple[Tensor, ...]:
-        """The parameters that `logits` uses."""
+        """Returns the parameters that `logits` uses."""
         return ()
 
     def token_vectors(self) -> Tensor:
-        """The context-independent embedding of each token (V, D). Raises UsageError where a model has none."""
+        """Returns the context-independent embedding of each token (V, D). Raises UsageError for models without any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     def layer_outputs(self, batch: Batch) -> list[Tensor]:
-        """The embeddings, then the output of each layer, each (B, T, D); all from one pass over `batch.tokens_BT`.
+        """Returns the embeddings and the output of each layer, each (B, T, D), for `batch.tokens_BT`.
 
-        An encoder-decoder uses its encoder. Raises UsageError where a model has no embeddings.
+        An encoder-decoder uses its encoder. Raises UsageError for models without embeddings.
         """
         return self.layer_outputs_and_auxiliary(batch)[0]
 
     def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """The output of `layer_outputs`, and the auxiliary losses (B,) of the same pass, if any."""
+        """Returns the result of `layer_outputs`, and the auxiliary losses (B,) of the same pass, if any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     @abstractmethod
     def initial_state(self, batch: Batch) -> DecodeState:
-        """The initial decoding state for the rows of `batch`, on its device.
+        """Returns the decoding state before the first token of the rows of `batch`, on its device.
 
         Models with a source encode `batch.source_BS` here; of `batch.tokens_BT` only the number of rows matters.
         """
 
     @abstractmethod
     def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        """Process T >= 1 more tokens of each row: their hidden states (B, T, D), and the new state.
+        """Reads T >= 1 more tokens of each row. Returns their hidden states (B, T, D) and the new state.
 
-        Equals the same positions of `forward` on all tokens at once, for any split into calls.
+        The result equals the same positions of `forward` on all tokens, for any split into calls.
         """
 
     def modules_by_depth(self) -> ModulesByDepth:
-        """Embeddings and positions, then each layer from the bottom up, without heads.
+        """Returns embeddings and positions, then the modules of each layer from the bottom up, without heads.
 
         The layers of a decoder come after those of its encoder. A model without layers is all embeddings.
         """
         return [(self,)]
 
     def parameter_depths(self) -> dict[nn.Parameter, int]:
-        """0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
+        """Returns 0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
 
         A tied matrix is an embedding.
         """
-        parts = self.modules_by_depth()
-        depth_of = dict.fromkeys(self.parameters(), len(parts))
-        for depth, group in enumerate(parts):
-            depth_of |= {p: depth for part in group if part is not None for p in part.parameters()}
-        return depth_of
+        modules_by_depth = self.modules_by_depth()
+        depths = dict.fromkeys(self.parameters(), len(modules_by_depth))
+        for depth, modules in enumerate(modules_by_depth):
+            depths |= {p: depth for module in modules if module is not None for p in module.parameters()}
+        return depths
 
 
 class ModelWithoutNextToken(LanguageModel):
-    """A model without next-token probabilities, which generates no text from left to right."""
+    """A model without next-token probabilities, which cannot generate text from left to right."""
 
     @abstractmethod
     def no_next_token_error(self) -> UsageError:
-        """Why not, and what to use instead."""
+        """Returns the error that says why it has no next token, and what to use instead."""
 
     def initial_state(self, batch: Batch) -> DecodeState:
         raise self.no_next_token_error()
@@ -156,13 +156,13 @@ class ModelWithoutNextToken(LanguageModel):
 
 
 class ModelWithoutLikelihood(ModelWithoutNextToken):
-    """A model without a likelihood: it gives no probability to a token that it has not read, so it scores no text."""
+    """A model that gives no probability to a token that it has not read, so it cannot score text."""
 
 
 class CountingModel(LanguageModel):
     """A model estimated from counts, not by gradients, in one pass over the text in order.
 
-    width: context tokens of a prediction. n_read: number of tokens counted so far.
+    n_context_tokens: context tokens of a prediction. n_read: number of tokens counted so far.
     """
 
     n_context_tokens: int
@@ -170,17 +170,19 @@ class CountingModel(LanguageModel):
 
     @abstractmethod
     def fit_counts_(self, batches: Iterable[Batch], n_tokens: int) -> None:
-        """Count every target of the batches with its preceding tokens. n_tokens: tokens of the text that they cover.
+        """Counts every target of the batches with its preceding tokens. Predictions change once all are counted.
 
-        Batches come in text order. Predictions change only once all are counted.
+        Args:
+            batches: in text order.
+            n_tokens: number of tokens of the text that the batches cover.
         """
 
     @abstractmethod
     def token_log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The `logits` entry of one token (...) at each position (..., D), without computing the others."""
+        """Returns the `logits` entry of one token (...) at each position (..., D), without computing the others."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Accept tables of any length."""
+        """Loads tables of any length."""
         for name in self.variable_length_tensors & {name.removeprefix(prefix) for name in state_dict}:
             table: Tensor = getattr(self, name)
             setattr(self, name, table.new_empty(len(state_dict[prefix + name]), *table.shape[1:]))
@@ -188,7 +190,7 @@ class CountingModel(LanguageModel):
 
 
 class ModelWrapper(LanguageModel):
-    """A wrapper around another model, its body; delegates to it what a subclass does not override."""
+    """A model around another one, its body, to which it delegates what a subclass does not override."""
 
     def __init__(self, body: LanguageModel) -> None:
         super().__init__(body.vocab_size, body.context, body.description)
@@ -221,6 +223,6 @@ class ModelWrapper(LanguageModel):
 
 
 def append_to_last_layer(layers: Iterable[Sequence[nn.Module | None]], *modules: nn.Module | None) -> ModulesByDepth:
-    """Layers, the last one together with the modules above it."""
+    """Returns the modules of each layer, the last one with these modules above it."""
     *below, last = layers
     return [*below, (*last, *modules)]

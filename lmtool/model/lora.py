@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a Transformer's frozen weights (Hu et al. 2022, LoRA).
+"""Low-rank adapters of a Transformer's frozen weights (Hu et al. 2022, LoRA).
 
 Shapes: I input width, O output width, R rank.
 """
@@ -20,8 +20,8 @@ from lmtool.recipe.spec.training import Lora
 class LoraLinear(JoinedLinear):
     """W x + b + (alpha / rank) B A x, with an A and a B for each adapted part of a joined matrix.
 
-    A is normal with variance 1 / I, B zero, so that initially it equals the linear map whose weights it takes over,
-    names included. Only A and B are trained. adapted: for each part of the output, whether it has an adapter.
+    A is normal with variance 1 / I and B is zero, so that initially it equals the linear map whose weights it takes
+    over, names included. Only A and B are trained. has_adapter: for each part of the output, whether it has an adapter.
     """
 
     def __init__(self, linear: nn.Linear, has_adapter: tuple[bool, ...], spec: Lora) -> None:
@@ -32,7 +32,7 @@ class LoraLinear(JoinedLinear):
         self.has_adapter = has_adapter
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
         self._adapted_widths = [width for width, has in zip(self.widths, has_adapter, strict=True) if has]
-        # drawn on the CPU, so that a seed gives the same on every device; adapters of sharded weights are sharded later
+        # drawn on the CPU, so that a seed gives the same on every device; they are sharded later if the weights are
         drawn_RI = torch.randn(len(self._adapted_widths) * spec.rank, linear.in_features) * linear.in_features**-0.5
         device = drawn_RI.device if linear.weight.is_meta else linear.weight.device
         self.down_RI = nn.Parameter(drawn_RI.to(device, linear.weight.dtype))
@@ -43,13 +43,13 @@ class LoraLinear(JoinedLinear):
         return F.linear(x, self.weight, self.bias) + self.scale * self._apply_up(low, -1)
 
     def merged_weight(self) -> Tensor:
-        """W + (alpha / rank) B A."""
+        """Returns W + (alpha / rank) B A."""
         return dense_weight(self.weight) + self.scale * self._apply_up(self.down_RI, 0)
 
     def block_diagonal_up(self, up_OR: Tensor) -> Tensor:
-        """B of all parts in one matrix (O, R of each): W changes by (alpha / rank) times its product with `down_RI`.
+        """Returns B of all parts as one matrix (O, R of each), whose product with `down_RI` is the change of W.
 
-        up_OR: of all adapted parts, as in `self.up_OR`.
+        The change is still to be multiplied by alpha / rank. up_OR: of all adapted parts, like `self.up_OR`.
         """
         joined = torch.block_diag(*torch.split(up_OR, self._adapted_widths))  # type: ignore[no-untyped-call]
         rows = iter(torch.split(joined, self._adapted_widths))
@@ -57,26 +57,25 @@ class LoraLinear(JoinedLinear):
         return torch.cat([next(rows) if has else joined.new_zeros(width, joined.shape[1]) for width, has in parts])
 
     def _apply_up(self, down: Tensor, dim: int) -> Tensor:
-        """Each part's B times its rows of `down`, zeros for parts without an adapter; concatenated along `dim`."""
-        lows, ups = iter(torch.split(down, self.rank, dim)), iter(torch.split(self.up_OR, self._adapted_widths))
+        """Returns each part's B times its rows of `down`, zeros for parts without an adapter, joined along `dim`."""
+        downs, ups = iter(torch.split(down, self.rank, dim)), iter(torch.split(self.up_OR, self._adapted_widths))
         parts = []
         for width, has in zip(self.widths, self.has_adapter, strict=True):
             if not has:
-                parts.append(
-                    down.new_zeros(width, down.shape[1]) if dim == 0 else down.new_zeros(*down.shape[:-1], width)
-                )
-            elif dim == 0:
-                parts.append(next(ups) @ next(lows))
+                shape = (width, down.shape[1]) if dim == 0 else (*down.shape[:-1], width)
+                parts.append(down.new_zeros(shape))
             else:
-                parts.append(F.linear(next(lows), next(ups)))
+                parts.append(next(ups) @ next(downs) if dim == 0 else F.linear(next(downs), next(ups)))
         return torch.cat(parts, dim)
 
 
 def add_adapters_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) -> None:
-    """Add adapters to a model, in place, and freeze all its other weights.
+    """Adds adapters to a model and freezes all its other weights.
 
-    keep_quantized: keep them quantized, if they are; else only their values are those.
     Raises UsageError when no matrix is of the targeted kinds.
+
+    Args:
+        keep_quantized: if the spec quantizes the frozen weights, store them so; else only round their values.
     """
     model.requires_grad_(False)
     for mixer in find_mixers(model):
@@ -93,7 +92,7 @@ def add_adapters_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) 
 
 
 def merge_adapters_(model: nn.Module) -> None:
-    """Merge all adapters into the weights they adapt, in place: the same function, without adapters."""
+    """Merges all adapters into the weights that they adapt. The model computes the same function."""
     for mixer in find_mixers(model):
         for name, linear in list(mixer.named_children()):
             if isinstance(linear, LoraLinear):
@@ -105,14 +104,14 @@ def merge_adapters_(model: nn.Module) -> None:
 
 
 def adapter_parameter_names(model: nn.Module) -> Iterator[str]:
-    """Names of the parameters of all adapters."""
+    """Yields the names of the parameters of all adapters."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLinear):
             yield from (f"{name}.down_RI", f"{name}.up_OR")
 
 
 def tensors_to_save(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors to save, by name: all; with adapters, only these and the head on the body."""
+    """Returns the tensors to save, by name: all; with adapters, only these and the head on the body."""
     state: dict[str, Tensor] = model.state_dict()
     names = set(adapter_parameter_names(model))
     if not names:

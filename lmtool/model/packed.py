@@ -15,21 +15,21 @@ from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import find_linears
 
 OPTIMAL_ROWS = 16
-"""Number of input rows that the layout is optimised for; any number works."""
+"""Number of input rows that layouts are optimised for; any number works."""
 
 
 class PackedMatrix(nn.Parameter):
-    """A weight whose products are computed by `product`; a plain tensor to all functions but `F.linear`.
+    """A weight whose products are computed by `product`. All functions but `F.linear` see a plain tensor.
 
-    A matrix that is there in packed form only gives its rows to `F.embedding`, too.
+    `F.embedding` too gets its rows from a matrix that is kept in packed form only.
     """
 
     product: Product
 
     def __new__(cls, weight: Tensor, product: Product) -> "PackedMatrix":
-        made = super().__new__(cls, weight, False)
-        made.product = product
-        return made
+        matrix = super().__new__(cls, weight, False)
+        matrix.product = product
+        return matrix
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,20 +41,20 @@ class PackedMatrix(nn.Parameter):
 
 
 def pack_weights_(model: nn.Module, precision: str, device: torch.device) -> None:
-    """Pack the matrices of attention, feed-forward layers and head, in place; for inference only from then on.
+    """Packs the matrices of attention, feed-forward layers and head. The model is for inference only from then on.
 
-    float32: the same values in the memory layout of the CPU kernel. bfloat16, float16: rounded to these, as are the
-        inputs of each product; the residual stream stays float32. int8: see `quantized`. int4: see `grouped`; the head
-        has 8 bits. The head always gives float32 logits: in bfloat16 many would tie, and rounding would choose among
-        them.
+    A tied head is stored twice, because the embedding needs single rows, which only the kernels' int8 layout gives.
+    Recurrent layers are unchanged. The head always gives float32 logits: in bfloat16 many would tie, and rounding would
+    choose among them.
 
-    A tied head is stored twice, as the embedding needs single rows, which only the kernels' int8 layout gives.
-    Recurrent layers are unchanged.
+    Args:
+        precision: float32: the same values in the memory layout of the CPU kernel. bfloat16, float16: rounded to
+            these, as are the inputs of each product; the residual stream stays float32. int8: see `quantized`. int4:
+            see `grouped`; the head has 8 bits.
     """
     for linear in find_linears(model):
-        linear.weight = PackedMatrix(
-            _shape_placeholder(linear.weight), _build_product(linear.weight.detach(), precision, device)
-        )
+        product = _build_product(linear.weight.detach(), precision, device)
+        linear.weight = PackedMatrix(_shape_placeholder(linear.weight), product)
     for head in [part for part in model.modules() if isinstance(part, LanguageModel)]:
         matrix = next((p for p in head.head_parameters() if p.ndim == 2 and len(p) == head.vocab_size), None)
         if matrix is None or isinstance(matrix, PackedMatrix):
@@ -69,7 +69,7 @@ def pack_weights_(model: nn.Module, precision: str, device: torch.device) -> Non
 
 
 def _shape_placeholder(weight: Tensor) -> Tensor:
-    """A one-element placeholder with the shape of the matrix, which is kept in packed form only."""
+    """Returns a one-element placeholder with the shape of a matrix that is kept in packed form only."""
     return torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 
@@ -83,11 +83,8 @@ def _build_product(weight: Tensor, precision: str, device: torch.device) -> Prod
     weight = weight.to(DTYPES[precision])
     if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _DenseProduct(weight)
-    return (
-        _Float32Product(weight)
-        if precision == "bfloat16" and not multiplies_bfloat16(device)
-        else _OneDnnProduct(weight)
-    )
+    is_slow = precision == "bfloat16" and not multiplies_bfloat16(device)
+    return _Float32Product(weight) if is_slow else _OneDnnProduct(weight)
 
 
 def _build_head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
@@ -127,9 +124,9 @@ class _OneDnnProduct(Product):
 
     def __init__(self, weight: Tensor) -> None:
         self.dtype = weight.dtype
-        # both operators are private, as those of onednn below; read in torch 2.13
+        # both operators are private, like those of onednn below; read in torch 2.13
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), OPTIMAL_ROWS)
-        # the overload by name, as resolving it takes as long as a small product
+        # the overload by name, because resolving it takes as long as a small product
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,14 +152,14 @@ class _Float16Product(Product):
 
 
 class DequantizedProduct(Product):
-    """Weights of 4 bits where a matrix has whole groups of inputs, or else of 8, made float32 for each product.
+    """Weights of 4 bits if the inputs are whole groups, else of 8, which are dequantized for each product.
 
-    Gradients pass, and are multiplied by weights that are made again, so that none are kept between.
+    Gradients pass through it; the weights are dequantized again for them, so that none are kept in between.
     """
 
     def __init__(self, weight: Tensor, precision: str) -> None:
-        rounds = grouped if precision == "int4" and weight.shape[1] % GROUP == 0 else quantized
-        self.weights: Quantized | Grouped = rounds(weight)
+        quantize = grouped if precision == "int4" and weight.shape[1] % GROUP == 0 else quantized
+        self.weights: Quantized | Grouped = quantize(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         product: Tensor = _DequantizedLinear.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -173,7 +170,7 @@ class DequantizedProduct(Product):
 
 
 class _DequantizedLinear(torch.autograd.Function):
-    """W x, where neither x nor W is kept for the gradient."""
+    """W x, of which neither x nor the dequantized W is kept for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: DequantizedProduct) -> Tensor:
@@ -186,7 +183,7 @@ class _DequantizedLinear(torch.autograd.Function):
 
 
 def quantize_weights_(model: nn.Module, precision: str, *, in_place: bool) -> None:
-    """Round the matrices of the layers to int8 or int4: in place, or as frozen ones that are kept so for training."""
+    """Rounds the matrices of layers to int8 or int4. in_place: keep the rounded values in the dtype of the weights."""
     for linear in find_linears(model):
         product = DequantizedProduct(linear.weight.detach(), precision)
         if in_place:
@@ -196,20 +193,20 @@ def quantize_weights_(model: nn.Module, precision: str, *, in_place: bool) -> No
 
 
 def has_quantized_inputs(model: nn.Module) -> bool:
-    """Whether products of a model quantize their inputs."""
+    """Returns whether products of a model quantize their inputs."""
     return any(isinstance(p, PackedMatrix) and p.product.rounds_inputs for p in model.parameters())
 
 
 def dense_weight(weight: Tensor) -> Tensor:
-    """The values of a weight, packed or not."""
+    """Returns the values of a weight, packed or not."""
     return cast(Tensor, weight.product.dense()) if isinstance(weight, PackedMatrix) else weight
 
 
 class _OneDnnInt8Product(Product):
     """int8 weights with a scale per output, and int8 inputs with a scale per row.
 
-    Integer sums are exact, and scaled here: the kernels of one and of many rows of some processors round that each in
-    its own way. So results do not depend on other rows of the batch.
+    Integer sums are exact and are scaled here, because on some processors the kernels for one and for many rows round
+    the scaling differently. So results do not depend on other rows of the batch.
     """
 
     rounds_inputs = True
@@ -233,13 +230,13 @@ class _OneDnnInt8Product(Product):
 
 
 def _has_vnni() -> bool:
-    """Whether the CPU accumulates int8 products without overflow; torch before 2.12 does not report it."""
+    """Returns whether the CPU accumulates int8 products without overflow; torch before 2.12 does not report it."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
 
 
 MAX_QUANTIZED_INPUT = 127 if _has_vnni() else 63
-"""Largest quantized input; with 7 bits the sum of two products fits 16 bits."""
+"""Largest quantized input. With 7 bits the sum of two products fits in 16 bits."""
 
 ROUNDING_OFFSET = torch.tensor(MAX_QUANTIZED_INPUT + 1.5)
 """Offset that makes quantized inputs positive, as the kernel requires; the half turns truncation into rounding."""

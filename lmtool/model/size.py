@@ -1,4 +1,4 @@
-"""Parameter count and training memory of a recipe, to refuse models that cannot fit before allocation."""
+"""Parameter count and training memory of a recipe, to refuse models that cannot fit before they are allocated."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -36,27 +36,27 @@ USUAL_MAXIMA = {
     "tokenizer.vocab_size": 50_000,
     "training.micro_batch": 64,
 }
-"""Fields that make a model large, with their usual maximum."""
+"""Recipe keys that make a model large, with their usual maximum."""
 
 
 class ParameterCount(NamedTuple):
-    """Number of trained parameters: in the matrices of layers, which Muon updates, and all others."""
+    """Number of trained parameters: in the matrices of layers, which Muon updates, and others."""
 
     matrices: int
     others: int
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return self.matrices + self.others
 
 
 class TrainingBytes(NamedTuple):
-    """What a model in training holds from step to step, in bytes of float32, and its number of parameters.
+    """Bytes that a model in training holds from step to step, in float32, and its number of parameters.
 
-    gradients: without those of an n-gram table, of which a step on one CPU has a few rows.
-    table_gradients: all rows of the table, as on accelerators and with several processes.
-    spared: gradients that frozen weights do not have, without those of a table.
+    gradients: without those of an n-gram table, of which a step on one CPU has only a few rows.
+    table_gradients: of all rows of the table, as on accelerators and with several processes.
+    absent_gradients: that frozen weights would have, without those of the table.
     """
 
     parameters: int
@@ -68,19 +68,19 @@ class TrainingBytes(NamedTuple):
 
     @property
     def sum(self) -> int:
-        """Weights, gradients and moments."""
+        """Bytes of weights, gradients and moments."""
         return self.weights + self.gradients + self.moments
 
 
 BYTES_PER_FROZEN_WEIGHT = {"none": 4, "int8": 1, "int4": 0.625}
-"""Bytes of a weight below adapters."""
+"""Bytes of a frozen weight under adapters, by how it is quantized."""
 
 UNCOUNTABLE = ParameterCount(0, 2**60)
-"""Cap for larger sizes: a single tensor has more bytes than torch can count."""
+"""Count of models in which a single tensor has more bytes than torch can count."""
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Skip random initialisation: meta tensors have no storage, and drawing on the meta device imports a compiler."""
+    """Skips random initialisation: meta tensors have no storage, and drawing on the meta device imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
@@ -89,22 +89,21 @@ class _SkipInitialization(TorchFunctionMode):
 
 
 def build_on_meta(spec: Model, vocab_size: int) -> LanguageModel:
-    """The model that `spec` describes, on the meta device: shapes without storage."""
+    """Builds the model of a spec on the meta device: shapes without storage."""
     with torch.device("meta"), _SkipInitialization():
         return build(spec, vocab_size)
 
 
 @lru_cache(maxsize=64)
 def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
-    """The size of a model whose embedding has `vocab_size` rows; an n-gram model has no trained parameters.
+    """Counts the trained parameters of a model whose embedding has `vocab_size` rows.
 
-    Layers are identical, so the size is extrapolated from two.
+    Layers are identical, so the count is extrapolated from models of one and two layers.
     """
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
         one, two = (count_parameters(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
-        matrices, rest = (first + (n_layers - 1) * (second - first) for first, second in zip(one, two, strict=True))
-        return ParameterCount(matrices, rest)
+        return ParameterCount(*(a + (n_layers - 1) * (b - a) for a, b in zip(one, two, strict=True)))
     try:
         model = build_on_meta(spec, vocab_size)
     except (RuntimeError, TypeError) as error:
@@ -116,40 +115,48 @@ def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
 
 
 def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> TrainingBytes:
-    """Weights, gradients and moments of a recipe whose embedding has `vocab_size` rows.
+    """Estimates the memory of weights, gradients and moments of a recipe whose embedding has `vocab_size` rows.
 
-    Frozen weights, under adapters or a trained head, have neither gradients nor moments; the adapters and the head,
-    which are few beside them, are not counted.
+    Frozen weights, under adapters or a trained head, have neither gradients nor moments. The adapters and the head,
+    which are small in comparison, are not counted.
     """
-    size = count_parameters(recipe.model, vocab_size)
-    if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        generator = count_parameters(make_generator_spec(recipe.model, recipe.objective), vocab_size)
-        size = ParameterCount(size.matrices + generator.matrices, size.others + generator.others)
     model, tuning = recipe.model, recipe.tuning
+    size = count_parameters(model, vocab_size)
+    if isinstance(recipe.objective, ReplacedTokens) and isinstance(model, Transformer):
+        generator = count_parameters(make_generator_spec(model, recipe.objective), vocab_size)
+        size = ParameterCount(size.matrices + generator.matrices, size.others + generator.others)
     table = model.ngram_embedding if isinstance(model, Transformer) else None
-    entries, trained = 0 if table is None else table.entries, size
+    entries = 0 if table is None else table.entries
     in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
-    dense = size.parameters - in_table
+    dense, trained = size.parameters - in_table, size
     if tuning.lora is not None or tuning.freeze == "body":
         trained, entries, in_table = ParameterCount(0, 0), 0, 0
     elif tuning.freeze == "embeddings":
-        rest = size.others - vocab_size * model.d_model - in_table
-        trained, entries, in_table = ParameterCount(size.matrices, max(0, rest)), 0, 0
+        others = size.others - vocab_size * model.d_model - in_table
+        trained, entries, in_table = ParameterCount(size.matrices, max(0, others)), 0, 0
     elif dict(model).get("freeze_embeddings"):
         trained = ParameterCount(size.matrices, max(0, size.others - vocab_size * model.d_model))
-    # one for each entry of the table
+    # an n-gram table has one moment for each entry
     moments = recipe.optimizer.count_states(trained.matrices, trained.others - in_table) + entries
-    learning = trained.parameters - in_table
-    spared = 4 * (dense - learning)
+    with_gradients = trained.parameters - in_table
     bytes_of_matrix = BYTES_PER_FROZEN_WEIGHT[tuning.lora.quantize] if tuning.lora is not None else 4
-    weights = 4 * size.others + int(bytes_of_matrix * size.matrices)
-    return TrainingBytes(size.parameters, weights, 4 * learning, 4 * moments, 4 * in_table, spared)
+    return TrainingBytes(
+        parameters=size.parameters,
+        weights=4 * size.others + int(bytes_of_matrix * size.matrices),
+        gradients=4 * with_gradients,
+        moments=4 * moments,
+        table_gradients=4 * in_table,
+        absent_gradients=4 * (dense - with_gradients),
+    )
 
 
 def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
-    """A lower bound on the training memory of one device, in bytes. n_shards: devices that share weights and moments.
+    """Returns a lower bound on the training memory of one device, in bytes.
 
-    What is held from step to step, and the activations of one micro-batch (one sequence for `auto`).
+    It counts what is held from step to step, and the activations of one micro-batch (one sequence for `auto`).
+
+    Args:
+        n_shards: number of devices that share weights, gradients and moments.
     """
     held = estimate_persistent_memory(recipe, _max_embedding_rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
@@ -160,10 +167,12 @@ def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
 def check_fits_memory(
     recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1
 ) -> None:
-    """Refuse a recipe whose training cannot fit into a memory.
+    """Raises RecipeError for a recipe whose training cannot fit into a memory.
 
-    memory_bytes: of the device. origins: from `copy_from_`, to name the line of the most relevant key. n_shards: see
-        `estimate_min_training_bytes`. Raises: RecipeError with the parameter count, bytes needed and bytes available.
+    Args:
+        memory_bytes: memory of the device.
+        origins: from `load`, to name the line of the key that is most to blame.
+        n_shards: see `estimate_min_training_bytes`.
     """
     needed = estimate_min_training_bytes(recipe, n_shards)
     if needed <= memory_bytes:
@@ -181,7 +190,7 @@ def check_fits_memory(
 
 
 def _integer_fields(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
-    """The dotted key and the value of each whole number in a spec."""
+    """Yields the dotted key and the value of each integer in a spec."""
     for name, value in spec:
         if isinstance(value, Spec):
             yield from _integer_fields(value, f"{path}{name}.")
@@ -190,7 +199,7 @@ def _integer_fields(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _max_embedding_rows(recipe: Recipe) -> int:
-    """Upper bound on embedding rows; 0 if only the text or a tokenizer file determines it."""
+    """Returns an upper bound on the embedding rows; 0 if only the text or a tokenizer file determines them."""
     tokenizer = recipe.tokenizer
     named = 0 if isinstance(tokenizer, CharTokenizer | TokenizerFile) else tokenizer.vocab_size
     return recipe.model.vocab_size or named

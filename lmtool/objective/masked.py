@@ -194,12 +194,10 @@ class MaskedObjective(Objective):
             n_mask = round(spec.mask_share * len(selected))
             n_random = min(round(spec.random_share * len(selected)), len(selected) - n_mask)
         if spec.permutation:
-            return _CorruptedRow(
-                tokens_N, np.full(len(tokens_N), IGNORE), order=rng.permutation(_positions_of_words(words, selected))
-            )
-        masked, changed, kept = (
-            _positions_of_words(words, part) for part in np.split(selected, (n_mask, n_mask + n_random))
-        )
+            order = rng.permutation(_positions_of_words(words, selected))
+            return _CorruptedRow(tokens_N, np.full(len(tokens_N), IGNORE), order=order)
+        parts = np.split(selected, (n_mask, n_mask + n_random))
+        masked, changed, kept = (_positions_of_words(words, part) for part in parts)
         targets_N = np.full(len(tokens_N), IGNORE)
         for part in (masked, changed, kept):
             targets_N[part] = tokens_N[part]

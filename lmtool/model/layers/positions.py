@@ -89,9 +89,8 @@ class RotaryPositions(AttentionPositions):
     def frequencies(self, width: int, device: torch.device) -> tuple[Tensor, float]:
         """Returns the radians per position of each pair (R/2,), and the factor of rotated queries and keys."""
         n_rotated = int(width * self.rotated_fraction)
-        return scale_frequencies(
-            _inverse_frequencies(n_rotated, self.theta, device), self.scaling, 2 * math.log(self.theta) / n_rotated
-        )
+        frequencies = _inverse_frequencies(n_rotated, self.theta, device)
+        return scale_frequencies(frequencies, self.scaling, 2 * math.log(self.theta) / n_rotated)
 
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines of the rotated components (P, 1, T, R)."""
