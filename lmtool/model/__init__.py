@@ -14,11 +14,11 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
-__all__ = ["DecodeState", "LanguageModel", "NGramModel", "Output", "SkipGramModel", "build", "with_head"]
+__all__ = ["DecodeState", "LanguageModel", "NGramModel", "Output", "SkipGramModel", "add_objective_head", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
-    """The model that `spec` describes, with fresh weights from torch's global generator."""
+    """Builds the model of a spec, with random weights from torch's global generator."""
     match spec:
         case Transformer(shape="decoder", causal_mask=False):
             return transformer.TransformerUnmasked(spec, vocab_size)
@@ -51,7 +51,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
 
 
 def add_objective_head(recipe: Recipe, body: LanguageModel) -> LanguageModel:
-    """A body, with the head of the recipe's objective if that has one."""
+    """Returns the body with the head of the recipe's objective; the body itself if the objective has no head."""
     match recipe.objective:
         case Classification() as spec:
             return Classifier(body, spec, recipe.model)

@@ -1,6 +1,7 @@
 """Bag-of-words classifiers: the deep averaging network and, without embeddings and layers, the linear classifier.
 
-Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D model width, C classes or labels.
+Shapes: B texts, T positions, F features of a text, U distinct ones of a batch, K buckets, D model width, C classes or
+labels.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 MIN_EXPECTED_FEATURES = 8
-"""Features of a text that word dropout leaves on average at least: fewer do not tell what a short text is about."""
+"""Number of features of a text that word dropout keeps on average at least, so that short texts keep their topic."""
 
 HASH_MODULUS = 2**31 - 1
-"""A prime modulus for hashes, so that their products do not overflow 64 bits."""
+"""A Mersenne prime, for hashes whose products do not overflow 64 bits."""
 
 HASH_MULTIPLIER = 1_000_003
-"""Prime too: it makes a polynomial hash depend on the order of tokens."""
+"""A prime, which makes a polynomial hash depend on the order of tokens."""
 
 FeatureHashes = Iterator[tuple[Tensor, Tensor]]
-"""Hashes of features that begin at each position of texts, and False where there are none; both (B, T)."""
+"""Hashes of features that begin at each position of texts, and False where none begins; both (B, T)."""
 
 
 class NaiveBayesHead(nn.Linear):
     """A linear classifier initialised as naive Bayes (after Wang and Manning 2012, Baselines and Bigrams).
 
     The score of class c is b_c + sum of v_cf r_cf x_f over the features f of a text, x_f being their weights. v is
-    trained, initially 1. r is set by `count`: the log ratio of how often f is in texts of c and of how often it would
-    be, were it independent of the class.
+    trained, initially 1. r is set by `set_log_ratios_`: the log ratio of how often f is in texts of c and of how often
+    it would be, were it independent of the class.
     """
 
     ratios_CF: Tensor
@@ -55,19 +56,22 @@ class NaiveBayesHead(nn.Linear):
 
     @torch.no_grad()
     def set_log_ratios_(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r by `log_count_ratios` from labelled texts in CPU memory."""
+        """Sets r by `log_count_ratios` from labelled texts in CPU memory. body: computes their features."""
         members_BC = np.concatenate([_class_membership(batch, len(self.bias)) for batch in batches])
         self.ratios_CF.copy_(torch.from_numpy(log_count_ratios(body.feature_matrix(batches), members_BC)))
 
 
 def log_count_ratios(features_BF: "csr_array", membership_BC: NDArray[np.float64]) -> NDArray[np.float64]:
-    """r_cf = log((n_cf + 1) / (n_f N_c / N + 1)) / s of labelled texts (C, F).
+    """Returns r_cf = log((n_cf + 1) / (n_f N_c / N + 1)) / s of labelled texts (C, F).
 
     n_cf and n_f are the numbers of texts of class c and of all texts with feature f, N_c and N their sums over f.
     For two classes the scores differ as those of naive Bayes. Adding 1 on both sides keeps the ratios of rare
     features near 0, also in rare classes. s makes the mean square of all scores of these texts 1, so that one
     learning rate suits texts of all lengths.
-    membership_BC: 1 where a text belongs to a class, else 0.
+
+    Args:
+        features_BF: the weights of the features in each text.
+        membership_BC: 1 where a text belongs to a class, else 0.
     """
     has_BF = (features_BF > 0).astype(np.float64)
     counts_CF = (has_BF.T @ membership_BC).T
@@ -79,7 +83,7 @@ def log_count_ratios(features_BF: "csr_array", membership_BC: NDArray[np.float64
 
 
 def _class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
-    """1 where a text belongs to a class, else 0, (B, C)."""
+    """Returns 1 where a text belongs to a class, else 0 (B, C)."""
     if batch.labels_B is not None:
         return np.asarray(np.eye(n_classes)[batch.labels_B.numpy()])
     assert batch.values_BC is not None
@@ -87,7 +91,7 @@ def _class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
 
 
 class HashedFeatures(NamedTuple):
-    """Features that are hashed into `size` rows from `start` on, and their hashes in a batch."""
+    """One kind of hashed features: it has `n_buckets` rows from `first_row` on, and `hash_batch` hashes a batch."""
 
     first_row: int
     n_buckets: int
@@ -101,18 +105,19 @@ class AveragingModel(ModelWithoutNextToken):
 
     The features are its tokens and, with `ngrams` n, its token n-grams of orders 2 to n, hashed into `buckets` rows
     of E (Joulin et al. 2017, Bag of Tricks). Word dropout drops each from the mean with the given probability in
-    training, or a lower one in a short text, of which LEFT stay on average; one that would lose all keeps them.
+    training, or a lower one in a short text, so that MIN_EXPECTED_FEATURES stay on average; a text that would lose all
+    features keeps them.
     With one_hot, E is the identity: x holds relative frequencies of features, and the head is a linear classifier;
-    with log_ratios too, x is 1 for each feature present in the text, and the head is a RatioHead. With tf_idf, the
+    with log_ratios too, x is 1 for each feature present in the text, and the head is a NaiveBayesHead. With tf_idf, the
     weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
     that their squares sum to 1 (Salton and Buckley 1988).
-    `count` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training texts have. All
-    other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
+    `fit_feature_statistics_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training
+    texts have. All other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
     With `word_buckets`, the tokens being characters, words and pairs of words are features too, and n-grams have only
     characters of one word between their first and last. The squared weights of words sum to 1/2, and those of the
     tokens and n-grams too.
 
-    width: input width of a head.
+    head_input_width: input width of a head.
     in_word_V: whether a token is a character of words.
     """
 
@@ -125,13 +130,13 @@ class AveragingModel(ModelWithoutNextToken):
         n_features = vocab_size + spec.n_hashed
         mean_width = spec.d_model if spec.features is None else spec.features.input_width(spec.d_model)
         width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
-        read = "tokens" if spec.ngrams == 1 else f"n-grams of up to {spec.ngrams} tokens"
-        read = f"words and {read}" if spec.word_buckets else read
-        description = f"linear in {read}" if spec.one_hot else f"mean of {read}, {spec.n_layers} x {width}"
+        features = "tokens" if spec.ngrams == 1 else f"n-grams of up to {spec.ngrams} tokens"
+        features = f"words and {features}" if spec.word_buckets else features
+        description = f"linear in {features}" if spec.one_hot else f"mean of {features}, {spec.n_layers} x {width}"
         super().__init__(vocab_size, spec.context, description)
         self.spec, self.head_input_width = spec, width
         self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)
-        # no n-gram has the hash -1: until they are counted, a bucket stands for all
+        # no n-gram has the hash -1; until n-grams are counted, a bucket stands for all of them
         owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.n_hashed else None
         self.register_buffer("owner_K", owner_K)
         self.register_buffer("in_word_V", torch.zeros(vocab_size, dtype=torch.bool) if spec.word_buckets else None)
@@ -147,13 +152,16 @@ class AveragingModel(ModelWithoutNextToken):
         self.dense = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.activation = torch.relu if spec.activation == "relu" else torch.tanh
         if self.embedding is not None:
-            # small, so that words rare in training have little weight
+            # small, so that words that are rare in training have little weight
             nn.init.normal_(self.embedding.weight, std=1 / spec.d_model)
             self.embedding.requires_grad_(spec.features is None or spec.features.beside)
 
     @torch.no_grad()
     def fit_feature_statistics_(self, batches: Sequence[Batch]) -> None:
-        """Set idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f."""
+        """Sets idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f.
+
+        It sets the n-gram of each bucket too. Without tf_idf it does nothing.
+        """
         if self.idf_F is None:
             return
         if self.owner_K is not None:
@@ -166,7 +174,7 @@ class AveragingModel(ModelWithoutNextToken):
         self.idf_F.copy_(torch.where(counts_F > 0, 1 + torch.log((1 + n_texts) / (1 + counts_F)), 0.0))
 
     def _find_bucket_owners(self, batches: Sequence[Batch]) -> Tensor:
-        """The hash of the feature in most texts, for each bucket; -1 where no text has any. Ties: the larger hash."""
+        """Returns for each bucket the hash of the feature in most texts, of ties the larger; -1 if no text has any."""
         owner_K = np.full(self.spec.n_hashed, -1, dtype=np.int32)
         for kind in self.hashed_features:
             hashes = counts = torch.zeros(0, dtype=torch.int64)
@@ -181,18 +189,21 @@ class AveragingModel(ModelWithoutNextToken):
                     n_merged = len(hashes)
             hashes, counts = _sum_counts(hashes, counts)
             hashes = hashes[counts.argsort(stable=True)]
-            # of several with one bucket the last is kept
+            # of several hashes of one bucket the last assignment stays
             owner_K[(kind.first_row - self.vocab_size + hashes % kind.n_buckets).numpy()] = hashes.numpy()
         return torch.from_numpy(owner_K)
 
     def score_texts(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
-        """The head's scores of each text (B, C). dropout: on the head's input vector, unless words are one_hot.
+        """Returns the head's scores of each text (B, C).
 
         Padding (False in `keep_BT`) is ignored; the mean of an empty text is zero.
+
+        Args:
+            dropout: on the head's input vector, unless words are one_hot.
         """
         features_BF, share_BF = self.weighted_features(batch, head.weight.dtype)
         if self.embedding is None:
-            # only the weights of these features are read, of many thousands
+            # read only the weights of these features, of many thousands
             used_U, place_BF = torch.unique(features_BF, return_inverse=True)
             used_CU = used_U.expand(len(head.weight), -1)
             weight_CU = head.weight.gather(1, used_CU)
@@ -202,7 +213,7 @@ class AveragingModel(ModelWithoutNextToken):
             return scores_BC if head.bias is None else scores_BC + head.bias
         x_BD = F.embedding_bag(features_BF, self.embedding.weight, per_sample_weights=share_BF, mode="sum")
         if self.features_of_tokens is not None:
-            # without n-grams and tf-idf there is a share for each token
+            # without n-grams and tf-idf there is one share for each token
             states_BTD = self.features_of_tokens(batch).to(x_BD.dtype)
             mean_BD = (share_BF[..., None].to(x_BD.dtype) * states_BTD).sum(1)
             x_BD = torch.cat((x_BD, mean_BD), -1) if self.features_of_tokens.concatenates else mean_BD
@@ -211,7 +222,7 @@ class AveragingModel(ModelWithoutNextToken):
         return cast(Tensor, head(ops.dropout(x_BD, dropout, self.training)))
 
     def feature_matrix(self, batches: Iterable[Batch]) -> "csr_array":
-        """The weights of all features in the vectors x of texts in CPU memory (B, F)."""
+        """Returns the weights of all features in the vectors x of texts in CPU memory (B, all features)."""
         from scipy.sparse import csr_array, vstack
 
         parts = []
@@ -226,7 +237,7 @@ class AveragingModel(ModelWithoutNextToken):
         return matrix_BF
 
     def weighted_features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The features of each text, and the weight of each in x; both (B, F)."""
+        """Returns the features of each text, and the weight of each in x; both (B, F)."""
         features_BF, keep_BF = self._collect_features(batch)
         if self.spec.log_ratios and self.idf_F is None:
             features_BF, times_BF = _count_distinct(features_BF, keep_BF)
@@ -247,37 +258,37 @@ class AveragingModel(ModelWithoutNextToken):
         return features_BF, keep_BF.to(dtype) / keep_BF.sum(1, keepdim=True).clamp(min=1)
 
     def _collect_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The features of each text, repeated ones too, and False for padding; both (B, F)."""
+        """Returns the features of each text, repeated ones too, and False for padding; both (B, F)."""
         features, keeps = [batch.tokens_BT], [_padding_mask(batch)]
         for kind in self.hashed_features:
-            for hash_BT, known_BT in kind.hash_batch(batch):
+            for hash_BT, valid_BT in kind.hash_batch(batch):
                 bucket_BT = hash_BT % kind.n_buckets
                 if self.owner_K is not None:
                     owner_BT = self.owner_K[kind.first_row - self.vocab_size + bucket_BT]
-                    known_BT = known_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
+                    valid_BT = valid_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
                 features.append(kind.first_row + bucket_BT)
-                keeps.append(known_BT)
+                keeps.append(valid_BT)
         return torch.cat(features, 1), torch.cat(keeps, 1)
 
     def _hash_ngrams(self, batch: Batch) -> FeatureHashes:
-        """N-grams of tokens, by order from 2; beside words those within a word and its neighbours."""
+        """Yields n-grams of tokens, by order from 2; with `word_buckets` those within a word and its neighbours."""
         hash_BT = tokens_BT = batch.tokens_BT
-        keep_BT = kept_BT = _padding_mask(batch)
+        keep_BT = valid_BT = _padding_mask(batch)
         for n in range(2, min(self.spec.ngrams, tokens_BT.shape[1]) + 1):
             hash_BT = (hash_BT[:, :-1] * HASH_MULTIPLIER ^ tokens_BT[:, n - 1 :]) % HASH_MODULUS
-            kept_BT = kept_BT[:, :-1] & keep_BT[:, n - 1 :]
+            valid_BT = valid_BT[:, :-1] & keep_BT[:, n - 1 :]
             if self.in_word_V is not None and n > 2:
-                kept_BT = kept_BT & self.in_word_V[tokens_BT[:, n - 2 : -1]]
-            yield hash_BT, kept_BT
+                valid_BT = valid_BT & self.in_word_V[tokens_BT[:, n - 2 : -1]]
+            yield hash_BT, valid_BT
 
     def _hash_words(self, batch: Batch) -> FeatureHashes:
-        """Words, the longest runs of characters that are in words; and pairs of words that follow each other."""
+        """Yields words, the longest runs of characters that are in words, and pairs of adjacent words."""
         assert self.in_word_V is not None
         tokens_BT = batch.tokens_BT
         n_tokens = tokens_BT.shape[1]
         inside_BT = F.pad(self.in_word_V[tokens_BT] & _padding_mask(batch), (1, 1))
         begins_BT, ends_BT = inside_BT[:, 1:-1] & ~inside_BT[:, :-2], inside_BT[:, 1:-1] & ~inside_BT[:, 2:]
-        # a word's characters from s to e have the hash sum_t (token_t + 1) m^(t - s), from sums up to each t
+        # the characters of a word from s to e have the hash sum_t (token_t + 1) m^(t - s), from sums up to each t
         power_T, inverse_T = (
             _modular_powers(base, n_tokens).to(tokens_BT.device)
             for base in (HASH_MULTIPLIER, pow(HASH_MULTIPLIER, -1, HASH_MODULUS))
@@ -292,7 +303,7 @@ class AveragingModel(ModelWithoutNextToken):
         yield (hash_BT * HASH_MULTIPLIER ^ other_BT) % HASH_MODULUS, begins_BT & (second_BT < n_tokens)
 
     def forward(self, batch: Batch) -> Output:
-        """Context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
+        """Returns the context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
         return Output(self.token_vectors()[batch.tokens_BT])
 
     def token_vectors(self) -> Tensor:
@@ -305,7 +316,7 @@ class AveragingModel(ModelWithoutNextToken):
         return self.embedding.weight[: self.vocab_size] if self.spec.n_hashed else self.embedding.weight
 
     def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
-        """The token embeddings; the layers above them are of whole texts."""
+        """Returns the token embeddings; the layers above them are of whole texts."""
         return [self(batch).hidden_BTD], None
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -319,30 +330,30 @@ class AveragingModel(ModelWithoutNextToken):
 
 
 def _padding_mask(batch: Batch) -> Tensor:
-    """False at padding (B, T)."""
+    """Returns False at padding (B, T)."""
     return torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
 
 
 def _modular_powers(base: int, n: int) -> Tensor:
-    """The powers of a number from 0 to n - 1, modulo MERSENNE (n,)."""
+    """Returns the powers of a number from 0 to n - 1, modulo HASH_MODULUS (n,)."""
     return torch.tensor(list(accumulate(range(1, n), lambda power, _: power * base % HASH_MODULUS, initial=1)))
 
 
 def _next_marked_position(is_marked_BT: Tensor) -> Tensor:
-    """The first position from each one on that is marked; T where none is (B, T)."""
+    """Returns the first marked position at or after each position (B, T); T if there is none."""
     n_tokens = is_marked_BT.shape[1]
     position_BT = torch.arange(n_tokens, device=is_marked_BT.device).where(is_marked_BT, n_tokens)
     return position_BT.flip(1).cummin(1).values.flip(1)
 
 
 def _sum_counts(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct numbers, sorted, and the sums of their counts."""
+    """Returns the distinct keys, sorted, and the sums of their counts."""
     distinct, index = torch.unique(keys, return_inverse=True)
     return distinct, torch.zeros_like(distinct).index_add_(0, index, counts)
 
 
 def _count_distinct(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorted features of each text, and how often it has them at the first of equal ones, else 0; both (B, F)."""
+    """Returns sorted features of each text, and at the first of equal ones their number, else 0; both (B, F)."""
     sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
     is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)
     run_BF = is_new_BF.cumsum(1) - 1

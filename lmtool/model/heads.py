@@ -228,7 +228,7 @@ class Classifier(HeadedModel):
         return HeadOutput(self.expand_single_score(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
 
     def feature_vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
-        """Returns the vectors (B, D) that a head without a dense layer is linear in: pooled states, or text features."""
+        """Returns the vectors (B, D) that a head without a dense layer is linear in: pooled states or features."""
         if isinstance(self.body, AveragingModel):
             return self.body.feature_matrix(batches)
         with torch.no_grad():

@@ -111,7 +111,7 @@ class NGramModel(CountingModel):
         return p_MV.log_().view(*hidden.shape[:-1], self.vocab_size)
 
     def _expand_contexts(self, order: _OrderTable, rows: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the row of each n-gram that begins with the context of a row, its cell in a table (M, V), its mass."""
+        """Returns each n-gram that begins with the context of a row: the row, its cell in a table (M, V), its mass."""
         starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
         firsts = lengths.cumsum(0) - lengths
         grams = torch.arange(int(lengths.sum()), device=rows.device) + (starts - firsts).repeat_interleave(lengths)
@@ -185,7 +185,7 @@ class NGramModel(CountingModel):
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 
     def _find_contexts(self, context_MC: Tensor) -> Iterator[tuple[_OrderTable, Tensor, Tensor]]:
-        """Yields for each order from 2 on its table, each row's context index (0 if unseen), and whether it was seen."""
+        """Yields for each order from 2 on its table, each row's context index (0 if unseen), and if it was seen."""
         C, orders = self.n_context_tokens, self._smoothed_tables().orders
         for n, table in enumerate(orders, 2):
             index_M = context_MC[:, C - n + 1].contiguous()
@@ -261,7 +261,7 @@ class AddKNGramModel(NGramModel):
     """Add-k smoothing, p(w | h) = (c(hw) + k) / (c(h.) + k V) (Lidstone 1920); relative frequencies for k = 0.
 
     h is as many of the order - 1 preceding tokens as there are, and c are their counts. With k = 0 an n-gram that was
-    never counted has probability 0; after a context that was never counted, all tokens have 1 / V, the limit of small k.
+    never counted has probability 0; after a context that was never counted, all have 1 / V, the limit of small k.
 
     In its tables masses are counts, and the backoff of a context is the sum of the counts after it.
     """

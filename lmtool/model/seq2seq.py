@@ -40,7 +40,7 @@ class RecurrentEncoder(nn.Module):
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
 
     def forward(self, x_BSD: Tensor, layout: TextLayout | None) -> tuple[list[Tensor], tuple[CellState, ...]]:
-        """Returns the hidden states (B, S, D) of each layer, zeros at padding, and each decoder layer's initial state."""
+        """Returns each layer's hidden states (B, S, D), zeros at padding, and each decoder layer's initial state."""
         outputs: list[Tensor] = []
         decoder_states: list[CellState] = []
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):

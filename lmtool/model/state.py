@@ -91,7 +91,7 @@ class RowTokens(NamedTuple):
 
 
 LayerState = KeyValueCache | Memory | RowTokens | tuple[Tensor, ...]
-"""State of one sublayer between calls of `forward_incremental`. Plain tuples have a fixed size, such as (h_BD, c_BD)."""
+"""State of one sublayer between calls of `forward_incremental`. Plain tuples have a fixed size, like (h_BD, c_BD)."""
 
 
 TensorMap = Callable[[Tensor], Tensor] | None

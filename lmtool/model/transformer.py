@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.batch import Batch, Mask
+from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.language_model import (
     LanguageModel,
@@ -43,7 +43,7 @@ from lmtool.recipe.spec.transformer import Transformer
 
 
 class TransformerModel(LanguageModel):
-    """Base of all Transformers: input embeddings, of its own or `embed_inputs`, a head, and the use of a Stack."""
+    """Base of all Transformers: input embeddings, a head, and one or two stacks. inputs: None for new embeddings."""
 
     def __init__(self, spec: Transformer, vocab_size: int, inputs: InputEmbeddings | None = None) -> None:
         shared = " shared" if spec.share_layers else ""
@@ -68,67 +68,61 @@ class TransformerModel(LanguageModel):
         return self.inputs.tokens.weight
 
     def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """The layers of the stack; with two stacks those of the encoder, with the tokens as source."""
-        seen: list[Tensor] = []
-        output = self._run_stack(self.stacks()[0], batch, seen)
-        return seen, output.auxiliary_B
+        """Returns the layers of the stack; of two stacks those of the encoder, with the tokens as source."""
+        layers: list[Tensor] = []
+        output = self._run_stack(self.stacks()[0], batch, layers)
+        return layers, output.auxiliary_B
 
     def input_embeddings(self, stack: Stack) -> InputEmbeddings:
-        """The input embeddings of a stack."""
+        """Returns the input embeddings of a stack."""
         return self.inputs
 
     def stacks(self) -> list[Stack]:
-        """Its stacks, encoder first."""
-        return [part for part in self.children() if isinstance(part, Stack)]
+        """Returns its stacks, encoder first."""
+        return [module for module in self.children() if isinstance(module, Stack)]
 
     def _run_stack(
         self,
         stack: Stack,
         batch: Batch,
         layer_outputs: list[Tensor] | None = None,
-        caches: Sequence[LayerState | None] | None = None,
-        source_mask: Mask | None = None,
+        source_caches: Sequence[LayerState | None] = (),
     ) -> Output:
-        """Hidden states (B, T, D) of all tokens at once. caches, source_mask: of the source, if any."""
+        """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
         positions_PT = text_positions(batch)
         ngrams_BTD = None if self.ngrams is None else self.ngrams.embed_batch(batch, positions_PT)
         x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         mask = replace(mask, seen_BQS=batch.seen_BTT)
-        return stack(x_BTD, positions_PT, mask, caches, source_mask, layer_outputs)[0]
+        return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, layer_outputs)[0]
 
     def _run_stack_incrementally(
-        self,
-        stack: Stack,
-        tokens_BT: Tensor,
-        state: DecodeState,
-        prefix_B: Tensor | None = None,
-        source_mask: Mask | None = None,
+        self, stack: Stack, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None = None
     ) -> tuple[Tensor, DecodeState]:
-        """See `forward_incremental`. prefix_B: number of prefix positions of each row, with bidirectional attention."""
+        """Implements `forward_incremental`. prefix_B: number of prefix positions of each row, which see each other."""
         after = state.reserve_positions(tokens_BT.shape[1])
         positions_PS, keep_BS, seen_BQS = after.slot_positions_and_masks(tokens_BT.shape[1])
         mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, seen_BQS=seen_BQS, width=after.rows_per_line)
         tokens_GQ = after.rows_to_lines(tokens_BT)
         positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
-        past, ngrams_GQD = state.layers, None
+        caches, ngrams_GQD = state.layers, None
         history: tuple[RowTokens, ...] = ()
         if self.ngrams is not None:
-            *past_layers, last = state.layers
-            assert isinstance(last, RowTokens)
-            past, before_BS = tuple(past_layers), last.tokens_BS
+            *stack_caches, row_tokens = state.layers
+            assert isinstance(row_tokens, RowTokens)
+            caches, preceding_BS = tuple(stack_caches), row_tokens.tokens_BS
             positions_PT = after.lines_to_rows(positions_PQ.expand(len(tokens_GQ), -1))
-            ngrams_GQD = after.rows_to_lines(self.ngrams(tokens_BT, positions_PT, before_BS))
-            history = (RowTokens(torch.cat((before_BS, tokens_BT), 1)),)
+            ngrams_GQD = after.rows_to_lines(self.ngrams(tokens_BT, positions_PT, preceding_BS))
+            history = (RowTokens(torch.cat((preceding_BS, tokens_BT), 1)),)
         x_GQD = self.input_embeddings(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
-        output, layers = stack(x_GQD, positions_PS, mask, past, source_mask)
+        output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)
         return after.lines_to_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
     def modules_by_depth(self) -> ModulesByDepth:
         stacks = self.stacks()
         inputs = dict.fromkeys(self.input_embeddings(stack) for stack in stacks)
-        below = (*inputs, self.ngrams, *(stack.position for stack in stacks))
-        return [below, *(layer for stack in stacks for layer in stack.modules_by_depth())]
+        embeddings = (*inputs, self.ngrams, *(stack.position for stack in stacks))
+        return [embeddings, *(layer for stack in stacks for layer in stack.modules_by_depth())]
 
 
 class TransformerDecoder(TransformerModel):
@@ -149,7 +143,7 @@ class TransformerDecoder(TransformerModel):
 
 
 class TransformerUnmasked(ModelWithoutLikelihood, TransformerModel):
-    """A decoder without its mask: each position sees the tokens that it and all others are to predict."""
+    """A decoder without its causal mask: each position sees the tokens that it and all others are to predict."""
 
     reads: Reads = "both"
 
@@ -168,7 +162,7 @@ class TransformerPrefix(TransformerDecoder):
     reads: Reads = "source"
 
     def initial_state(self, batch: Batch) -> DecodeState:
-        """The state after the prefix, `batch.source_BS`, whose padding is moved to the left."""
+        """Returns the state after the prefix, `batch.source_BS`, whose padding is moved to the left."""
         state = super().initial_state(batch)
         source_BS, keep_BS = batch.source_BS, batch.source_keep_BS
         if source_BS is None or not source_BS.shape[1]:
@@ -199,7 +193,7 @@ class TransformerEncoder(ModelWithoutNextToken, TransformerModel):
         self.span_boundary = SpanBoundaryHead(spec, vocab_size, self.head) if spec.span_boundary_head else None
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
+        """Returns the scores (B, 2) of "does not follow" and "follows", from the first position.
 
         Raises ValueError when the recipe has no such head.
         """
@@ -230,15 +224,14 @@ class TransformerEncoderDecoder(TransformerModel):
         return self.target_inputs if self.target_inputs is not None and stack is self.decoder else self.inputs
 
     def encode(self, batch: Batch) -> Output:
-        """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
+        """Returns the hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
         return self._run_stack(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
 
     def forward(self, batch: Batch) -> Output:
         source = self.encode(batch)
-        past, source_mask = self.decoder.source_caches(source.hidden_BTD), Mask(keep_BS=batch.source_keep_BS)
-        output = self._run_stack(self.decoder, batch, caches=past, source_mask=source_mask)
+        output = self._run_stack(self.decoder, batch, source_caches=self.decoder.source_caches(source.hidden_BTD))
         return Output(output.hidden_BTD, sum_auxiliary_losses((source.auxiliary_B, output.auxiliary_B)))
 
     def initial_state(self, batch: Batch) -> DecodeState:
@@ -246,15 +239,13 @@ class TransformerEncoderDecoder(TransformerModel):
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
     def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self._run_stack_incrementally(
-            self.decoder, tokens_BT, state, source_mask=Mask(keep_BS=state.source_keep_BS)
-        )
+        return self._run_stack_incrementally(self.decoder, tokens_BT, state)
 
 
 def text_positions(batch: Batch) -> Tensor:
-    """Position of each token in its row, or in its document when rows hold several: (B, T).
+    """Returns the position of each token in its row, or in its document when rows hold several (B, T).
 
-    (1, T) where all rows agree. Padding is not counted, so positions do not depend on where a text starts.
+    It is (1, T) where all rows agree. Padding is not counted, so positions do not depend on where a text starts.
     """
     if batch.positions_BT is not None:
         return batch.positions_BT
@@ -271,9 +262,10 @@ def text_positions(batch: Batch) -> Tensor:
 class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
     """ELECTRA (Clark et al. 2020): an encoder that detects the tokens which a small generator has replaced.
 
-    It is the discriminator, the body that is fine-tuned, a score for each of its states, and the generator.
+    It consists of the discriminator, which is the body that is fine-tuned, a score of each of its states, and the
+    generator.
 
-    generator: a narrower encoder that fills masks, by default on the embeddings of the discriminator, which a dense
+    generator: a narrower encoder that fills masks, by default with the embeddings of the discriminator, which a dense
         layer maps to its width.
     """
 
@@ -289,11 +281,11 @@ class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
             init_weights_(part, model)
 
     def detection_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """v' f(W h_t + c) + b at each position (B, T), of which the sigmoid is p(token t was replaced)."""
+        """Returns v' f(W h_t + c) + b at each position (B, T), whose sigmoid is p(token t was replaced)."""
         return cast(Tensor, self.detector(apply_activation(self.dense(hidden_BTD), self.activation))[..., 0])
 
     def unused_parameters(self) -> list[nn.Parameter]:
-        """Heads of the discriminator for other objectives."""
+        """Returns the parameters of the discriminator's heads for other objectives."""
         assert isinstance(self.body, TransformerEncoder)
         heads = (self.body.head, self.body.pooler, self.body.next_sentence, self.body.span_boundary)
         return [parameter for head in heads if head is not None for parameter in head.parameters()]

@@ -17,17 +17,17 @@ from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 
 MIN_BUFFERED_PAIRS = 1 << 22
-"""Pairs to collect before equal ones are summed."""
+"""Minimum number of pairs to buffer before equal ones are summed."""
 
 MAX_DENSE_WORDS = 400
-"""Words up to which the SVD is of a dense matrix."""
+"""Up to this many words the SVD is computed of a dense matrix."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
 class WordVectorModel(ModelWithoutNextToken):
-    """A model of which words occur in the window around a word, at any offset; it keeps unigram counts."""
+    """A model of which words occur in the window around a word, at any offset. It keeps unigram counts."""
 
     reads: Reads = "words"
     title: str
@@ -38,7 +38,7 @@ class WordVectorModel(ModelWithoutNextToken):
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
 
     def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
-        """The vectors of the tokens, of GloVe w + u: there is no other layer."""
+        """Returns the vectors of the tokens, as the only layer; of GloVe w + u."""
         return [self.token_vectors()[batch.tokens_BT]], None
 
     def no_next_token_error(self) -> UsageError:
@@ -48,7 +48,7 @@ class WordVectorModel(ModelWithoutNextToken):
 class SkipGramModel(WordVectorModel):
     """p(o | c) = softmax over the vocabulary of u_o . v_c (Mikolov et al. 2013).
 
-    Unigram counts are for the noise distribution. Steps are about a millisecond of small operations, for which one
+    Unigram counts determine the noise distribution. Steps are about a millisecond of small operations, for which one
     thread is faster than several.
     """
 
@@ -63,11 +63,11 @@ class SkipGramModel(WordVectorModel):
             nn.init.uniform_(table.weight, -0.5 / spec.d_model, 0.5 / spec.d_model)
 
     def forward(self, batch: Batch) -> Output:
-        """The context-independent centre vectors of the tokens (B, T, D)."""
+        """Returns the context-independent centre vectors of the tokens (B, T, D)."""
         return Output(self.centres(batch.tokens_BT))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of every word as a context word."""
+        """Returns the scores (..., V) of every word as a context word."""
         return hidden @ self.neighbours.weight.T
 
     def head_parameters(self) -> tuple[Tensor, ...]:
@@ -93,7 +93,7 @@ class GloveModel(SkipGramModel):
         self.neighbour_bias_V = nn.Parameter(torch.zeros(vocab_size))
 
     def estimate_log_counts(self, centres: Tensor, neighbours: Tensor) -> Tensor:
-        """The estimate of log X for words and context words, of any equal shape."""
+        """Returns the estimate of log X for words and context words, of any equal shape."""
         products: Tensor = (self.centres(centres) * self.neighbours(neighbours)).sum(-1)
         return products + self.centre_bias_V[centres] + self.neighbour_bias_V[neighbours]
 
@@ -108,7 +108,7 @@ class GloveModel(SkipGramModel):
 
 
 class PairCounts:
-    """Sums of weights by ordered pair of words, while they are counted.
+    """Counts ordered pairs of words, and sums their weights.
 
     keys_P: first word times V, plus the second; sorted. sums_P: of their weights.
     """
@@ -119,9 +119,10 @@ class PairCounts:
         self._n_new = 0
 
     def add_batch(self, batch: Batch, is_word_V: NDArray[np.bool_], window: int, *, by_distance: bool) -> None:
-        """Count each target of a batch with the words up to `max_scored_tokens` tokens before it in its document, and both ways.
+        """Counts each target of a batch with the words up to `window` tokens before it in its document, both ways.
 
-        by_distance: a pair at distance d counts 1 / d, else 1.
+        Args:
+            by_distance: a pair at distance d counts 1 / d, else 1.
         """
         for distance, first_P, second_P in pairs_by_distance(batch, window):
             are_words_P = is_word_V[first_P] & is_word_V[second_P]
@@ -134,7 +135,7 @@ class PairCounts:
             self.merge()
 
     def merge(self) -> tuple[IntArray, FloatArray]:
-        """Keys and sums so far."""
+        """Sums equal pairs, and returns the keys and sums so far."""
         keys_P, pair_P = np.unique(np.concatenate(self._keys), return_inverse=True)
         sums_P: FloatArray = np.bincount(pair_P, np.concatenate(self._sums), len(keys_P)).astype(np.float64)
         self._keys, self._sums, self._n_new = [keys_P], [sums_P], 0
@@ -142,14 +143,14 @@ class PairCounts:
 
 
 def pairs_by_distance(batch: Batch, window: int) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """For each distance from 1 to `max_scored_tokens` the tokens so far before a target, and these targets, in one document."""
+    """Yields for each distance from 1 to `window` the pairs of a token and a target of one document so far apart."""
     if batch.targets_BT is None or batch.documents_BT is None:
         raise ValueError("a batch without targets or documents has nothing to count")
     tokens_BT, targets_BT = batch.tokens_BT.cpu().numpy(), batch.targets_BT.cpu().numpy()
     documents_BT = batch.documents_BT.cpu().numpy()
     T = tokens_BT.shape[1]
     for distance in range(1, min(window, T) + 1):
-        # the target at t stands at t + 1
+        # the target of position t is at t + 1
         before, at = slice(0, T - distance + 1), slice(distance - 1, T)
         near = (targets_BT[:, at] != IGNORE) & (documents_BT[:, before] == documents_BT[:, at])
         yield distance, tokens_BT[:, before][near], targets_BT[:, at][near]
@@ -160,10 +161,8 @@ class PpmiModel(WordVectorModel, CountingModel):
 
         M_ij = max(0, log(X_ij X / (X_i X_j))), of rank D: U S V';  w_i = U_i S^(1/2), u_j = V_j S^(1/2)
 
-    X_ij is how often word j is at most `max_scored_tokens` tokens away from word i in a document; X_i, X_j and X are its sums. The
+    X_ij is how often word j is at most `window` tokens away from word i in a document; X_i, X_j and X are its sums. The
     rows w are the words' vectors. As a model of context words, p(j | i) is proportional to (X_j + 1) exp(w_i . u_j).
-
-    width: tokens before a target that are counted with it.
     """
 
     variable_length_tensors = frozenset(("keys_P", "sums_P"))
@@ -207,11 +206,11 @@ class PpmiModel(WordVectorModel, CountingModel):
             table_VD[rows_W, : factor_WD.shape[1]] = torch.from_numpy(factor_WD).to(table_VD)
 
     def forward(self, batch: Batch) -> Output:
-        """The context-independent vectors of the tokens (B, T, D)."""
+        """Returns the context-independent vectors of the tokens (B, T, D)."""
         return Output(self.words_VD[batch.tokens_BT])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of every word as a context word."""
+        """Returns the scores (..., V) of every word as a context word."""
         return hidden @ self.contexts_VD.T + self.log_share_V
 
     def token_log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -222,7 +221,7 @@ class PpmiModel(WordVectorModel, CountingModel):
 
 
 def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> FloatArray:
-    """max(0, log(X_ij X / (X_i X_j))) of each pair that occurs."""
+    """Returns max(0, log(X_ij X / (X_i X_j))) of each pair that occurs."""
     row_V, column_V = np.bincount(rows_P, sums_P), np.bincount(columns_P, sums_P)
     ratio_P = sums_P * sums_P.sum() / (row_V[rows_P] * column_V[columns_P])
     pmi_P: FloatArray = np.maximum(0.0, np.log(ratio_P))
@@ -232,7 +231,7 @@ def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> F
 def truncated_svd(
     rows_P: IntArray, columns_P: IntArray, values_P: FloatArray, n_words: int, rank: int
 ) -> tuple[FloatArray, FloatArray]:
-    """U S^(1/2) and V S^(1/2) of the largest singular values of a square sparse matrix, each (size, rank).
+    """Returns U S^(1/2) and V S^(1/2) of the `rank` largest singular values of a sparse matrix, each (n_words, rank).
 
     There are fewer columns where the matrix is smaller than that. The largest entry of each column of U is positive.
     """

@@ -114,7 +114,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
-    """Returns the cross-entropy of all targets of a batch, and the model's output. Raises ValueError without targets."""
+    """Returns the cross-entropy of a batch's targets, and the model's output. Raises ValueError without targets."""
     targets_M = batch.known_targets_BT.flatten()
     output: Output = model(batch)
     hidden_MD = output.hidden_BTD.flatten(0, 1)

@@ -29,7 +29,7 @@ class DistillationObjective(Objective):
     p and q are the probabilities of teacher and student at temperature T, softmax(logits / T), over the vocabulary or
     the classes; for several labels those of each, and the mean over the labels. A number is learned from the teacher's
     by squared error. The term cosine x (1 - cos(h, h')) of the last hidden states of both, mean over the positions of
-    a row, is added (Sanh et al. 2019, DistilBERT). Batches and measured losses are those of the student's own objective.
+    a row, is added (Sanh et al. 2019, DistilBERT). Batches and scores are those of the student's own objective.
 
     teacher: in evaluation mode, never trained.
     teacher_task: of a teacher that predicts labels.

@@ -237,7 +237,7 @@ def negative_sampling_loss(hidden_BD: Tensor, table_VD: Tensor, targets_BN: Tens
 
 
 class _NegativeSamplingLoss(torch.autograd.Function):
-    """Computes the gradient in closed form: that of a score u . v is s(score) - 1 for context words, s(score) for noise.
+    """Computes gradients in closed form: that of a score u . v is s(score) - 1 for context words, s(score) for noise.
 
     So the word vectors of all rows are never gathered at once: scores are computed in chunks of rows, a centre's
     gradient is a weighted sum of rows of the table, and a word's gradient a weighted sum of centres.

@@ -1,4 +1,4 @@
-"""The kernels that compute attention: dense, in blocks of a sliding window, one query at a time, or compiled.
+"""The kernels of attention: dense, in blocks of a sliding window, one query at a time, or compiled.
 
 Shapes: B rows, T queries, S keys, N heads, K heads of keys and values, H head width, P is B or 1 where all rows have
 the same positions. Sliding window: C blocks of Q queries, with W keys each; R is 1, B, C or B C.
@@ -18,7 +18,7 @@ from lmtool.model.layers.positions import AlibiPositions, AttentionPositions
 from lmtool.model.layers.scores import Score
 
 MAX_PLAIN_KEYS = 512
-"""Up to this many keys, CPU training uses plain matrix products; the fused kernel's backward pass is slower."""
+"""Up to this many keys, CPU training uses plain matrix products, because the fused backward pass is slower."""
 
 _FORCE_FUSED = ContextVar("always_fused", default=False)
 
@@ -26,12 +26,12 @@ MIN_BLOCK_QUERIES = 64
 """Minimum number of queries per block of sliding-window attention."""
 
 KEY_MULTIPLE = 16
-"""The keys per block are a multiple of this; matrix products of odd sizes are slow."""
+"""The number of keys per block is a multiple of this, because matrix products of odd sizes are slow."""
 
 
 @contextmanager
 def force_fused_attention() -> Iterator[None]:
-    """Within it, a CPU's attention has the fused kernel for all lengths, as a GPU's has."""
+    """Makes CPUs use the fused kernel for all lengths during the context, as GPUs do."""
     before = _FORCE_FUSED.set(True)
     try:
         yield
@@ -40,11 +40,11 @@ def force_fused_attention() -> Iterator[None]:
 
 
 class DenseKernel:
-    """softmax(score(q, k) + addend) v for all queries and keys.
+    """Computes softmax(score(q, k) + addend) v for all queries and keys.
 
-    allowed_RTS: which keys each query attends to, all when None.
-    bias_RNTS: added to the scores.
-    causal: queries and keys are the same positions, under the causal mask.
+    allowed_RTS: which keys each query attends to; None for all.
+    bias_RNTS: what is added to the scores; None for nothing.
+    causal: whether queries and keys are the same positions, under the causal mask.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DenseKernel:
         self._addends: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
-        """The weighted sums of the values. q_BNTH and k_BKSH: queries and keys as transformed by `score`."""
+        """Returns the weighted sums of the values. q_BNTH, k_BKSH: transformed by `score`."""
         if score.scale is None:
             return ops.dropout(self.attention_weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
         if self._plain:
@@ -85,12 +85,12 @@ class DenseKernel:
         )
 
     def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
-        """The attention weights (B, N, T, S), by the formula."""
+        """Returns the attention weights (B, N, T, S), by the formula."""
         score_BNTS = score.compute_scores(q_BNTH, _repeat_kv_heads(k_BKSH, q_BNTH.shape[1]))
         return (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
-        """Positional bias, and -inf at masked keys: (1 or n_rows, 1 or N, T or 1, S or 1)."""
+        """Returns the positional bias, with -inf at masked keys (1 or n_rows, 1 or N, T or 1, S or 1)."""
         if (dtype, n_rows) not in self._addends:
             addend = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self._device)
             if self._bias_RNTS is not None:
@@ -105,29 +105,29 @@ class DenseKernel:
 
 
 def _repeat_rows(tensor: Tensor, n_rows: int) -> Tensor:
-    """The tensor repeated for `n_rows` rows; unchanged if it broadcasts."""
+    """Repeats a tensor for `n_rows` rows, unless it broadcasts."""
     return tensor if len(tensor) in (1, n_rows) else tensor.repeat(n_rows // len(tensor), *(1,) * (tensor.ndim - 1))
 
 
 def _repeat_kv_heads(t_BKSH: Tensor, n_heads: int) -> Tensor:
-    """Keys or values repeated to one head per query head."""
+    """Repeats keys or values to one head per query head."""
     groups = n_heads // t_BKSH.shape[1]
     return t_BKSH if groups == 1 else t_BKSH.repeat_interleave(groups, 1)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """In float32, if narrower."""
+    """Returns a tensor in float32, or unchanged if its dtype is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class FlexKernel:
     """FlexAttention (Dong et al. 2024): a compiled kernel that skips the blocks in which a mask has no pair.
 
-    For as many queries as keys. A query that attends to nothing, which is padding, gets zeros.
+    There are as many queries as keys. A query that attends to nothing, which is padding, gets zeros.
     """
 
     def __init__(self, mask: Mask, positions_PS: Tensor, position: AttentionPositions | None) -> None:
-        # here, since it imports the compiler
+        # imported here, because it imports the compiler
         from torch.nn.attention.flex_attention import create_block_mask
 
         def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class FlexKernel:
         self._score_mod = position.score_mod(positions_PS) if isinstance(position, AlibiPositions) else None
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, score: Score) -> Tensor:
-        """As of `DenseKernel`."""
+        """See `DenseKernel`."""
         from torch.nn.attention.flex_attention import flex_attention
 
         # autocast leaves some scores in float32
@@ -150,8 +150,8 @@ class FlexKernel:
 class PerQueryKernel:
     """Causal attention of the last queries, each by a kernel of its own for the keys up to it.
 
-    So they are computed as if they came one by one, and a product whose rows are independent, as in int8, then gives
-    bit for bit what it gives in decoding steps; rounding of its inputs would else make much of the last bits.
+    So they are computed as if they came one by one, and a product whose rows are independent, as in int8, gives the
+    same bits as in decoding steps. Rounding of its inputs would otherwise magnify differences in the last bits.
     """
 
     def __init__(self, kernels: "Sequence[DenseKernel | WindowKernel | PerQueryKernel]", n_keys: int) -> None:
@@ -159,7 +159,7 @@ class PerQueryKernel:
         self._n_keys = n_keys
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
-        """As of `DenseKernel`."""
+        """See `DenseKernel`."""
         parts = [
             kernel(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], v_BKSH[:, :, :n], dropout, score)
             for i, n, kernel in self._queries_and_kernels()
@@ -167,7 +167,7 @@ class PerQueryKernel:
         return torch.cat(parts, 2)
 
     def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
-        """The attention weights (B, N, T, S), by the formula."""
+        """Returns the attention weights (B, N, T, S), by the formula."""
         rows = [
             F.pad(kernel.attention_weights(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], score), (0, self._n_keys - n))
             for i, n, kernel in self._queries_and_kernels()
@@ -175,7 +175,7 @@ class PerQueryKernel:
         return torch.cat(rows, 2)
 
     def _queries_and_kernels(self) -> "Iterator[tuple[int, int, DenseKernel | WindowKernel | PerQueryKernel]]":
-        """Each query, the number of its keys, and its kernel."""
+        """Returns the index of each query, the number of its keys, and its kernel."""
         first = self._n_keys - len(self._kernels) + 1
         return ((i, first + i, kernel) for i, kernel in enumerate(self._kernels))
 
@@ -183,8 +183,9 @@ class PerQueryKernel:
 class WindowKernel:
     """Sliding-window attention in blocks of queries, each a batch row of its own, so memory is linear in the length.
 
-    Positions a whole number of steps apart are regrouped, which turns a dilated window into a plain one. Q queries
-    attend to the keys of their block, those within the window, and the global ones. Global queries attend to all keys.
+    Positions a whole number of steps apart are regrouped, which turns a dilated window into a plain one. The Q queries
+    of a block attend to the keys of the block, those within the window, and the global ones. Global queries attend to
+    all keys.
     """
 
     def __init__(self, mask: Mask, positions_PS: Tensor, position: AttentionPositions | None) -> None:
@@ -224,7 +225,7 @@ class WindowKernel:
 
     @staticmethod
     def is_worthwhile(mask: Mask, length: int) -> bool:
-        """Whether a row is long enough for blocks to be cheaper than dense attention; needs contiguous positions."""
+        """Returns whether blocks are cheaper than dense attention: for long rows of contiguous positions."""
         if mask.window is None or mask.text_positions_PS is not None:
             return False
         return length > 2 * mask.dilation * _block_sizes(mask)[1]
@@ -244,11 +245,11 @@ class WindowKernel:
         return torch.cat((rows, mixed_BNTH[:, :, self._n_global :]), 2)
 
     def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
-        """The attention weights (B, N, T, S) for all keys, zeros outside the windows."""
+        """Returns the attention weights (B, N, T, S) for all keys, zeros outside the windows."""
         B, N, length = len(q_BNTH), q_BNTH.shape[1], self._length
         blocks = self._kernel.attention_weights(self._query_blocks(q_BNTH), self._key_blocks_with_global(k_BKSH), score)
         of_rows = blocks.view(B, -1, *blocks.shape[1:]).transpose(1, 2).flatten(2)
-        # places that blocks have twice, or past the end of the row, have no weight in one of them, or are cut off
+        # positions that two blocks have are masked in one of them; those past the end of the row are cut off
         flat = (self._query_CQ[:, :, None] * length + self._key_CW[:, None]).flatten()
         rows_BNTS = of_rows.new_zeros(B, N, self._query_CQ.numel() * length)
         rows_BNTS = rows_BNTS.scatter_add(2, flat.expand_as(of_rows), of_rows).view(B, N, -1, length)[:, :, :length]
@@ -258,19 +259,19 @@ class WindowKernel:
         return torch.cat((first, rows_BNTS[:, :, self._n_global :]), 2)
 
     def _split_dilation(self, t_BNTH: Tensor) -> Tensor:
-        """(B, N, steps, dilation, H), zero-padded to whole blocks."""
+        """Splits positions into steps and offsets (B, N, steps, dilation, H), zero-padded to whole blocks."""
         B, N, T, H = t_BNTH.shape
         steps = self._n_blocks * self._n_queries
         return F.pad(t_BNTH, (0, 0, 0, steps * self._dilation - T)).reshape(B, N, steps, self._dilation, H)
 
     def _query_blocks(self, q_BNTH: Tensor) -> Tensor:
-        """The queries of each block: (B C, N, Q, H)."""
+        """Returns the queries of each block (B C, N, Q, H)."""
         B, N, _, H = q_BNTH.shape
         blocks = self._split_dilation(q_BNTH).view(B, N, self._n_blocks, self._n_queries, self._dilation, H)
         return blocks.permute(0, 4, 2, 1, 3, 5).flatten(0, 2)
 
     def _key_blocks(self, t_BKSH: Tensor) -> Tensor:
-        """The keys of each block and those within its window: (B C, K, W, H)."""
+        """Returns the keys of each block and those within its window (B C, K, W, H)."""
         padded = F.pad(self._split_dilation(t_BKSH), (0, 0, 0, 0, self._before, self._after))
         blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
         return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
@@ -283,13 +284,13 @@ class WindowKernel:
         return torch.cat((blocks, first), 2)
 
     def _join_blocks(self, mixed: Tensor, n_rows: int) -> Tensor:
-        """Blocks back to rows: (B, N, T, H)."""
+        """Joins blocks to rows (B, N, T, H)."""
         blocks = mixed.reshape(n_rows, self._dilation, self._n_blocks, *mixed.shape[1:])
         return blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
 
 
 def _block_sizes(mask: Mask) -> tuple[int, int]:
-    """How many steps back a block attends, at least the window's, and the number of queries per block."""
+    """Returns how many steps back a block attends, at least the window's, and the number of queries per block."""
     assert mask.window is not None
     reach = -(-(mask.window - 1) // KEY_MULTIPLE) * KEY_MULTIPLE
     return reach, max(MIN_BLOCK_QUERIES, reach)

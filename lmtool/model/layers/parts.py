@@ -205,7 +205,7 @@ def apply_activation(x: Tensor, activation: str) -> Tensor:
 
 
 def init_weights_(module: nn.Module, spec: Transformer, std: float | None = None) -> None:
-    """Initialises matrices and embeddings normally and biases to zero (Radford et al. 2019). std: None for the spec's."""
+    """Sets matrices and embeddings to normal values, biases to zero (Radford et al. 2019). std: None for the spec's."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Embedding):
             nn.init.normal_(layer.weight, std=std or spec.init.std)

@@ -154,7 +154,7 @@ class AlibiPositions(AttentionPositions):
         return -self.slopes_N.to(query_PT.device)[:, None, None] * distance_PTS[:, None]
 
     def score_mod(self, positions_PS: Tensor) -> ScoreMod:
-        """Returns the bias for FlexAttention, which adds it to one score at a time. positions_PS: of queries and keys."""
+        """Returns a function that adds the bias to one score, for FlexAttention. positions_PS: of queries and keys."""
 
         def add_bias(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             text = row % len(positions_PS)

@@ -147,8 +147,8 @@ class Stack(nn.Module):
         x_BTD: Tensor,
         positions_PS: Tensor,
         mask: Mask,
-        caches: Sequence[LayerState | None] | None = None,
-        source_mask: Mask | None = None,
+        caches: Sequence[LayerState | None] = (),
+        source_keep_BS: Tensor | None = None,
         layer_outputs: list[Tensor] | None = None,
     ) -> tuple[Output, tuple[LayerState | None, ...]]:
         """Returns the hidden states (B, T, D) of the inputs, which continue the cached positions, and the new caches.
@@ -156,17 +156,17 @@ class Stack(nn.Module):
         Args:
             positions_PS: of all positions, cached ones first.
             mask: covers all positions.
-            caches: None without cached positions, in a full forward pass.
-            source_mask: covers the positions of the source, if there is one.
+            caches: of each sublayer; none in a full forward pass but those of a source.
+            source_keep_BS: False at padding of the source; None without padding.
             layer_outputs: if given, collects the inputs and the output of each layer, the last after the final norm.
         """
         T = x_BTD.shape[1]
         sublayers = self.sublayers_in_order()
         caches = caches or (None,) * len(sublayers)
         source = None
-        if source_mask is not None:
-            n_source = next(cache.k_BNSH.shape[2] for cache in caches if isinstance(cache, Memory))
-            source = AttentionOp(source_mask, T, torch.arange(n_source, device=x_BTD.device)[None])
+        if memory := next((cache for cache in caches if isinstance(cache, Memory)), None):
+            positions_1S = torch.arange(memory.k_BNSH.shape[2], device=x_BTD.device)[None]
+            source = AttentionOp(Mask(keep_BS=source_keep_BS), T, positions_1S)
         if _has_shifted_windows(mask, positions_PS):
             mask = replace(mask, text_positions_PS=positions_PS)
         position = self.position if mask.window is None else self.window_position[0]
