@@ -25,7 +25,9 @@ N, F = 60, 7
 def problem(task: str, labels: Any, features: Any, names: tuple[str, ...] = (), prior: bool = False) -> Problem:
     """Features and labels without a body."""
     spec = Classification.model_validate({"kind": "classification", "task": task, "labels": names})
-    model = SimpleNamespace(head=nn.Linear(features.shape[1], len(names) or 1), pair=lambda scores: scores)
+    model = SimpleNamespace(
+        head=nn.Linear(features.shape[1], len(names) or 1), expand_single_score=lambda scores: scores
+    )
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
     objective = ClassificationObjective(spec, cast(Vocabulary, None))

@@ -76,7 +76,7 @@ class Toy(nn.Module):
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             self.register_parameter(name, nn.Parameter(drawn))
 
-    def depths(self) -> dict[nn.Parameter, int]:
+    def parameter_depths(self) -> dict[nn.Parameter, int]:
         return dict.fromkeys(self.parameters(), 0)
 
 
