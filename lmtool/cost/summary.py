@@ -18,9 +18,9 @@ from lmtool.batch import Mask
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention, PlainAttention, SelfAttention, output_widths
+from lmtool.model.layers.blocks import FeedForward, LanguageModelHead
 from lmtool.model.layers.cells import Cell
 from lmtool.model.layers.memory_attention import MemoryAttention
-from lmtool.model.layers.parts import FeedForward, LanguageModelHead
 from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, DisentangledScore, ReducedRankScore, Score
 from lmtool.model.layers.stack import Stack, Sublayer

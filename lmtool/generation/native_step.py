@@ -27,8 +27,8 @@ from lmtool.compute.machine import machine_memory
 from lmtool.model.fixed import FixedState, source_length
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
+from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.norms import RMSNorm
-from lmtool.model.layers.parts import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import Score
 from lmtool.model.packed import PackedMatrix

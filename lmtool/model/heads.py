@@ -19,10 +19,10 @@ from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.features import ScalarMix
 from lmtool.model.language_model import LanguageModel, ModelWrapper, Output, evaluation_mode
+from lmtool.model.layers.blocks import apply_activation
 from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import ObservableAttention
-from lmtool.model.layers.parts import apply_activation
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHead, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model
@@ -122,9 +122,8 @@ class HeadedModel(ModelWrapper):
         if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalModel):
             return self.forward(batch)
         layers, auxiliary_B = self.body.layer_outputs_and_auxiliary(batch)
-        return Output(
-            layers[self.layer] if self.mix is None else self.mix(layers[self.first_mixed_layer :]), auxiliary_B
-        )
+        hidden_BTD = layers[self.layer] if self.mix is None else self.mix(layers[self.first_mixed_layer :])
+        return Output(hidden_BTD, auxiliary_B)
 
     def _select_layers(self, layers: LayerChoice) -> None:
         """Sets which layers the head reads. Raises UsageError for a layer that the body does not have."""

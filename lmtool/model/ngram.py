@@ -238,15 +238,13 @@ class NGramModel(CountingModel):
         """
         return np.where(grams_GN[:, 0] == PADDING_ID, counts_G, 1)
 
-    def _estimate_order(
-        self, context_G: IntArray, counts_G: IntArray, n_contexts: int
-    ) -> tuple[FloatArray, FloatArray]:
+    def _estimate_order(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
         """Returns mass_G and backoff_X of an order; see `_OrderTable`."""
         discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
         taken_X = np.bincount(context_G, discount_G, n_contexts)
         backoff_X = np.divide(taken_X, total_X, out=np.ones(n_contexts), where=total_X > 0)
-        return (counts_G - discount_G) / total_X[context_G], backoff_X
+        return [(counts_G - discount_G) / total_X[context_G], backoff_X]
 
     def _estimate_unigrams(self, counts_V: IntArray) -> FloatArray:
         """Returns unigram probabilities, which are uniform if nothing was counted."""
@@ -305,11 +303,9 @@ class AddKNGramModel(NGramModel):
     def _lower_order_counts(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
-    def _estimate_order(
-        self, context_G: IntArray, counts_G: IntArray, n_contexts: int
-    ) -> tuple[FloatArray, FloatArray]:
+    def _estimate_order(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
         total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
-        return counts_G.astype(np.float64), total_X
+        return [counts_G.astype(np.float64), total_X]
 
     def _estimate_unigrams(self, counts_V: IntArray) -> FloatArray:
         return counts_V.astype(np.float64)

@@ -20,7 +20,7 @@ from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import LanguageModel, ModulesByDepth, Output, append_to_last_layer
 from lmtool.model.layers.cells import Cell, CellState, TextLayout, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention, past_states_mask
+from lmtool.model.layers.memory_attention import MemoryAttention, past_mask
 from lmtool.model.state import DecodeState, KeyValueCache, LayerState
 from lmtool.recipe.spec.recurrent import Recurrent
 
@@ -150,10 +150,9 @@ class RecurrentDecoder(RecurrentModel):
         states = self.rnn.initial_state(n_rows)
         if self.attention is None:
             return DecodeState(0, None, states)
-        nothing_B0D = states[-1][0][:, None][:, :0]
-        return DecodeState(
-            0, None, (*states, KeyValueCache(self.attention.transform_keys(nothing_B0D), nothing_B0D[:, None]))
-        )
+        empty_B0D = states[-1][0][:, None][:, :0]
+        cache = KeyValueCache(self.attention.transform_keys(empty_B0D), empty_B0D[:, None])
+        return DecodeState(0, None, (*states, cache))
 
     def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         outputs, states = self.rnn(self.embed_inputs(batch), text_layout(batch), state.layers[: len(self.rnn.cells)])
@@ -167,7 +166,7 @@ class RecurrentDecoder(RecurrentModel):
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         mask = Mask(causal=True, keep_BS=keep_GS, documents_BS=batch.documents_BT)
         n_states = memory.v_BNSH.shape[2]
-        allowed = past_states_mask(mask, h_GQD.shape[1], n_states, h_BTD.device, self.attends_to_present)
+        allowed = past_mask(mask, h_GQD.shape[1], n_states, h_BTD.device, self.attends_to_present)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
         context_GQD = self.attention(h_GQD, memory, allowed)
         return self.head_input(h_BTD, state_after.lines_to_rows(context_GQD)), (*states, memory)

@@ -93,6 +93,8 @@ class RowTokens(NamedTuple):
 LayerState = KeyValueCache | Memory | RowTokens | tuple[Tensor, ...]
 """State of one sublayer between calls of `forward_incremental`. Plain tuples have a fixed size, like (h_BD, c_BD)."""
 
+Caches = Sequence[LayerState | None]
+"""States of sublayers; None for those without one."""
 
 TensorMap = Callable[[Tensor], Tensor] | None
 """A function of each tensor of a layer's state; None for the identity."""

@@ -4,7 +4,6 @@ Shapes: B rows, T positions, S positions so far or of a source, D model width, V
 a common prefix, Q new positions of all rows of a line.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -23,19 +22,12 @@ from lmtool.model.language_model import (
     Output,
     sum_auxiliary_losses,
 )
+from lmtool.model.layers import blocks
+from lmtool.model.layers.blocks import InputEmbeddings
 from lmtool.model.layers.ngrams import NgramEmbedding
-from lmtool.model.layers.parts import (
-    GATE_ACTIVATIONS,
-    InputEmbeddings,
-    LanguageModelHead,
-    SharedInputEmbeddings,
-    SpanBoundaryHead,
-    apply_activation,
-    init_weights_,
-)
 from lmtool.model.layers.positions import max_positions
 from lmtool.model.layers.stack import Stack
-from lmtool.model.state import DecodeState, LayerState, RowTokens
+from lmtool.model.state import Caches, DecodeState, LayerState, RowTokens
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import make_generator_spec
@@ -53,7 +45,7 @@ class TransformerModel(LanguageModel):
         self.ngrams = None
         if spec.ngram_embedding is not None:
             self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
-        self.head = LanguageModelHead(spec, vocab_size, self.inputs.tokens)
+        self.head = blocks.LanguageModelHead(spec, vocab_size, self.inputs.tokens)
 
     def forward(self, batch: Batch) -> Output:
         return self._run_stack(self.stacks()[0], batch)
@@ -82,11 +74,7 @@ class TransformerModel(LanguageModel):
         return [module for module in self.children() if isinstance(module, Stack)]
 
     def _run_stack(
-        self,
-        stack: Stack,
-        batch: Batch,
-        layer_outputs: list[Tensor] | None = None,
-        source_caches: Sequence[LayerState | None] = (),
+        self, stack: Stack, batch: Batch, layer_outputs: list[Tensor] | None = None, source_caches: Caches = ()
     ) -> Output:
         """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
         positions_PT = text_positions(batch)
@@ -189,8 +177,8 @@ class TransformerEncoder(ModelWithoutNextToken, TransformerModel):
         self.next_sentence = nn.Linear(spec.d_model, 2) if spec.next_sentence_head else None
         for part in (self.pooler, self.next_sentence):
             if part is not None:
-                init_weights_(part, spec)
-        self.span_boundary = SpanBoundaryHead(spec, vocab_size, self.head) if spec.span_boundary_head else None
+                blocks.init_weights_(part, spec)
+        self.span_boundary = blocks.SpanBoundaryHead(spec, vocab_size, self.head) if spec.span_boundary_head else None
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Returns the scores (B, 2) of "does not follow" and "follows", from the first position.
@@ -272,17 +260,17 @@ class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
     def __init__(self, body: TransformerEncoder, spec: ReplacedTokens, model: Transformer) -> None:
         super().__init__(body)
         small = make_generator_spec(model, spec)
-        inputs = SharedInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
+        inputs = blocks.SharedInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
         self.generator = TransformerEncoder(small, body.vocab_size, inputs)
-        self.activation = GATE_ACTIVATIONS.get(model.activation, model.activation)
+        self.activation = blocks.GATE_ACTIVATIONS.get(model.activation, model.activation)
         self.dense = nn.Linear(model.d_model, model.d_model)
         self.detector = nn.Linear(model.d_model, 1)
         for part in (self.dense, self.detector):
-            init_weights_(part, model)
+            blocks.init_weights_(part, model)
 
     def detection_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Returns v' f(W h_t + c) + b at each position (B, T), whose sigmoid is p(token t was replaced)."""
-        return cast(Tensor, self.detector(apply_activation(self.dense(hidden_BTD), self.activation))[..., 0])
+        return cast(Tensor, self.detector(blocks.apply_activation(self.dense(hidden_BTD), self.activation))[..., 0])
 
     def unused_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters of the discriminator's heads for other objectives."""

@@ -70,9 +70,7 @@ class MaskedObjective(Objective):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        if not self.spec.pair_objective:
-            return ()
-        return (SENTENCE_ORDER if self.spec.sentence_order else NEXT_SENTENCE,)
+        return (SENTENCE_ORDER if self.spec.sentence_order else NEXT_SENTENCE,) if self.spec.pair_objective else ()
 
     def text_cut(self, context: int) -> TextCut:
         """Cuts windows or pairs that leave room for [CLS] and each [SEP]."""

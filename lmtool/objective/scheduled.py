@@ -114,8 +114,7 @@ def _sample_text_by_text(model: LanguageModel, batch: Batch, draws_BT: Tensor, d
         values_RL[text_N, position_N] = values_BT.flatten()
         return values_RL
 
-    split_batch = Batch(split_documents(batch.tokens_BT, 0))
-    tokens_RL = _sample_step_by_step(model, split_batch, split_documents(draws_BT, -1))
+    tokens_RL = _sample_step_by_step(model, Batch(split_documents(batch.tokens_BT, 0)), split_documents(draws_BT, -1))
     return tokens_RL[text_N, position_N].view_as(batch.tokens_BT)
 
 

@@ -30,6 +30,8 @@ CENTRES_PER_CHUNK = 256
 """Centres per chunk: their vectors and those of their words fit a CPU core's cache."""
 
 IntArray = NDArray[np.int64]
+PairArrays = tuple[IntArray, IntArray, IntArray]
+"""Centres (L, 1), their context words (L, N), IGNORE where there are fewer, and their noise words (L, K)."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,7 @@ class SkipGramObjective(Objective):
         is_word = self.vocabulary.is_word_V[tokens]
         return tokens[is_word], np.cumsum(tokens == self.vocabulary.bos)[is_word]
 
-    def _draw_pairs(
-        self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator
-    ) -> tuple[IntArray, IntArray, IntArray]:
+    def _draw_pairs(self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator) -> PairArrays:
         """Returns each word (L, 1), the context words in its window (L, 2 window) and its noise words (L, K)."""
         W, L = self.spec.window, len(words_L)
         reach_L = np.full(L, W) if self.spec.fixed else rng.integers(1, W, L, endpoint=True)
@@ -173,7 +173,7 @@ class SkipGramObjective(Objective):
         place_LK = np.minimum(place_LK, np.nextafter(self._cumulative_noise_V[-1], 0))
         return np.where(left_L1 > 1e-9 * self._cumulative_noise_V[-1], place_LK, drawn_LK)
 
-    def _collate_pairs(self, parts: Sequence[tuple[IntArray, IntArray, IntArray]]) -> Batch:
+    def _collate_pairs(self, parts: Sequence[PairArrays]) -> Batch:
         centres_B1, neighbours_BN, noise_BK = (
             torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)
         )
@@ -194,7 +194,7 @@ class CbowObjective(SkipGramObjective):
         n_B1 = batch.keep_BT.sum(1, keepdim=True).clamp(min=1)
         return (output.hidden_BTD * batch.keep_BT[..., None]).sum(1) / n_B1
 
-    def _collate_pairs(self, parts: Sequence[tuple[IntArray, IntArray, IntArray]]) -> Batch:
+    def _collate_pairs(self, parts: Sequence[PairArrays]) -> Batch:
         of_centres = super()._collate_pairs(parts)
         neighbours_BN = of_centres.targets_BT
         assert neighbours_BN is not None

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch, Mask
 from lmtool.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 from lmtool.errors import RecipeError
-from lmtool.model.layers.memory_attention import past_states_mask
+from lmtool.model.layers.memory_attention import past_mask
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
 from lmtool.model.size import UNCOUNTABLE, count_parameters
 from lmtool.printable import aligned, plain
@@ -130,7 +130,7 @@ def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
     elif spec.shape == "decoder":
         present = spec.attention.present
         mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        allowed_TT = past_states_mask(mask, n, n, CPU, present)[0]
+        allowed_TT = past_mask(mask, n, n, CPU, present)[0]
         yield _pooled("the states up to the own one" if present else "the states before the own one", allowed_TT)
     if source is not None and spec.shape == "encoder-decoder":
         allowed_TS = Mask(keep_BS=batch.source_keep_BS).allowed(n, source.shape[1], CPU)[0]

@@ -9,8 +9,8 @@ import torch
 from lmtool.batch import IGNORE, Batch, Mask
 from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import AttentionOp
+from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.experts import Experts
-from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import LoraLinear, add_adapters_
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal

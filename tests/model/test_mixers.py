@@ -16,7 +16,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers import stack
 from lmtool.model.layers.attention import AttentionOp, Mixer, MixerOutput
-from lmtool.model.layers.parts import FeedForward
+from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.lora import LoraLinear, add_adapters_, merge_adapters_
 from lmtool.model.packed import PackedMatrix, pack_weights_
 from lmtool.recipe.spec.training import Lora

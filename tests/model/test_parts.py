@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from lmtool.batch import Mask
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import AttentionOp, JoinedLinear, Mixer, MixerOutput
+from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.norms import build_norm
-from lmtool.model.layers.parts import FeedForward
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions
 from lmtool.model.layers.stack import Sublayer
 from lmtool.recipe.spec.transformer import Norm

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtool.batch import Batch, Mask
 from lmtool.model import DecodeState, build
 from lmtool.model.layers.cells import Cell, TextLayout, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention, past_states_mask, selection_weights
+from lmtool.model.layers.memory_attention import MemoryAttention, past_mask, selection_weights
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.state import KeyValueCache
@@ -200,7 +200,7 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
     for enabled in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             states = KeyValueCache(memory.transform_keys(h_BTD), h_BTD[:, None])
-            contexts.append(memory(h_BTD, states, past_states_mask(Mask(causal=True), 5, 5, h_BTD.device)))
+            contexts.append(memory(h_BTD, states, past_mask(Mask(causal=True), 5, 5, h_BTD.device)))
     assert torch.equal(*contexts)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import KeyValueCache, LayerState, Memory
-from lmtool.model.layers.kernels import DenseKernel, FlexKernel, PerQueryKernel, WindowKernel, at_least_float32
+from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, FlexKernel, PerQueryKernel, WindowKernel
 from lmtool.model.layers.observing import ObservableAttention, Observer
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
@@ -63,7 +63,7 @@ class AttentionOp:
         self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
         # not cached properties, because torch.compile stops at their locks
         self._begins_BT: Tensor | None = None
-        self._kernel: DenseKernel | WindowKernel | PerQueryKernel | None = None
+        self._kernel: AttentionKernel | None = None
         # at most one; torch.compile may forget that an attribute was set, but not what is in a list
         self._flex: list[FlexKernel] = []
 
@@ -128,8 +128,9 @@ class AttentionOp:
             return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score)
         kernel = self._kernel = self._kernel or self._build_kernel()
         if observer is not None:
+            dtype = torch.promote_types(q_BNTH.dtype, torch.float32)
             with torch.autocast(q_BNTH.device.type, enabled=False):
-                observer(kernel.attention_weights(at_least_float32(q_BNTH), at_least_float32(keys_BKSH), score))
+                observer(kernel.attention_weights(q_BNTH.to(dtype), keys_BKSH.to(dtype), score))
         return kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
     def _can_use_flex(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
@@ -151,7 +152,7 @@ class AttentionOp:
             and mask.seen_BQS is None
         )
 
-    def _build_kernel(self) -> "DenseKernel | WindowKernel | PerQueryKernel":
+    def _build_kernel(self) -> AttentionKernel:
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
         if self.uses_window_blocks:
             return WindowKernel(mask, self._positions_PS, self._position)
@@ -270,11 +271,7 @@ class SelfAttention(_MultiHeadAttention):
     qkv: JoinedLinear
 
     def __init__(
-        self,
-        sizes: HeadSizes,
-        dropout: float,
-        score: Score | None = None,
-        norms: tuple[nn.Module, nn.Module] | None = None,
+        self, sizes: HeadSizes, dropout: float, score: Score | None = None, norms: Sequence[nn.Module] | None = None
     ) -> None:
         """norms: of queries and of keys; None for neither."""
         widths = (sizes.n_heads * sizes.width, sizes.n_kv_heads * sizes.width, sizes.n_kv_heads * sizes.value_width)

@@ -54,11 +54,9 @@ class TextLayout:
         flat_M = keep_BT.flatten().nonzero()[:, 0]
         row_M = flat_M // T
         # a text begins where the row or document differs from that of the previous non-padding position
+        document_M = row_M if documents_BT is None else documents_BT.flatten()[flat_M]
         begins_M = torch.ones_like(flat_M, dtype=torch.bool)
-        begins_M[1:] = row_M[1:] != row_M[:-1]
-        if documents_BT is not None:
-            document_M = documents_BT.flatten()[flat_M]
-            begins_M[1:] |= document_M[1:] != document_M[:-1]
+        begins_M[1:] = (row_M[1:] != row_M[:-1]) | (document_M[1:] != document_M[:-1])
         text_M = begins_M.cumsum(0) - 1
         n_texts = int(begins_M.sum())
         lengths_R = torch.bincount(text_M, minlength=n_texts)

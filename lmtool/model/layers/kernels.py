@@ -115,11 +115,6 @@ def _repeat_kv_heads(t_BKSH: Tensor, n_heads: int) -> Tensor:
     return t_BKSH if groups == 1 else t_BKSH.repeat_interleave(groups, 1)
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Returns a tensor in float32, or unchanged if its dtype is wider."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 class FlexKernel:
     """FlexAttention (Dong et al. 2024): a compiled kernel that skips the blocks in which a mask has no pair.
 
@@ -154,7 +149,7 @@ class PerQueryKernel:
     same bits as in decoding steps. Rounding of its inputs would otherwise magnify differences in the last bits.
     """
 
-    def __init__(self, kernels: "Sequence[DenseKernel | WindowKernel | PerQueryKernel]", n_keys: int) -> None:
+    def __init__(self, kernels: "Sequence[AttentionKernel]", n_keys: int) -> None:
         self._kernels = kernels
         self._n_keys = n_keys
 
@@ -174,7 +169,7 @@ class PerQueryKernel:
         ]
         return torch.cat(rows, 2)
 
-    def _queries_and_kernels(self) -> "Iterator[tuple[int, int, DenseKernel | WindowKernel | PerQueryKernel]]":
+    def _queries_and_kernels(self) -> "Iterator[tuple[int, int, AttentionKernel]]":
         """Returns the index of each query, the number of its keys, and its kernel."""
         first = self._n_keys - len(self._kernels) + 1
         return ((i, first + i, kernel) for i, kernel in enumerate(self._kernels))
@@ -232,11 +227,7 @@ class WindowKernel:
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
         mixed = self._kernel(
-            self._query_blocks(q_BNTH),
-            self._key_blocks_with_global(k_BKSH),
-            self._key_blocks_with_global(v_BKSH),
-            dropout,
-            score,
+            self._query_blocks(q_BNTH), self._all_key_blocks(k_BKSH), self._all_key_blocks(v_BKSH), dropout, score
         )
         mixed_BNTH = self._join_blocks(mixed, len(q_BNTH))
         if self._global_kernel is None:
@@ -247,7 +238,7 @@ class WindowKernel:
     def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
         """Returns the attention weights (B, N, T, S) for all keys, zeros outside the windows."""
         B, N, length = len(q_BNTH), q_BNTH.shape[1], self._length
-        blocks = self._kernel.attention_weights(self._query_blocks(q_BNTH), self._key_blocks_with_global(k_BKSH), score)
+        blocks = self._kernel.attention_weights(self._query_blocks(q_BNTH), self._all_key_blocks(k_BKSH), score)
         of_rows = blocks.view(B, -1, *blocks.shape[1:]).transpose(1, 2).flatten(2)
         # positions that two blocks have are masked in one of them; those past the end of the row are cut off
         flat = (self._query_CQ[:, :, None] * length + self._key_CW[:, None]).flatten()
@@ -276,7 +267,7 @@ class WindowKernel:
         blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
         return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
 
-    def _key_blocks_with_global(self, t_BKSH: Tensor) -> Tensor:
+    def _all_key_blocks(self, t_BKSH: Tensor) -> Tensor:
         blocks = self._key_blocks(t_BKSH)
         if not self._n_global:
             return blocks
@@ -294,3 +285,6 @@ def _block_sizes(mask: Mask) -> tuple[int, int]:
     assert mask.window is not None
     reach = -(-(mask.window - 1) // KEY_MULTIPLE) * KEY_MULTIPLE
     return reach, max(MIN_BLOCK_QUERIES, reach)
+
+
+AttentionKernel = DenseKernel | WindowKernel | PerQueryKernel

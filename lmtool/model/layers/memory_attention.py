@@ -69,9 +69,7 @@ def selection_weights(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: in
     return hard_BTS + (soft_BTS - soft_BTS.detach())
 
 
-def past_states_mask(
-    mask: Mask, n_queries: int, n_states: int, device: torch.device, include_present: bool = False
-) -> Tensor:
+def past_mask(mask: Mask, n_queries: int, n_states: int, device: torch.device, include_present: bool = False) -> Tensor:
     """Returns which states each of the last `n_queries` positions may attend to (1 or B, T, S): those before it.
 
     Unlike in `Mask.allowed` there may be none for a query.

@@ -17,12 +17,12 @@ from lmtool.compute.kernels import ops
 from lmtool.model.language_model import ModulesByDepth, Output, append_to_last_layer, sum_auxiliary_losses
 from lmtool.model.layers import attention
 from lmtool.model.layers.attention import AttentionOp, CrossAttention, HeadSizes, Mixer, MixerOutput
+from lmtool.model.layers.blocks import FeedForward, init_weights_
 from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import find_attention_modules
-from lmtool.model.layers.parts import FeedForward, init_weights_
 from lmtool.model.layers.positions import build_attention_position, build_window_position
 from lmtool.model.layers.scores import DisentangledScore, Score, build_score
-from lmtool.model.state import KeyValueCache, LayerState, Memory
+from lmtool.model.state import Caches, KeyValueCache, LayerState, Memory
 from lmtool.recipe.spec.position import DisentangledPosition
 from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transformer, WindowPattern
 
@@ -98,11 +98,7 @@ class Stack(nn.Module):
         self.window_position = (build_window_position(spec, self.position),)
         self.sublayers = nn.ModuleList(
             Sublayer(
-                mixer,
-                build_norm(spec.norm, spec.d_model, spec.bias),
-                norm_place=spec.norm.place,
-                dropout=spec.dropout,
-                residual=spec.residual,
+                mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
             )
             for _ in range(1 if spec.share_layers else spec.n_layers)
             for mixer in _build_mixers(spec, add_cross_attention)
@@ -135,7 +131,7 @@ class Stack(nn.Module):
         pairs = zip(sublayers, memories, strict=True)
         return tuple(memory or sublayer.mixer.initial_state(n_rows) for sublayer, memory in pairs)
 
-    def source_caches(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
+    def source_caches(self, source_BSD: Tensor) -> Caches:
         """Returns keys and values of the source for every sublayer with cross-attention, None for the others."""
         mixers = [sublayer.mixer for sublayer in self.sublayers_in_order()]
         return tuple(
@@ -147,7 +143,7 @@ class Stack(nn.Module):
         x_BTD: Tensor,
         positions_PS: Tensor,
         mask: Mask,
-        caches: Sequence[LayerState | None] = (),
+        caches: Caches = (),
         source_keep_BS: Tensor | None = None,
         layer_outputs: list[Tensor] | None = None,
     ) -> tuple[Output, tuple[LayerState | None, ...]]:
@@ -197,7 +193,7 @@ class Stack(nn.Module):
         sublayers: Sequence[Sublayer],
         x_BTD: Tensor,
         attend: AttentionOp,
-        caches: Sequence[LayerState | None],
+        caches: Caches,
         shares_bias: bool = True,
     ) -> tuple[Tensor, list[tuple[LayerState | None, Tensor | None]]]:
         """Returns the output of one layer, and the new cache and the auxiliary loss of each of its sublayers.
