@@ -124,7 +124,7 @@ def _pair_packed_matrices(device: torch.device, precision: str) -> ComputationPa
     fast = copy.deepcopy(plain)
     pack_weights_(fast, precision, device)
     if precision in ("int8", "int4"):
-        quantize_weights_(plain, precision, in_place=True)
+        quantize_weights_(plain, precision, keep_dtype=True)
 
     def compute(model: LanguageModel, precision: str) -> Tensor:
         with Compute(device, precision).autocast():

@@ -298,7 +298,7 @@ def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
     assert isinstance(model, NGramModel)
     targets_BT = batch.known_targets_BT
     is_scored_BT = targets_BT != IGNORE
-    counted = model.has_count(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
+    counted = model.has_counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 

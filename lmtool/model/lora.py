@@ -88,7 +88,7 @@ def add_adapters_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) 
         fix = "set it to [feed-forward]" if find_linears(model) else "train without adapters"
         raise UsageError(what, where="tuning.lora.targets", fix=fix)
     if spec.quantize != "none":
-        quantize_weights_(model, spec.quantize, in_place=not keep_quantized)
+        quantize_weights_(model, spec.quantize, keep_dtype=not keep_quantized)
 
 
 def merge_adapters_(model: nn.Module) -> None:

@@ -119,7 +119,7 @@ class NGramModel(CountingModel):
         cells = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
         return rows_of_grams, cells, order.mass_G[grams]
 
-    def has_count(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def has_counted(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Returns whether each target was ever counted after its context."""
         context_MC, target_M = hidden.reshape(-1, self.n_context_tokens), targets.reshape(-1)
         length_M = self._context_lengths(context_MC)
@@ -222,7 +222,7 @@ class NGramModel(CountingModel):
                 context_G = np.searchsorted(keys, context_G * self.vocab_size + token_G)
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[is_whole, -1]
-            mass_G, backoff_X = self._estimate_order(context_G, counts_G[is_whole], n_contexts)
+            mass_G, backoff_X = self._masses_and_backoffs(context_G, counts_G[is_whole], n_contexts)
             orders.append((keys_G, mass_G, np.searchsorted(context_G, np.arange(n_contexts + 1)), backoff_X))
 
         def to_tensor(values: NDArray[Any]) -> Tensor:
@@ -238,7 +238,7 @@ class NGramModel(CountingModel):
         """
         return np.where(grams_GN[:, 0] == PADDING_ID, counts_G, 1)
 
-    def _estimate_order(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
+    def _masses_and_backoffs(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
         """Returns mass_G and backoff_X of an order; see `_OrderTable`."""
         discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
@@ -303,7 +303,7 @@ class AddKNGramModel(NGramModel):
     def _lower_order_counts(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
-    def _estimate_order(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
+    def _masses_and_backoffs(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
         total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
         return [counts_G.astype(np.float64), total_X]
 

@@ -182,11 +182,11 @@ class _DequantizedLinear(torch.autograd.Function):
         return (grads[0] @ ctx.weight.dense().to(grads[0].dtype)).to(ctx.dtype), None
 
 
-def quantize_weights_(model: nn.Module, precision: str, *, in_place: bool) -> None:
-    """Rounds the matrices of layers to int8 or int4. in_place: keep the rounded values in the dtype of the weights."""
+def quantize_weights_(model: nn.Module, precision: str, *, keep_dtype: bool) -> None:
+    """Rounds the matrices of layers to int8 or int4. keep_dtype: store the rounded values in the dtype of weights."""
     for linear in find_linears(model):
         product = DequantizedProduct(linear.weight.detach(), precision)
-        if in_place:
+        if keep_dtype:
             linear.weight.data.copy_(product.dense())
         else:
             linear.weight = PackedMatrix(_shape_placeholder(linear.weight.detach()), product)

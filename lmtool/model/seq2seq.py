@@ -120,20 +120,20 @@ class RecurrentEncoderDecoder(RecurrentModel):
         return self.head_input([h_BTD, *outputs][-1], None), (first_state, *other_states, memory)
 
     def _run_input_feeding_layer(
-        self, x_BTD: Tensor, before: DecodeState, allowed_G1S: Tensor, keep_BT: Tensor | None
+        self, x_BTD: Tensor, decode_state: DecodeState, allowed_G1S: Tensor, keep_BT: Tensor | None
     ) -> tuple[Tensor, CellState]:
         """Runs the first layer step by step, because each context depends on the previous state.
 
         The input part of the gates is computed for all steps at once. Padding leaves the state unchanged.
         """
         cell, feed = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed)
-        attention, memory = cast(MemoryAttention, self.attention), cast(Memory, before.layers[-1])
-        state: CellState = tuple(before.layers[0])
+        attention, memory = cast(MemoryAttention, self.attention), cast(Memory, decode_state.layers[-1])
+        state: CellState = tuple(decode_state.layers[0])
         hidden = []
         with torch.autocast(x_BTD.device.type, enabled=False):
             for t, gates_BG in enumerate(cell.project_input(x_BTD).unbind(1)):
-                context_GWD = attention(before.rows_to_lines(state[0][:, None]), memory, allowed_G1S)
-                after = cell.step(gates_BG + feed(before.lines_to_rows(context_GWD)[:, 0]), state)
+                context_GWD = attention(decode_state.rows_to_lines(state[0][:, None]), memory, allowed_G1S)
+                after = cell.step(gates_BG + feed(decode_state.lines_to_rows(context_GWD)[:, 0]), state)
                 if keep_BT is not None:
                     keep_B1 = keep_BT[:, t, None]
                     after = tuple(torch.where(keep_B1, new, old) for new, old in zip(after, state, strict=True))

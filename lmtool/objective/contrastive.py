@@ -87,9 +87,9 @@ def label_similarity_loss(vectors_ND: Tensor, labels_N: Tensor) -> Tensor:
     return torch.stack([half.sum() / max(1, len(half)) for half in halves]).mean()
 
 
-def matryoshka_loss(loss: Callable[[Tensor], Tensor], vectors: Tensor, dims: Sequence[int]) -> Tensor:
+def matryoshka_loss(loss_function: Callable[[Tensor], Tensor], vectors: Tensor, dims: Sequence[int]) -> Tensor:
     """Returns the sum of the losses of vectors truncated to each of `dims` (Kusupati et al. 2022)."""
-    return torch.stack([loss(vectors[..., :dim]) for dim in dims]).sum()
+    return torch.stack([loss_function(vectors[..., :dim]) for dim in dims]).sum()
 
 
 class RowVectors(NamedTuple):

@@ -88,7 +88,7 @@ def chunked_loss(model: LogitHead, hidden_MD: Tensor, loss_from_logits: Callable
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Any, parts: Any, loss_of: Any, hidden_MD: Tensor, *trained: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Any, parts: Any, loss_fn: Any, hidden_MD: Tensor, *trained: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grads = []
         head_grads = [torch.zeros_like(p) for p in trained]
@@ -96,7 +96,7 @@ class _ChunkedLoss(torch.autograd.Function):
             with torch.enable_grad():
                 hidden = hidden_MD[part].detach().requires_grad_()
                 scores = logits(hidden)
-                loss = loss_of(scores, part)
+                loss = loss_fn(scores, part)
                 # the loss scale of float16 is not known yet, so chunks use a scale of their own
                 scale = FLOAT16_CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
                 hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))

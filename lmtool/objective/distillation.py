@@ -78,14 +78,14 @@ class DistillationObjective(Objective):
         total = chunked_loss(model, output.hidden_BTD[is_target_BT], loss_from_logits)
         return self._combine_losses(target_loss, total, output.hidden_BTD, teacher_BTD, inputs)
 
-    def _label_loss(self, student: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:
+    def _label_loss(self, objective: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
         assert isinstance(self.teacher, Classifier)
         output = model.run_head(batch)
         with torch.no_grad():
             teacher = self.teacher.run_head(batch)
-        target_loss, scores_BC = student.loss_from_output(model, output, batch), output.scores
-        match student.spec.task:
+        target_loss, scores_BC = objective.loss_from_output(model, output, batch), output.scores
+        match objective.spec.task:
             case "class":
                 total = distillation_divergence(teacher.scores, scores_BC, self.spec.temperature)
             case "multi":
@@ -95,7 +95,7 @@ class DistillationObjective(Objective):
                 assert self.teacher_task is not None
                 # both scores are (number - center) / scale of their own tables
                 numbers_BC = teacher.scores * (self.teacher_task.scale or 1.0) + (self.teacher_task.center or 0.0)
-                targets_BC = (numbers_BC - (student.spec.center or 0.0)) / (student.spec.scale or 1.0)
+                targets_BC = (numbers_BC - (objective.spec.center or 0.0)) / (objective.spec.scale or 1.0)
                 total = (scores_BC - targets_BC).square().sum()
         return self._combine_losses(target_loss, total, output.hidden_BTD, teacher.hidden_BTD, batch)
 

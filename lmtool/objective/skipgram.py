@@ -106,11 +106,11 @@ class SkipGramObjective(Objective):
     def _softmax_loss(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
         """Returns -log p of all context words, with the logits of one chunk of centres in memory at a time."""
 
-        def loss_of(logits_BV: Tensor, part: slice) -> Tensor:
+        def loss_from_logits(logits_BV: Tensor, part: slice) -> Tensor:
             log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
             return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
 
-        return chunked_loss(model, hidden_BD, loss_of)
+        return chunked_loss(model, hidden_BD, loss_from_logits)
 
     @cached_property
     def _counts_V(self) -> IntArray:

@@ -44,8 +44,8 @@ class Traces(Mixer):
         steps = []
         for t, x_BD in enumerate(x_BTD.unbind(1)):
             before_BD = h_BD
-            if attend.begins_BT is not None:
-                before_BD = before_BD.masked_fill(attend.begins_BT[:, t, None], 0.0)
+            if attend.document_starts_BT is not None:
+                before_BD = before_BD.masked_fill(attend.document_starts_BT[:, t, None], 0.0)
             after_BD = before_BD / 2 + x_BD
             h_BD = after_BD if attend.keep_BT is None else torch.where(attend.keep_BT[:, t, None], after_BD, h_BD)
             steps.append(h_BD)

@@ -38,7 +38,7 @@ class AttentionOp:
     """Computes softmax(score(q, k) + mask) v under one mask, for all layers of a stack in one forward pass.
 
     Masks, biases and rotations are computed on first use. Layers without attention read the padding and the document
-    boundaries of their positions, the queries, from it: `keep_BT` and `begins_BT`.
+    boundaries of their positions, the queries, from it: `keep_BT` and `document_starts_BT`.
 
     mask: which keys each query attends to.
     positions_PS: positions of all keys; the last `n_queries` are those of the queries.
@@ -62,7 +62,7 @@ class AttentionOp:
         self._query_PT = positions_PS[:, self._n_keys - n_queries :]
         self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
         # not cached properties, because torch.compile stops at their locks
-        self._begins_BT: Tensor | None = None
+        self._document_starts_BT: Tensor | None = None
         self._kernel: AttentionKernel | None = None
         # at most one; torch.compile may forget that an attribute was set, but not what is in a list
         self._flex: list[FlexKernel] = []
@@ -73,16 +73,16 @@ class AttentionOp:
         return None if self.mask.keep_BS is None else self.mask.keep_BS[:, self._n_keys - self._n_queries :]
 
     @property
-    def begins_BT(self) -> Tensor | None:
+    def document_starts_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
-        if self._begins_BT is None and (begins_BS := self.mask.begins_BS) is not None:
-            self._begins_BT = begins_BS[:, self._n_keys - self._n_queries :]
-        return self._begins_BT
+        if self._document_starts_BT is None and (begins_BS := self.mask.begins_BS) is not None:
+            self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
+        return self._document_starts_BT
 
     @property
     def uses_window_blocks(self) -> bool:
         """Whether attention is computed block by block, not for all query-key pairs."""
-        return self._n_queries == self._n_keys and WindowKernel.is_worthwhile(self.mask, self._n_keys)
+        return self._n_queries == self._n_keys and WindowKernel.is_cheaper_than_dense(self.mask, self._n_keys)
 
     def without_shared_bias(self) -> "AttentionOp":
         """Returns a copy that computes the bias again, if it has a gradient; else itself."""

@@ -219,7 +219,7 @@ class WindowKernel:
             self._global_kernel = DenseKernel(allowed, bias, False, length, device)
 
     @staticmethod
-    def is_worthwhile(mask: Mask, length: int) -> bool:
+    def is_cheaper_than_dense(mask: Mask, length: int) -> bool:
         """Returns whether blocks are cheaper than dense attention: for long rows of contiguous positions."""
         if mask.window is None or mask.text_positions_PS is not None:
             return False
