@@ -40,7 +40,7 @@ from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import load_packed
 from lmtool.model import LanguageModel, build
-from lmtool.model.packed import pack
+from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.prompt_format import Prompt
 
@@ -279,7 +279,7 @@ def invented(shape: Shape, folder: Path) -> Task:
 
     def ours(precision: str) -> LanguageModel:
         model = new()
-        pack(model, precision, CPU)
+        pack_weights_(model, precision, CPU)
         return model
 
     def theirs(precision: str) -> Any:

@@ -33,7 +33,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.model import LanguageModel, build
 from lmtool.objective import Example
-from lmtool.objective.base import rng_of
+from lmtool.objective.base import rng_from_tokens
 from lmtool.recipe.spec.recipe import Model
 
 STORIES, UNSEEN = DATA / "stories.txt", DATA / "stories.valid.txt"
@@ -378,7 +378,7 @@ def given_true(lm: TrainedModel, phrases: Sequence[str]) -> list[list[bool]]:
     """Whether the most probable letter is the right one, when all letters before it are the true ones."""
     encode = lm.loaded.tokenizer.encode
     pairs = [[np.array(encode(text)) for text in (phrase, phrase[::-1])] for phrase in phrases]
-    batch = lm.loaded.objective.collate([Example(source, rng_of(source), target) for source, target in pairs])
+    batch = lm.loaded.objective.collate([Example(source, rng_from_tokens(source), target) for source, target in pairs])
     with torch.inference_mode():
         guessed_BT = lm.loaded.model.logits(lm.loaded.model(batch).hidden_BTD).argmax(-1)
     rights = (guessed_BT == batch.targets_BT).tolist()

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import describe_machine, options_of, print_head, print_row, run_lmtool
 
 from lmtool.data import bundled
-from lmtool.model.size import size_of
+from lmtool.model.size import count_parameters
 from lmtool.recipe.load import load
 
 TRAIN, VALID = "data/stories.txt", "data/stories.valid.txt"
@@ -84,7 +84,7 @@ def main() -> None:
             seconds = records(run)[-1]["seconds"]
             speed = statistics.median(record["tokens_per_second"] for record in records(run))
             model = load(Path(run) / "recipe.yaml").recipe.model
-            size = "counts" if counts else f"{size_of(model, model.vocab_size or VOCABULARY).parameters:,}"
+            size = "counts" if counts else f"{count_parameters(model, model.vocab_size or VOCABULARY).parameters:,}"
             bits = loads(run_lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
             print_row(name, f"{bits:.3f}", size, f"{speed:,.0f}", f"{steps:,}", f"{seconds:.0f}")
     print_row("the limit", f"{bundled.entropy_bound([bundled.data_folder() / Path(VALID).name]):.3f}", "", "", "", "")

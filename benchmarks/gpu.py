@@ -32,9 +32,9 @@ from lmtool.cost.footprint import AllocationTracker
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions
-from lmtool.model.packed import pack
+from lmtool.model.packed import pack_weights_
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
@@ -141,7 +141,7 @@ def training(setup: Setup) -> None:
         schedule=Constant(kind="constant"),
     )
     tokens = RandomTokens(sizes.vocab_size, 1000 * sizes.context)
-    examples = Windows(tokens, CausalObjective(Causal(), -1, False).cut(sizes.context), seed=1)  # type: ignore[arg-type]  # read like a store
+    examples = Windows(tokens, CausalObjective(Causal(), -1, False).text_cut(sizes.context), seed=1)  # type: ignore[arg-type]  # read like a store
     own = setup.model(sizes.vocab_size)
     n_parameters = sum(parameter.numel() for parameter in own.parameters()) - sizes.context * sizes.width
     other = same_weights(setup.model(sizes.vocab_size), sizes.config(sizes.vocab_size), "sdpa").to(device)
@@ -195,7 +195,7 @@ def attention(setup: Setup) -> None:
             F.scaled_dot_product_attention(q, k, v, attn_mask=allowed).sum().backward()
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = mask, rule: AlibiPositions | None = rule) -> Tensor:
-            return Attend(mask, length, torch.arange(length, device=device)[None], rule=rule)(q, k, v, 0.0)
+            return AttentionOp(mask, length, torch.arange(length, device=device)[None], position=rule)(q, k, v, 0.0)
 
         fast = setup.compiled(attend)
         found = setup.seconds(
@@ -247,7 +247,7 @@ def decoding(setup: Setup) -> None:
     sizes, device = setup.sizes, setup.compute.device
     own, n = setup.model(sizes.vocab_size).eval(), min(sizes.written, sizes.context - 8)
     other = same_weights(own, sizes.config(sizes.vocab_size), "sdpa").to(device, setup.compute.dtype).eval()
-    pack(own, setup.compute.precision, device)
+    pack_weights_(own, setup.compute.precision, device)
     print()
     print_head(f"{n} tokens after 8, greedy, {setup.compute.precision}", "lmtool", "Transformers", "ratio")
     for n_rows in (1, 8):

@@ -75,7 +75,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
         tokenizer = data.prompt_format.tokenizer
         lm, _ = build_for_training(own, tokenizer, compute, data.set_statistics)
         objective = build_objective(own, data.prompt_format.tokenizer, lm.counts_V)
-        for parameter in objective.idle(lm):
+        for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
         optimizers = Optimizers(own.optimizer, lm, compute, own.tuning)
         for _ in fit(Trainable(lm, objective, optimizers), data.examples(objective), own, compute):

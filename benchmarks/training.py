@@ -159,7 +159,7 @@ def contender(given: argparse.Namespace) -> Iterator[float]:
         optimizer=AdamW(lr=1e-3),
         schedule=Constant(kind="constant"),
     )
-    examples = Windows(tokens, CausalObjective(Causal(), -1, False).cut(given.context), seed=1)  # type: ignore[arg-type]
+    examples = Windows(tokens, CausalObjective(Causal(), -1, False).text_cut(given.context), seed=1)  # type: ignore[arg-type]
     compute = choose_compute(given.device, precision)
     torch.manual_seed(1)
     model = build(spec, tokens.vocab_size).to(compute.device)

@@ -87,7 +87,7 @@ def test_predictions_of_an_imported_classifier(
     for text, found in zip(texts, lm.predict(texts), strict=True):
         row, _, _ = loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])
         with torch.no_grad():
-            scores_C = loaded.model.answer(Batch(torch.tensor(row)[None])).scores_BC[0].double()
+            scores_C = loaded.model.run_head(Batch(torch.tensor(row)[None])).scores[0].double()
         if n == 1:
             assert isinstance(found.label, float)
             assert math.isclose(found.label, float(scores_C[0]), rel_tol=1e-4)
@@ -123,7 +123,7 @@ def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: W
     text = words(9)
     tokens = torch.tensor([[*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]])
     with torch.no_grad():
-        layers = loaded.model.layers(Batch(tokens))
+        layers = loaded.model.layer_outputs(Batch(tokens))
         logits_V = loaded.model.logits(loaded.model(Batch(tokens)).hidden_BTD[:, -1])[0].double()
     states = lm.hidden_states(text)
     assert len(states.tokens) == tokens.shape[1] + 1  # the end of the text

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import LanguageModel, build, with_head
-from lmtool.model.averaging import AveragingModel, RatioHead
+from lmtool.model import LanguageModel, add_objective_head, build
+from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.heads import Classifier, HeadedModel, TokenHeadModel
 from lmtool.model.recurrent import BidirectionalModel
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.objective import Example, Vocabulary
-from lmtool.objective import build as build_objective
+from lmtool.objective import build_with_vocabulary as build_objective
 from lmtool.recipe.finetuning import ParentRun, TableShape, resolve_continued_training, resolve_finetuning
 from lmtool.recipe.load import parse_settings, shipped_recipes
 from lmtool.recipe.resolve import resolve
@@ -233,7 +233,7 @@ def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list
     assert isinstance(model, HeadedModel)
     assert model.mix is not None
     scalars, gamma = model.mix.scalars_L.tolist(), float(model.mix.gamma.detach())
-    return list(recurrent.scalar_mix([np.stack(layer) for layer in every[model.first :]], scalars, gamma))
+    return list(recurrent.scalar_mix([np.stack(layer) for layer in every[model.first_mixed_layer :]], scalars, gamma))
 
 
 def halves(body: LanguageModel, spec: Recurrent, tokens_T: torch.Tensor) -> list[list[Array]]:
@@ -274,7 +274,7 @@ def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
     found = model.logits(model(Batch(tokens_T[None])).hidden_BTD)[0]
     if isinstance(model, BidirectionalModel):
         layers = halves(model, spec, tokens_T)
-        for ours, wanted in zip(model.layers(Batch(tokens_T[None])), layers, strict=True):
+        for ours, wanted in zip(model.layer_outputs(Batch(tokens_T[None])), layers, strict=True):
             np.testing.assert_allclose(array(ours[0]), np.stack(wanted), **EXACT)
         hidden = [h[: spec.d_model] for h in layers[-1]]
     elif spec.attention is None:
@@ -292,12 +292,12 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     body, spec, tokens_BT = model.body, recipe.model, tiny.tokens(4, 6)
     assert isinstance(body, AveragingModel)
     assert isinstance(spec, Averaging)
-    model.count_features([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
+    model.fit_feature_statistics_([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
     features = [classifiers.features(text, tiny.VOCAB, spec.ngrams, spec.buckets) for text in tokens_BT.tolist()]
     if body.owner_K is not None:
         hashes = {h % spec.buckets for h in body.owner_K.tolist() if h >= 0}
         assert hashes
-        kept = [[body._all_features(Batch(row[None]))] for row in tokens_BT]
+        kept = [[body._collect_features(Batch(row[None]))] for row in tokens_BT]
         features = [f_1F[0][k_1F[0]].tolist() for ((f_1F, k_1F),) in kept]
     width = tiny.VOCAB + spec.n_hashed
     if spec.tf_idf:
@@ -309,9 +309,9 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
         dense = [(array(layer.weight), array(layer.bias)) for layer in body.dense]
         x = np.array([classifiers.deep_average(text, table, dense, spec.activation) for text in features])
     w = array(model.head.weight)
-    if isinstance(model.head, RatioHead):
+    if isinstance(model.head, NaiveBayesHead):
         w = w * array(model.head.ratios_CF)
-    found = array(model.answer(Batch(tokens_BT)).scores_BC)
+    found = array(model.run_head(Batch(tokens_BT)).scores)
     np.testing.assert_allclose(found, x @ w.T + array(model.head.bias), rtol=1e-4, atol=1e-5)
 
 
@@ -346,7 +346,7 @@ def compare_word_vectors(recipe: Recipe) -> None:
     if kind == "glove":
         pairs = [(7, 8, 0.5), (9, 7, 250.0), (12, 9, 3.0)]
         words, contexts, counts = (np.array(column) for column in zip(*pairs, strict=True))
-        batch = objective.collate([Example(words, rng, other=contexts, label=counts)])
+        batch = objective.collate([Example(words, rng, second=contexts, label=counts)])
         biases = array(built.centre_bias_V), array(built.neighbour_bias_V)
         wanted = vectors.glove(v, u, *biases, pairs, recipe.objective.x_max, recipe.objective.power)
     else:
@@ -374,11 +374,11 @@ def compare_head(model: HeadedModel, recipe: Recipe) -> None:
     tokens_T = tiny.tokens(5)
     hidden = states(model, recipe, tokens_T)
     if isinstance(model, TokenHeadModel):
-        found, read = model.scores(Batch(tokens_T[None])).scores_BTC[0], hidden
+        found, read = TokenHeadModel.run_head(model, Batch(tokens_T[None])).scores[0], hidden
     else:
         assert isinstance(model, Classifier)
         assert model.pool is not None
-        found = model.answer(Batch(tokens_T[None])).scores_BC
+        found = model.run_head(Batch(tokens_T[None])).scores
         read = {"first": hidden[:1], "last": hidden[-1:], "mean": [sum(hidden) / len(hidden)]}[model.pool.kind]
         if model.dense is not None:
             assert model.activation == "tanh"
@@ -399,7 +399,7 @@ def compare(recipe: Recipe) -> None:
         compare_word_vectors(recipe)
         return
     body = build(spec, tiny.VOCAB)
-    model = drawn(body if recipe.objective.kind == "replaced-tokens" else with_head(recipe, body))
+    model = drawn(body if recipe.objective.kind == "replaced-tokens" else add_objective_head(recipe, body))
     match spec:
         case Transformer():
             compare_transformer(of_body(model), spec)

@@ -19,11 +19,16 @@ from lmtool.errors import UsageError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import LoadedModel
-from lmtool.model.heads import Classifier, HeadedModel, Pool
+from lmtool.model.heads import Classifier, HeadedModel, Pooling
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import MemoryAttention
-from lmtool.model.layers.observing import Attending, attending, module_name, observed
+from lmtool.model.layers.observing import (
+    ObservableAttention,
+    find_attention_modules,
+    record_attention_weights,
+    strip_layer_number,
+)
 from lmtool.tokenization.prompt_format import Prompt
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross", "memory", "pooling"]
@@ -125,12 +130,12 @@ def attention(
     Raises UsageError for a model without attention, for texts where it needs a source and the other way round, and for
     an input that is longer than its context.
     """
-    if not attending(loaded.model):
+    if not find_attention_modules(loaded.model):
         raise _inattentive(loaded)
     row = _input(loaded, texts, source, target)
-    with torch.inference_mode(), loaded.compute.autocast(), observed(loaded.model) as weights:
+    with torch.inference_mode(), loaded.compute.autocast(), record_attention_weights(loaded.model) as weights:
         # one forward pass, with the head of a classifier
-        (loaded.model.answer if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
+        (loaded.model.run_head if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
     if not weights:
         # a memory that a classifier of all layers does not read
         raise _inattentive(loaded)
@@ -143,9 +148,9 @@ def attention(
 
 
 def _kind(model: LanguageModel, name: str) -> AttentionKind:
-    part: Attending | torch.nn.Module = model.get_submodule(module_name(name))
+    part: ObservableAttention | torch.nn.Module = model.get_submodule(strip_layer_number(name))
     match part:
-        case Pool():
+        case Pooling():
             return "pooling"
         case MemoryAttention():
             return "cross" if model.reads == "source" else "memory"

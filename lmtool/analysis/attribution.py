@@ -70,11 +70,11 @@ def attribution(loaded: LoadedModel, texts: Sequence[str], attended: TextAttenti
     assert isinstance(spec, Classification)
     batch = row_input(loaded, texts).batch.to(loaded.device)
     with torch.no_grad():
-        scores_C = model.answer(batch).scores_BC[0]
+        scores_C = model.run_head(batch).scores[0]
     best = int(scores_C.argmax())
 
     def score(batch: Batch) -> Tensor:
-        scores_BC = model.answer(batch).scores_BC
+        scores_BC = model.run_head(batch).scores
         match spec.task:
             case "class":
                 return scores_BC.log_softmax(-1)[:, best]

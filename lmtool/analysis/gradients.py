@@ -20,8 +20,8 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.model import LanguageModel
-from lmtool.model.language_model import DecodeState, KeyValue, evaluating
-from lmtool.model.layers.cells import CellState, stepwise
+from lmtool.model.language_model import DecodeState, KeyValueCache, evaluation_mode
+from lmtool.model.layers.cells import CellState, record_step_states
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
 
@@ -82,7 +82,7 @@ def gradients(loaded: LoadedModel, text: str, token: int | None = None) -> Gradi
         raise UsageError(f"the text has no token {token}", fix=fix)
     if n_read < 1:
         raise UsageError("nothing precedes the first token", fix="name a later one, or write more text")
-    longest = loaded.model.context or loaded.model.longest
+    longest = loaded.model.context or loaded.model.max_positions
     if longest is not None and n_read > longest:
         what = f"the text has {n_read} tokens before the one predicted, but the model reads {longest}"
         raise UsageError(what, fix="shorten it, or name an earlier token")
@@ -113,15 +113,15 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
     device = next(lm.parameters()).device
     tokens_1T = torch.tensor([list(tokens)], device=device)
     batch, target_1 = Batch(tokens_1T[:, :-1]), tokens_1T[:, -1]
-    with evaluating(lm), _all_trainable(lm), torch.enable_grad():
+    with evaluation_mode(lm), _all_trainable(lm), torch.enable_grad():
         norms = {}
         if isinstance(lm, TransformerDecoder):
-            layers = lm.layers(batch)
+            layers = lm.layer_outputs(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
                 norms[f"layer {number}" if number else "embeddings"] = _listed(gradient_TD)
         else:
-            with stepwise(lm) as states_of:
+            with record_step_states(lm) as states_of:
                 hidden_1TD = lm.forward(batch).hidden_BTD
             loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
             for number, states in enumerate(filter(None, states_of), 1):
@@ -146,7 +146,7 @@ def two_starts(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
 
 def contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
     """The same for a recurrent model and ids."""
-    zero_1S = _joined(lm.start(Batch(torch.tensor([[0]]))))
+    zero_1S = _joined(lm.initial_state(Batch(torch.tensor([[0]]))))
     random_1S = torch.rand(zero_1S.shape, generator=torch.Generator().manual_seed(seed)).to(zero_1S) * 2 - 1
     states_2S = torch.cat((zero_1S, random_1S))
     distances, largest = [float(random_1S.norm())], []
@@ -166,17 +166,17 @@ def contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Cont
 
 def _joined(state: DecodeState) -> Tensor:
     """The states of all layers (B, S), without the memory of attention, which no later state reads."""
-    return torch.cat([part for layer in state.layers if not isinstance(layer, KeyValue) for part in layer], -1)
+    return torch.cat([part for layer in state.layers if not isinstance(layer, KeyValueCache) for part in layer], -1)
 
 
 def _step(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
     """The states after one more token."""
     tokens_B1 = torch.full((len(states_BS), 1), token)
-    empty = lm.start(Batch(tokens_B1))
-    cells = [layer for layer in empty.layers if not isinstance(layer, KeyValue)]
+    empty = lm.initial_state(Batch(tokens_B1))
+    cells = [layer for layer in empty.layers if not isinstance(layer, KeyValueCache)]
     parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
     layers = [tuple(next(parts) for _ in cell) for cell in cells]
-    return _joined(lm.advance(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1])
+    return _joined(lm.forward_incremental(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1])
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from lmtool.generation.fast_steps import GRAPH_DEVICES, STEPS_BEFORE_CAPTURE
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.model import LanguageModel, build
 from lmtool.model.language_model import DecodeState
-from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_FROM
-from lmtool.model.packed import freeze_quantized, pack
+from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_MIN_POSITIONS
+from lmtool.model.packed import pack_weights_, quantize_weights_
 from lmtool.objective.cross_entropy import chunked_cross_entropy
 from lmtool.recipe.spec.transformer import Transformer
 
 MODEL_SPEC: dict[str, Any] = {
-    **{"kind": "transformer", "n_layers": 2, "d_model": 256, "n_heads": 4, "context": 2 * FLEX_FROM},
+    **{"kind": "transformer", "n_layers": 2, "d_model": 256, "n_heads": 4, "context": 2 * FLEX_MIN_POSITIONS},
     **{"activation": "swiglu", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False},
 }
 WINDOW = {"pattern": {"kind": "window", "size": 100}}
@@ -122,9 +122,9 @@ def _random_tokens(device: torch.device, n: int) -> Tensor:
 def _pair_packed_matrices(device: torch.device, precision: str) -> ComputationPair:
     plain, batch = _build_model(device), Batch(_random_tokens(device, 64))
     fast = copy.deepcopy(plain)
-    pack(fast, precision, device)
+    pack_weights_(fast, precision, device)
     if precision in ("int8", "int4"):
-        freeze_quantized(plain, precision, in_place=True)
+        quantize_weights_(plain, precision, keep_dtype=True)
 
     def compute(model: LanguageModel, precision: str) -> Tensor:
         with Compute(device, precision).autocast():
@@ -137,16 +137,16 @@ def _pair_decoding_steps(device: torch.device, precision: str | None) -> Computa
     """Pairs steps of one text after a prompt. precision: of a packed model."""
     model, tokens = _build_model(device), _random_tokens(device, 16 + N_STEPS)
     if precision is not None:
-        pack(model, precision, device)
+        pack_weights_(model, precision, device)
 
     def compute(step: Callable[[list[int], DecodeState], tuple[Tensor, DecodeState]]) -> Tensor:
-        hidden, state = model.advance(tokens[:, :16], model.start(Batch(tokens[:, :16])))
+        hidden, state = model.forward_incremental(tokens[:, :16], model.initial_state(Batch(tokens[:, :16])))
         for token in tokens[0, 16:].tolist():
             hidden, state = step([token], state)
         return hidden
 
     def step(row: list[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, state = model.advance(torch.tensor([row], device=device), state)
+        hidden, state = model.forward_incremental(torch.tensor([row], device=device), state)
         return hidden[:, -1], state
 
     return partial(compute, ModelRunner(model).decode_step), partial(compute, step)

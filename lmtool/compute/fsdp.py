@@ -20,7 +20,7 @@ from lmtool.compute.shards import own_rows
 class LayeredModule(Protocol):
     """A module that knows its layers."""
 
-    def parts(self) -> Sequence[Sequence[nn.Module | None]]:
+    def modules_by_depth(self) -> Sequence[Sequence[nn.Module | None]]:
         """The embedding, then each layer, as groups of modules."""
         ...
 
@@ -115,7 +115,7 @@ class Sharding:
 
 def _layers(lm: LayeredModule) -> Iterator[list[nn.Module]]:
     """The linear maps of each layer."""
-    for group in lm.parts()[1:]:
+    for group in lm.modules_by_depth()[1:]:
         linears = [m for part in group if part is not None for m in part.modules() if isinstance(m, nn.Linear)]
         if linears:
             yield cast(list[nn.Module], linears)

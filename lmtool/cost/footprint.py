@@ -22,10 +22,10 @@ from lmtool.batch import Batch
 from lmtool.compute.device import DTYPES
 from lmtool.cost.devices import DeviceGroup
 from lmtool.model import LanguageModel, build
-from lmtool.model.features import find_features
-from lmtool.model.layers.kernels import always_fused
-from lmtool.model.size import Held
-from lmtool.objective.cross_entropy import chunk_rows, chunked_cross_entropy
+from lmtool.model.features import find_frozen_features
+from lmtool.model.layers.kernels import force_fused_attention
+from lmtool.model.size import TrainingBytes
+from lmtool.objective.cross_entropy import chunked_cross_entropy, rows_per_chunk
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
@@ -69,7 +69,12 @@ class TracedBatch:
 
 
 def estimate_memory(
-    spec: Model, vocab_size: int, held: Held, rows_of: Callable[[int], TracedBatch], n_rows: int, devices: DeviceGroup
+    spec: Model,
+    vocab_size: int,
+    held: TrainingBytes,
+    rows_of: Callable[[int], TracedBatch],
+    n_rows: int,
+    devices: DeviceGroup,
 ) -> MemoryEstimate:
     """The memory of training with micro-batches of `n_rows` rows.
 
@@ -77,7 +82,7 @@ def estimate_memory(
     """
     n_layers = dict(spec).get("n_layers", 0)
     row = rows_of(1)
-    chunk = chunk_rows(torch.device("meta" if devices.on_gpu else "cpu"), vocab_size)
+    chunk = rows_per_chunk(torch.device("meta" if devices.on_gpu else "cpu"), vocab_size)
     most_rows = max(2, int(MAX_TRACED_CHUNKS * chunk / max(1, row.scored_fraction * row.batch.tokens_BT.numel())))
     varied = isinstance(spec, Transformer) and isinstance(spec.pattern, WindowPattern) and spec.pattern.full_layers
 
@@ -96,7 +101,7 @@ def estimate_memory(
     table = held.table_gradients if devices.on_gpu or devices.count > 1 else 0
     gradients = held.gradients + table
     # frozen weights have no gradients, which the trace does not know
-    baseline = max(peak + table - held.spared, activations + logits, gradients)
+    baseline = max(peak + table - held.absent_gradients, activations + logits, gradients)
     return MemoryEstimate(held.weights, gradients, held.moments, activations, logits, stays + baseline)
 
 
@@ -116,11 +121,11 @@ def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices:
         if fake is not None:
             stack.enter_context(fake)
         lm = build(spec, vocab_size).train()
-        if (part := find_features(lm)) is not None:
-            part.attach(cast(LanguageModel, _FakeFeatureModel(spec)))
+        if (part := find_frozen_features(lm)) is not None:
+            part.attach_source(cast(LanguageModel, _FakeFeatureModel(spec)))
         batch = rows.batch if fake is None else rows.batch.mapped(fake.from_tensor)
         if devices.on_gpu:
-            stack.enter_context(always_fused())
+            stack.enter_context(force_fused_attention())
             stack.enter_context(_AttentionWithoutDropout())
         read = filter(torch.is_tensor, vars(batch).values())
         ledger = stack.enter_context(AllocationTracker([*lm.parameters(), *lm.buffers(), *read]))
@@ -204,7 +209,7 @@ class _FakeFeatureModel(nn.Module):
         assert read is not None
         self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
 
-    def layers(self, batch: Batch) -> list[Tensor]:
+    def layer_outputs(self, batch: Batch) -> list[Tensor]:
         """The states of each layer (B, T, D)."""
         return [torch.zeros(*batch.tokens_BT.shape, self._width) for _ in range(self._n_layers)]
 

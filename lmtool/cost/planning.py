@@ -22,9 +22,9 @@ from lmtool.data.survey import Progress
 from lmtool.errors import NumericalError, RecipeError, UsageError
 from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel, build
-from lmtool.model.size import BEYOND, held_in_training, size_of
+from lmtool.model.size import UNCOUNTABLE, count_parameters, estimate_persistent_memory
 from lmtool.objective import Objective, Vocabulary
-from lmtool.objective import build as objective_of
+from lmtool.objective import build_with_vocabulary as objective_of
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramWindow
 from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.training import Lbfgs
@@ -132,7 +132,7 @@ def forecast_run(plan: Plan, *, n_devices: int, kind: str | None, utilisation: f
         what = f"a batch of {batch_size} rows cannot be shared by {n_devices} devices"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {n_devices}")
     vocab_size = spec.vocab_size or resolve_vocab_size(recipe)
-    if size_of(spec, vocab_size or ASSUMED_VOCAB_SIZE) == BEYOND:
+    if count_parameters(spec, vocab_size or ASSUMED_VOCAB_SIZE) == UNCOUNTABLE:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
     work = _Workload(recipe, vocab_size or ASSUMED_VOCAB_SIZE, choose_devices(recipe, n_devices, kind), data, plan.base)
     choices = plan.choice.splitlines()
@@ -208,7 +208,7 @@ class _Workload:
     ) -> None:
         self.recipe, self.vocab_size, self.devices, self.data, self.base = recipe, vocab_size, devices, data, base
         self.spec: Model = recipe.model
-        self.held = held_in_training(recipe, vocab_size)
+        self.held = estimate_persistent_memory(recipe, vocab_size)
         self.rows_per_device = recipe.training.batch_size // devices.count
         self.is_traced = self.spec.reads != "words"
         self.is_for_tables, self.has_table = is_for_tables(recipe), isinstance(data, TableData)
@@ -223,11 +223,11 @@ class _Workload:
         pad, bos, eos, mask, sep, cls = (*special, *[0] * 6)[:6]
         vocabulary = Vocabulary(self.vocab_size, pad, bos, eos, mask, sep, cls, (bos,), special[6:], frozenset(special))
         # each token as a word, of which as large a share is masked
-        words = replace(vocabulary, joins_2V=np.zeros((2, self.vocab_size), dtype=bool))
+        words = replace(vocabulary, word_continuations_2V=np.zeros((2, self.vocab_size), dtype=bool))
         return objective_of(self.recipe, words)
 
     def make_examples(self, objective: Objective) -> Windows:
-        cut = objective.cut(self.spec.context)
+        cut = objective.text_cut(self.spec.context)
         store = cast(TokenStore, _RandomTokenStore(self.vocab_size, max(1 << 16, 4 * cut.length)))
         return Windows(store, cut, 0)
 
@@ -395,7 +395,7 @@ def _time_training_steps(
     lm: LanguageModel, objective: Objective, examples: ExampleSource, recipe: Recipe, compute: Compute
 ) -> list[Step]:
     """Trains a scratch model for some steps, and returns the later half. None where the loss is not finite."""
-    for parameter in objective.idle(lm):
+    for parameter in objective.unused_parameters(lm):
         parameter.requires_grad_(False)
     # as many weights as are trained in the end
     optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning.with_values({"unfreeze_every": None}))

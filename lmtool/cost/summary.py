@@ -17,16 +17,16 @@ from torch import nn
 from lmtool.batch import Mask
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.language_model import LanguageModel
-from lmtool.model.layers.attention import CrossAttention, PlainAttention, SelfAttention, widths_of
+from lmtool.model.layers.attention import CrossAttention, PlainAttention, SelfAttention, output_widths
+from lmtool.model.layers.blocks import FeedForward, LanguageModelHead
 from lmtool.model.layers.cells import Cell
 from lmtool.model.layers.memory_attention import MemoryAttention
-from lmtool.model.layers.parts import FeedForward, Head
 from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
-from lmtool.model.layers.scores import Additive, Bilinear, Disentangled, ReducedRank, Score
+from lmtool.model.layers.scores import AdditiveScore, BilinearScore, DisentangledScore, ReducedRankScore, Score
 from lmtool.model.layers.stack import Stack, Sublayer
 from lmtool.model.recurrent import BidirectionalModel, RecurrentModel
 from lmtool.model.seq2seq import RecurrentEncoder, RecurrentEncoderDecoder
-from lmtool.model.size import outline
+from lmtool.model.size import build_on_meta
 from lmtool.model.transformer import TransformerEncoder, TransformerModel
 from lmtool.model.word_vectors import SkipGramModel
 from lmtool.recipe.spec.recipe import Model
@@ -95,7 +95,7 @@ def summarize_model(spec: Model, vocab_size: int, n_tokens: int, n_source: int |
     Nothing is allocated, however large the model.
     """
     n_layers = dict(spec).get("n_layers", 0)
-    model = outline(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
+    model = build_on_meta(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
     parts = _summarize_model_parts(model, spec, n_layers, n_tokens, n_source or n_tokens)
     return ModelPart(spec.title, "", children=tuple(parts))
 
@@ -165,10 +165,10 @@ def _summarize_model_parts(model: LanguageModel, spec: Model, n_layers: int, T: 
 
 def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     """The output layer; a bidirectional model applies it to the states of both directions."""
-    shape = f"{model.width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
+    shape = f"{model.head_input_width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
     parameters = sum(part.numel() for part in model.head_parameters() if part is not model.embedding.weight)
     times = 2 if isinstance(model, BidirectionalModel) else 1
-    return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
+    return ModelPart("head", shape, parameters, times * 2 * model.head_input_width * model.vocab_size * T)
 
 
 def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int) -> ModelPart:
@@ -183,8 +183,8 @@ def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int)
                 make_layer_mask(spec, T, causal=stack.mask.causal, layer=first), T
             )
         reach = _InputSizes(T, pairs[first in full], S, T * S)
-        built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
-        sublayers = stack.sublayers[built : built + stack.per_layer]
+        built = 0 if spec.share_layers else min(first, 1) * stack.sublayers_per_layer
+        sublayers = stack.sublayers[built : built + stack.sublayers_per_layer]
         parts: Iterable[ModelPart] = chain.from_iterable(_summarize("", sublayer, reach, 1) for sublayer in sublayers)
         if spec.share_layers and first:
             parts = map(_without_weights, parts)
@@ -279,12 +279,15 @@ def _shape_and_flops(module: nn.Module, reach: _InputSizes) -> tuple[str, int]:
         case MemoryAttention():
             n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
             return module.select, _attention_flops(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
-        case Head():
-            table = module.used()[0]
+        case LanguageModelHead():
+            table = module.used_parameters()[0]
             shape = f"{table.shape[1]} -> {table.shape[0]}" + (_TIED if module.own is None else "")
             return shape, 2 * n * table.numel()
         case nn.Linear():
-            return f"{module.in_features} -> {' + '.join(map(str, widths_of(module)))}", 2 * n * module.weight.numel()
+            return (
+                f"{module.in_features} -> {' + '.join(map(str, output_widths(module)))}",
+                2 * n * module.weight.numel(),
+            )
         case _:
             weights = list(module.parameters(recurse=False))
             return WEIGHTLESS_PARTS.get(type(module), _format_shape(weights[0]) if weights else ""), 0
@@ -309,15 +312,15 @@ def _attention_flops(
     match score:
         case None:
             per_pair = 0
-        case Bilinear():
+        case BilinearScore():
             per_query = score.weight_NHH.numel()
-        case ReducedRank():
+        case ReducedRankScore():
             per_pair, per_query = score.query_NHR.shape[-1], score.query_NHR.numel()
             per_key = per_query
-        case Additive():
+        case AdditiveScore():
             per_pair, per_query = score.out_NH1.shape[1], score.query_NHH.numel()
             per_key = per_query
-        case Disentangled():
+        case DisentangledScore():
             per_query = score.n_embeddings * n_heads * width
             per_key = per_query
             of_table = score.n_embeddings * (score.key_NDH.numel() + score.query_NDH.numel())

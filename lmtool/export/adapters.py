@@ -21,7 +21,7 @@ from lmtool.inference.load import load_trained_model
 from lmtool.inference.reference import Reference, find_base, resolve_reference
 from lmtool.interop.families.layouts import TRANSPOSED
 from lmtool.interop.names import HUB, parse_hub
-from lmtool.model.lora import AdaptedLinear
+from lmtool.model.lora import LoraLinear
 from lmtool.recipe.spec.training import Lora
 from lmtool.run import tensors
 
@@ -101,15 +101,15 @@ def _adapters(exportable: Exportable) -> dict[str, Adapter]:
     """
     base = exportable.base
     model = load_trained_model(base, CPU)
-    linears = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, AdaptedLinear)}
+    linears = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
     adapters = {}
     for weight in exportable.weights():
         if (linear := linears.get(weight.ours)) is None:
             continue
         down_RI, up_OR = linear.down_RI.detach(), linear.up_OR.detach()
-        products = weight.layout.split_product(linear.blocks(up_OR), down_RI)
+        products = weight.layout.split_product(linear.block_diagonal_up(up_OR), down_RI)
         # which columns of each B any of its rows reads, whatever its values
-        read = weight.layout.split_product(linear.blocks(torch.ones_like(up_OR)), down_RI)
+        read = weight.layout.split_product(linear.block_diagonal_up(torch.ones_like(up_OR)), down_RI)
         for name, (up, down), (ones, _) in zip(weight.theirs, products, read, strict=True):
             used_R = ones.any(0)
             if used_R.any():

@@ -11,7 +11,7 @@ from lmtool import __version__
 from lmtool.export.forms import Form
 from lmtool.inference.reference import Reference
 from lmtool.interop.names import HEAD
-from lmtool.model.heads import pooling
+from lmtool.model.heads import resolve_pooling
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification
@@ -45,7 +45,7 @@ def model_card(base: Reference, form: Form) -> str:
     values = {
         "form": form,
         "spec": spec,
-        "pool": pooling(spec, recipe.model) if isinstance(spec, Classification) else None,
+        "pool": resolve_pooling(spec, recipe.model) if isinstance(spec, Classification) else None,
         "head_file": HEAD,
         # those of the task would make a new head in place of one beside the body
         "auto": "AutoModel" if form.beside else auto_class(recipe),

@@ -172,7 +172,7 @@ class ModelDraft(Draft):
             else:  # the new part of the window, at least its last token
                 unread = window.tokens[n_read:]
                 n_kept = n_shared(proposed, unread[:-1])
-                hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].reclaimed())
+                hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].reclaim_slots_())
             caches, n_read, proposed = [cache], len(window.tokens), []
             drawn_from = []
             while len(tokens) < n:

@@ -33,7 +33,7 @@ from lmtool.generation.strategy import (
     make_tokens,
     request_key,
 )
-from lmtool.model.language_model import DecodeState, LanguageModel, evaluating
+from lmtool.model.language_model import DecodeState, LanguageModel, evaluation_mode
 from lmtool.tokenization.prompt_format import Prompt
 
 MIN_FORCED_TOKENS = 8
@@ -179,7 +179,7 @@ class Engine:
         """
         ids: list[int] = []
         try:
-            with evaluating(self._model):
+            with evaluation_mode(self._model):
                 while True:
                     ids += [self.add(state) for state in islice(states, max_requests - len(self))]
                     if self.idle:
@@ -232,7 +232,7 @@ class Engine:
                     rows = [prefill.windows.index(one.window) for state in states for one in state.hypotheses]
                     if rows != list(range(cache.n_rows)):
                         # samples of one prompt soon diverge, so they do not share a cache line
-                        hidden_BD, cache = hidden_BD[rows], cache.pick(rows, apart=True)
+                        hidden_BD, cache = hidden_BD[rows], cache.select_rows(rows, own_lines=True)
                     logits.append(self.runner.compute_logits(hidden_BD))
                     self._caches.append(cache)
                     stepped += states
@@ -361,7 +361,7 @@ class Engine:
             read = hypothesis.window.tokens
             proposal = self._propose(state, sampler)
             n = len(proposal.tokens)
-            hidden_1TD, cache = self.runner.read_tokens([[read[-1], *proposal.tokens]], cache.growing())
+            hidden_1TD, cache = self.runner.read_tokens([[read[-1], *proposal.tokens]], cache.to_growable())
             logits_TV = self.runner.compute_logits(hidden_1TD[0])
             state.proposed += n
             self.n_proposed += n
@@ -374,9 +374,9 @@ class Engine:
                 tokens += self._emit_tokens(state, step)
                 if not (is_accepted and state.hypotheses):
                     break
-            kept = cache.upto(cache.length - (n + 1 - len(tokens)))
+            kept = cache.truncate(cache.length - (n + 1 - len(tokens)))
             assert kept is not None
-            cache = kept.reclaimed()
+            cache = kept.reclaim_slots_()
             self._prefixes.store([(*read, *(token.id for token in tokens[:-1]))], cache, len(tokens))
             if state.hypotheses:
                 self._caches, self._running = [cache], [(state, [0])]
@@ -432,7 +432,7 @@ class Engine:
                 if cache is not None:
                     window = state.hypotheses[0].window
                     longer = replace(window, tokens=(*window.tokens, *forced))
-                    prefill = _PrefillBatch([state], [longer], cache.growing(), len(window.tokens) - 1, len(forced))
+                    prefill = _PrefillBatch([state], [longer], cache.to_growable(), len(window.tokens) - 1, len(forced))
                     self._prefills.append(prefill)
                     continue
                 self._running.append((state, rows))
@@ -464,7 +464,7 @@ class Engine:
             hidden_BTD, cache = self.runner.read_tokens(tokens, cache)
         self._prefixes.store([window.tokens[: prefill.n_read] for window in prefill.windows], cache, n)
         lengths = [len(window.tokens) for window in prefill.windows]
-        prefill.cache = cache if min(lengths) == max(lengths) else cache.each_upto(lengths)
+        prefill.cache = cache if min(lengths) == max(lengths) else cache.truncate_rows(lengths)
         if prefill.n_forced:
             prefill.forced += self._score_read_tokens(
                 hidden_BTD[0], states[0], prefill.windows[0], begun, is_forced=True
@@ -572,5 +572,5 @@ def _pick_rows(caches: Sequence[DecodeState], rows: Sequence[int]) -> DecodeStat
         picked = [row - first for row in rows if first <= row < first + cache.n_rows]
         first += cache.n_rows
         if picked:
-            parts.append(cache if picked == list(range(cache.n_rows)) else cache.pick(picked))
-    return DecodeState.join(parts).trimmed() if parts else None
+            parts.append(cache if picked == list(range(cache.n_rows)) else cache.select_rows(picked))
+    return DecodeState.join_rows(parts).trim_common_padding() if parts else None

@@ -16,10 +16,10 @@ from torch import distributed as dist
 
 from lmtool.compute.agreement import agree, away
 from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeStep
-from lmtool.model.fixed import FixedState, Shape
+from lmtool.model.fixed import FixedState, StateShape
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
-from lmtool.model.layers.attention import mixers_of
-from lmtool.model.packed import rounds_inputs
+from lmtool.model.layers.attention import find_mixers
+from lmtool.model.packed import has_quantized_inputs
 from lmtool.model.transformer import TransformerModel
 
 _LOG = logging.getLogger(__name__)
@@ -46,12 +46,12 @@ class FastSteps:
         self._uses_graphs = (
             device.type in GRAPH_DEVICES
             and isinstance(model, TransformerModel)
-            and all(type(mixer) in NATIVE_MIXERS for mixer in mixers_of(model))
+            and all(type(mixer) in NATIVE_MIXERS for mixer in find_mixers(model))
             and not (dist.is_available() and dist.is_initialized())
         )
         self._is_native = device.type == "cpu"
-        self._seen: Counter[Shape] = Counter()
-        self._captured: dict[Shape, FastStep] = {}
+        self._seen: Counter[StateShape] = Counter()
+        self._captured: dict[StateShape, FastStep] = {}
 
     @cached_property
     def native_layers(self) -> NativeLayers | None:
@@ -66,10 +66,10 @@ class FastSteps:
         step = self.find_step(state)
         if step is None or step.is_checked:
             return None if step is None else step(tokens_B1, state)
-        hidden_B1D, plain = self._model.advance(tokens_B1, state.growing())
+        hidden_B1D, plain = self._model.forward_incremental(tokens_B1, state.to_growable())
         expected_BD = hidden_B1D[:, -1]
         hidden_BD, after = step(tokens_B1, state)
-        rounds = torch.is_autocast_enabled(tokens_B1.device.type) or rounds_inputs(self._model)
+        rounds = torch.is_autocast_enabled(tokens_B1.device.type) or has_quantized_inputs(self._model)
         if agree(hidden_BD, expected_BD, in_float32=not rounds):
             step.is_checked = True
             return hidden_BD, after
@@ -82,9 +82,9 @@ class FastSteps:
         """Returns the fast step for the shape of a state; None if there is none yet. Captures it when it is due."""
         if self._is_native and state.n_rows == 1 and self.native_layers is not None:
             return self._find_native_step(state, self.native_layers)
-        if not self._uses_graphs or state.branches is not None or state.n_rows > MAX_GRAPH_ROWS:
+        if not self._uses_graphs or state.shared_lines is not None or state.n_rows > MAX_GRAPH_ROWS:
             return None
-        shape = Shape.of(state)
+        shape = StateShape.from_state(state)
         self._seen[shape] += 1
         if (
             shape not in self._captured
@@ -92,18 +92,18 @@ class FastSteps:
             and len(self._captured) < MAX_GRAPHS
         ):
             try:
-                self._captured[shape] = FastStep(self._model, FixedState.like(state, shape))
+                self._captured[shape] = FastStep(self._model, FixedState.empty_like(state, shape))
             except RuntimeError:  # a library's kernel cannot be captured, or memory is short for another cache
                 self._uses_graphs = False
         return self._captured.get(shape) if self._uses_graphs else None
 
     def _find_native_step(self, state: DecodeState, layers: NativeLayers) -> "FastStep | None":
-        if state.branches is not None or (state.padding_B is not None and state.padding_B.any()):
+        if state.shared_lines is not None or (state.padding_B is not None and state.padding_B.any()):
             return None
-        shape = Shape.of(state)
+        shape = StateShape.from_state(state)
         if shape not in self._captured:
-            growing = state.growing()
-            fixed = replace(FixedState.like(growing.of_type(torch.float32), shape), grows_as=growing.dtype)
+            growing = state.to_growable()
+            fixed = replace(FixedState.empty_like(growing.to_dtype(torch.float32), shape), growable_dtype=growing.dtype)
             self._captured[shape] = FastStep(self._model, fixed, NativeStep(layers, fixed))
         return self._captured[shape]
 
@@ -119,17 +119,17 @@ class FastStep:
 
     def __init__(self, model: LanguageModel, state: FixedState, native: NativeStep | None = None) -> None:
         self._model, self._state, self._native = model, state, native
-        self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_1.device)
-        self._run = capture_graph(self._forward, state.newest_1.device)
+        self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_position_1.device)
+        self._run = capture_graph(self._forward, state.newest_position_1.device)
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Returns hidden states (B, D), valid until the next call, and the new state.
 
         A state that this step returned is changed in place; only the last one may be passed again.
         """
-        if not isinstance(state, FixedState) or state.newest_1 is not self._state.newest_1:
-            state = state.growing()
-            self._state.load(state)
+        if not isinstance(state, FixedState) or state.newest_position_1 is not self._state.newest_position_1:
+            state = state.to_growable()
+            self._state.copy_from_(state)
             if self._native is not None:
                 self._native.set_source(state)
         after = replace(self._state, length=state.length + 1)
@@ -144,7 +144,7 @@ class FastStep:
         with torch.autocast(
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
         ):
-            hidden_B1D, after = self._model.advance(self._tokens_B1, self._state)
+            hidden_B1D, after = self._model.forward_incremental(self._tokens_B1, self._state)
         for kept, now in zip(self._state.layers, after.layers, strict=True):
             if isinstance(kept, RowTokens) and isinstance(now, RowTokens):
                 kept.tokens_BS.copy_(now.tokens_BS[:, 1:])

@@ -29,7 +29,7 @@ from lmtool.generation.request import (
     number_samples,
 )
 from lmtool.generation.strategy import check_finite, make_tokens, no_token_error, request_key, uniform_random
-from lmtool.model.language_model import LanguageModel, evaluating
+from lmtool.model.language_model import LanguageModel, evaluation_mode
 from lmtool.tokenization.prompt_format import PromptFormat
 
 _MaskSearch = Generator[tuple[list[int], list[int]], Tensor, list[Token]]
@@ -110,7 +110,7 @@ def fill(
 
     def run() -> Iterator[Completion]:
         runner, running = ModelRunner(model), list[_MaskState]()
-        with evaluating(model):
+        with evaluation_mode(model):
             while running := running + list(islice(waiting, max_rows - len(running))):
                 unfinished = []
                 by_length = groupby(sorted(running, key=lambda one: len(one.ids)), key=lambda one: len(one.ids))

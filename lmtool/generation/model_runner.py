@@ -16,7 +16,7 @@ from lmtool.batch import Batch, padded
 from lmtool.errors import UsageError
 from lmtool.generation.fast_steps import FastSteps
 from lmtool.generation.params import Overflow
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel
 from lmtool.tokenization.prompt_format import Prompt
 
 
@@ -38,7 +38,7 @@ class ModelRunner:
     def _one_row_state(self) -> DecodeState:
         """State of one row before its first token; after a source of one token, if the model has sources."""
         one_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        return self._model.start(Batch(one_11, source_BS=one_11 if self._model.reads == "source" else None))
+        return self._model.initial_state(Batch(one_11, source_BS=one_11 if self._model.reads == "source" else None))
 
     @property
     def _source_uses_context(self) -> bool:
@@ -48,12 +48,12 @@ class ModelRunner:
     @property
     def can_rewind(self) -> bool:
         """Whether a state can go back to fewer tokens; see `DecodeState.upto`."""
-        return self._one_row_state.goes_back
+        return self._one_row_state.can_rewind
 
     @property
     def supports_prefix_cache(self) -> bool:
         """Whether keys and values of a prefix can be reused by other texts; see `PrefixCache`."""
-        has_keys = any(isinstance(layer, KeyValue) for layer in self._one_row_state.layers)
+        has_keys = any(isinstance(layer, KeyValueCache) for layer in self._one_row_state.layers)
         return has_keys and self._model.reads == "past" and self.can_rewind
 
     def max_length(self, window: Prompt) -> int | None:
@@ -117,12 +117,12 @@ class ModelRunner:
         tokens_BT = self._pad_tokens([window.tokens for window in windows])
         sources = [window.source for window in windows if window.source is not None]
         source_BS = torch.tensor(sources, dtype=torch.int64, device=self.device) if sources else None
-        return self._model.start(Batch(tokens_BT, source_BS=source_BS))
+        return self._model.initial_state(Batch(tokens_BT, source_BS=source_BS))
 
     @torch.inference_mode()
     def read_tokens(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
-        return self._model.advance(self._pad_tokens(tokens), state)
+        return self._model.forward_incremental(self._pad_tokens(tokens), state)
 
     def read_prompt(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
@@ -145,7 +145,7 @@ class ModelRunner:
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         if (stepped := self._steps(tokens_B1, state)) is not None:
             return stepped
-        hidden_B1D, state = self._model.advance(tokens_B1, state.growing())
+        hidden_B1D, state = self._model.forward_incremental(tokens_B1, state.to_growable())
         return hidden_B1D[:, -1], state
 
     @torch.inference_mode()

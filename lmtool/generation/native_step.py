@@ -24,14 +24,13 @@ from lmtool.compute.kernels.program import (
     RotateStep,
 )
 from lmtool.compute.machine import machine_memory
-from lmtool.model.fixed import FixedState, n_source_of
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Memory
-from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, linears_of, mixers_of
+from lmtool.model.fixed import FixedState, source_length
+from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory
+from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
+from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.norms import RMSNorm
-from lmtool.model.layers.parts import GATES, FeedForward
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import Score
-from lmtool.model.layers.stack import Sublayer
 from lmtool.model.packed import PackedMatrix
 from lmtool.model.transformer import TransformerModel
 
@@ -53,7 +52,7 @@ class NativeLayers:
         """Returns None for a model that the kernels do not support, or whose weights are not packed and may change."""
         if not isinstance(model, TransformerModel) or not _supports_native_step(model):
             return None
-        weights = {linear: cast(PackedMatrix, linear.weight) for linear in linears_of(model.stacks()[-1])}
+        weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}
         n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
         if n_copied > MAX_COPY_MEMORY_SHARE * (machine_memory() or math.inf):
             return None
@@ -71,7 +70,7 @@ class NativeLayers:
 def _supports_native_step(model: TransformerModel) -> bool:
     """Whether kernels exist for all parts of the layers, and their matrices are packed."""
     stack = model.stacks()[-1]
-    mixers, mask = mixers_of(stack), stack.mask
+    mixers, mask = find_mixers(stack), stack.mask
     scores = [mixer.score for mixer in mixers if isinstance(mixer, SelfAttention | CrossAttention)]
     rules = {type(stack.position), type(stack.window_position[0])}
     return (
@@ -84,7 +83,7 @@ def _supports_native_step(model: TransformerModel) -> bool:
         # adapters are not part of a plain linear map
         and all(
             type(linear) in (nn.Linear, JoinedLinear) and isinstance(linear.weight, PackedMatrix)
-            for linear in linears_of(stack)
+            for linear in find_linears(stack)
         )
     )
 
@@ -97,7 +96,7 @@ class NativeStep:
         self._program = Program()
         widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]
         self._width = next(iter(layers.matrices.values())).n_in
-        n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValue))
+        n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
         self._slots_1S = torch.arange(n_slots)[None]
         self._x, self._input, self._read, self._out = (self._program.reserve(self._width) for _ in range(4))
         self._inner, self._mixed = self._program.reserve(max(widths)), self._program.reserve(max(widths))
@@ -107,17 +106,17 @@ class NativeStep:
     def __call__(self, tokens_11: Tensor) -> Tensor:
         """Returns the hidden state (1, D) of the token at the next position, and adds it to the caches."""
         layers, memory = self._layers, self._program.memory
-        self._state.newest_1.add_(1)
-        position = int(self._state.newest_1)
+        self._state.newest_position_1.add_(1)
+        position = int(self._state.newest_position_1)
         positions_11 = self._slots_1S[:, position : position + 1]
-        memory[: self._width] = layers.model.inputs_of(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
+        memory[: self._width] = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
         self._program.run(position)
         return memory[self._out : self._out + self._width][None].clone()
 
     def set_source(self, state: DecodeState) -> None:
         """Makes further steps attend to the source of this state, which is padded on the right."""
         keep_1S = state.source_keep_BS
-        self._program.set_source(n_source_of(state) if keep_1S is None else int(keep_1S.sum()))
+        self._program.set_source(source_length(state) if keep_1S is None else int(keep_1S.sum()))
 
     def _add_linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
         matrix = self._layers.matrices[linear].in_c(self._program.hold(linear.bias))
@@ -126,20 +125,20 @@ class NativeStep:
     def _add_layers(self) -> None:
         """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
         stack, width, add = self._layers.stack, self._width, self._program.add
-        sublayers = [cast(Sublayer, sublayer) for sublayer in stack.passed()]
+        sublayers = stack.sublayers_in_order()
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
-            if i % stack.per_layer == 0 and (stack.parallel or stack.adds_to_layer):
+            if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
             if sublayer.norm_place == "pre":
                 read = self._add_norm(sublayer.norm, read, self._read)
-            adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer
-            mixed = self._add_mixer(sublayer.mixer, state, read, i // stack.per_layer in stack.full_layers)
+            adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer_input
+            mixed = self._add_mixer(sublayer.mixer, state, read, i // stack.sublayers_per_layer in stack.full_layers)
             self._add_linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)
             if sublayer.norm_place == "output":
                 self._add_norm(sublayer.norm, self._out, self._out)
             if not adds:
-                if stack.adds_to_layer:
+                if stack.adds_to_layer_input:
                     add(CopyStep(width), self._input, self._x)
                 add(AddStep(width) if sublayer.residual else CopyStep(width), self._out, self._x)
             if sublayer.norm_place == "post":
@@ -163,18 +162,18 @@ class NativeStep:
         match mixer, state:
             case FeedForward(), _:
                 self._add_linear(mixer.up, read, self._inner)
-                function = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
-                activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATES)
+                function = ACTIVATIONS.index(GATE_ACTIVATIONS.get(mixer.activation, mixer.activation))
+                activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATE_ACTIVATIONS)
                 self._program.add(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
                 self._add_linear(mixer.q, read, self._inner)
                 self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
-            case SelfAttention(), KeyValue():
+            case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, read, self._inner)
                 self._add_self_attention(mixer, state, is_full)
         return self._mixed
 
-    def _add_self_attention(self, mixer: SelfAttention, state: KeyValue, is_full: bool) -> None:
+    def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full: bool) -> None:
         """Adds attention to the cache, with norms, rotations, position biases and window."""
         stack, hold = self._layers.stack, self._program.hold
         n_queries, n_keys, _ = mixer.qkv.widths
@@ -196,7 +195,7 @@ class NativeStep:
     def _add_attention_step(
         self,
         mixer: SelfAttention | CrossAttention,
-        state: KeyValue | Memory,
+        state: KeyValueCache | Memory,
         bias: int | None = None,
         window: int = 0,
         n_source: int = 0,

@@ -48,7 +48,9 @@ class PrefixCache:
             return None
         for path in paths:
             self._mark_used(path[:n])
-        return DecodeState.join([DecodeState.concat([self._blocks[key][1] for key in path[:n]]) for path in paths])
+        return DecodeState.join_rows(
+            [DecodeState.concatenate_positions([self._blocks[key][1] for key in path[:n]]) for path in paths]
+        )
 
     @torch.inference_mode()
     def store(self, texts: Sequence[Sequence[int]], state: DecodeState, n_new: int) -> None:
@@ -60,11 +62,11 @@ class PrefixCache:
             n_whole = len(tokens) // self._n_block
             if n_whole == (len(tokens) - n_new) // self._n_block:
                 continue
-            state = state.growing()
+            state = state.to_growable()
             path = self._cached_path(tokens)
             self._mark_used(path)
             for i in range(len(path), n_whole):
-                part = state.part(row, i * self._n_block, (i + 1) * self._n_block)
+                part = state.copy_positions(row, i * self._n_block, (i + 1) * self._n_block)
                 size = sum(t.nbytes for layer in part.layers for t in layer)  # the same for every block
                 if (i + 1) * size > self._max_bytes:
                     break

@@ -23,7 +23,7 @@ from lmtool.batch import Batch, padded
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import EvaluationItems, evaluate_items
 from lmtool.inference.load import LoadedModel
-from lmtool.model.heads import Pool, text_vectors
+from lmtool.model.heads import Pooling, pool_text_vectors
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tokenization.tokenizer import find_word_spans
 
@@ -137,7 +137,7 @@ def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
     """Computes the states of every layer for one text. Raises UsageError as `embed` does."""
     row = encode_text(loaded, 0, text)
     with loaded.compute.autocast():
-        layers = loaded.model.layers(Batch(torch.tensor([row.tokens])).to(loaded.device))
+        layers = loaded.model.layer_outputs(Batch(torch.tensor([row.tokens])).to(loaded.device))
     states = tuple(hidden_1TD[0].float().cpu().numpy() for hidden_1TD in layers)
     return HiddenStates(tuple(map(loaded.tokenizer.display_token, row.tokens)), states)
 
@@ -185,14 +185,14 @@ def _embed_batch(
     """Computes the vectors of the texts at the indices `chosen`."""
     rows = [texts[i] for i in chosen]
     tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
-    layers = loaded.model.layers(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
+    layers = loaded.model.layer_outputs(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
     if not -len(layers) <= layer < len(layers):
         what = f"there is no layer {layer}"
         raise UsageError(what, fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1")
     hidden_BTD = layers[layer].float().cpu()
     spec = loaded.recipe.objective
     if pool == "own" and isinstance(spec, Embedding):
-        return None, [vector_D[None].numpy() for vector_D in text_vectors(spec, hidden_BTD, keep_BT)]
+        return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
     return None, [_pool(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 
@@ -201,5 +201,5 @@ def _pool(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:
         means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
         return torch.stack(means) if means else hidden_TD[:0]
     read = slice(len(row.tokens)) if pool in ("first", "last") else slice(row.first, row.last)
-    pooled_1D: Tensor = Pool("mean" if pool == "own" else pool, hidden_TD.shape[1])(hidden_TD[None, read], None)
+    pooled_1D: Tensor = Pooling("mean" if pool == "own" else pool, hidden_TD.shape[1])(hidden_TD[None, read], None)
     return pooled_1D

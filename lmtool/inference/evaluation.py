@@ -13,7 +13,7 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.data.survey import Progress
 from lmtool.model import LanguageModel
-from lmtool.model.language_model import evaluating
+from lmtool.model.language_model import evaluation_mode
 from lmtool.objective import Loss
 
 BATCH_TOKENS = 16_384
@@ -128,7 +128,7 @@ def evaluate_items(
     done, whole = 0, sum(map(items.count_tokens, groups))
     # sharded weights are gathered here, and inference tensors could not be trained afterwards
     mode = torch.no_grad if compute.world.in_step else torch.inference_mode
-    with evaluating(model):
+    with evaluation_mode(model):
         report("measuring", done, whole)
         for group in groups:
             with mode(), compute.autocast():

@@ -19,10 +19,10 @@ from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.reference import Reference, find_base, resolve_reference
 from lmtool.model import LanguageModel, lora
 from lmtool.model.averaging import AveragingModel
-from lmtool.model.features import find_features
+from lmtool.model.features import find_frozen_features
 from lmtool.model.heads import Classifier, HeadedModel
-from lmtool.model.language_model import CountingModel, WithoutLikelihood
-from lmtool.model.packed import pack
+from lmtool.model.language_model import CountingModel, ModelWithoutLikelihood
+from lmtool.model.packed import pack_weights_
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.model import VectorsSpec
@@ -103,8 +103,8 @@ class LoadedModel:
     def check_likelihood(self) -> None:
         """Raises UsageError for a model that has no probabilities of the tokens of a text."""
         lm = self.model.body if isinstance(self.model, Classifier) else self.model
-        if isinstance(lm, WithoutLikelihood):
-            raise lm.refusal()
+        if isinstance(lm, ModelWithoutLikelihood):
+            raise lm.no_next_token_error()
 
     def with_beams(self, num_beams: int | None) -> "LoadedModel":
         """Returns the model with another beam width for tables; None keeps that of its recipe."""
@@ -139,14 +139,14 @@ def build_model(
     torch.manual_seed(derive_seed(recipe.seed, "weights"))
     if shards is not None:
         with shards:
-            return model.with_head(recipe, model.build(recipe.model, rows))
+            return model.add_objective_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     if isinstance(built, AveragingModel) and built.in_word_V is not None:
         in_word = [tokenizer.is_word_token(token) for token in range(tokenizer.vocab_size)]
         built.in_word_V[: len(in_word)] = torch.tensor(in_word)
-    if features is not None and (reading := find_features(built)) is not None:
-        reading.attach(features.model)
-    return model.with_head(recipe, built).to(compute.device)
+    if features is not None and (reading := find_frozen_features(built)) is not None:
+        reading.attach_source(features.model)
+    return model.add_objective_head(recipe, built).to(compute.device)
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def load_packed(reference: str | Reference, compute: Compute | None = None) -> L
     """
     loaded = load_run(reference, compute)
     if loaded.sharding is None:
-        lora.merge(loaded.model)
-        pack(loaded.model, loaded.compute.precision, loaded.device)
+        lora.merge_adapters_(loaded.model)
+        pack_weights_(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
 
 
@@ -281,7 +281,7 @@ def _read_merged(base: Reference) -> Mapping[str, Tensor]:
     if base.recipe.tuning.lora is None:
         return base.checkpoint.load_model()
     lm = load_trained_model(base, CPU)
-    lora.merge(lm)
+    lora.merge_adapters_(lm)
     return lm.state_dict()
 
 
@@ -295,19 +295,19 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
 
 def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
     """Copies tensors into a model; of a sharded parameter only the rows of this process. Raises as `load_weights`."""
-    kept, saved = lora.kept(lm), get_meta_tensors(tensors)
+    kept, saved = lora.tensors_to_save(lm), get_meta_tensors(tensors)
     for name in sorted(kept.keys() | saved.keys()):
         old, new = saved.get(name), kept.get(name)
-        free = int(name in lm.any_length)
+        free = int(name in lm.variable_length_tensors)
         if old is None or new is None or old.ndim != new.ndim or old.shape[free:] != new.shape[free:]:
             what = f"the checkpoint does not fit the recipe: {name} is {_format_shape(old)}, not {_format_shape(new)}"
             raise CheckpointError(what, where=str(checkpoint.path), fix="restore the run from a copy, or train anew")
     parameters = dict(lm.named_parameters())
     for name, parameter in kept.items():
-        if name not in lm.any_length:
+        if name not in lm.variable_length_tensors:
             _check_finite(name, _copy_tensor(parameters.get(name, parameter), tensors, name), checkpoint)
-    if lm.any_length:
-        lm.load_state_dict({name: tensors[name] for name in lm.any_length}, strict=False)
+    if lm.variable_length_tensors:
+        lm.load_state_dict({name: tensors[name] for name in lm.variable_length_tensors}, strict=False)
 
 
 @torch.no_grad()
@@ -332,11 +332,11 @@ def _apply_tuning(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(derive_seed(recipe.seed, "adapters"))
-        lora.adapt(body, recipe.tuning.lora, trains=trains)
+        lora.add_adapters_(body, recipe.tuning.lora, keep_quantized=trains)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
     elif recipe.tuning.freeze == "embeddings":
-        for parameter in (parameter for parameter, depth in body.depths().items() if depth == 0):
+        for parameter in (parameter for parameter, depth in body.parameter_depths().items() if depth == 0):
             parameter.requires_grad_(False)
 
 

@@ -131,7 +131,7 @@ class EvaluationWindows:
 
     def validate(self, model: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         """Returns nats per target, without label smoothing, and the objective's metrics, over all processes."""
-        items = self.items(model, objective.collate_validation, objective.score, compute, objective.metrics)
+        items = self.items(model, objective.collate_validation, objective.score, compute, objective.metric_names)
         sums = evaluate_items(model, items, compute)
         return Validation(sums.loss, sums.metrics)
 
@@ -169,13 +169,13 @@ def compute_perplexity(
     Bytes and words exclude the first token of a document, unless that is [BOS].
     report: called with the tokens done and in total. Raises DataError if there is no token to predict.
     """
-    longest, size = objective.window(context), counted(len(store), "token")
+    longest, size = objective.max_scored_tokens(context), counted(len(store), "token")
     windows = EvaluationWindows(store, sliding_windows(store, longest, min(stride, longest)))
     n_bytes, n_words = count_predicted(store, tokenizer)[0], int(np.sum(store.n_words))
     if not windows.windows:
         raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
-    items = windows.items(model, objective.collate_spans, objective.measure, compute)
-    sums = evaluate_items(model, replace(items, one_pass=objective.measures_in_one_pass), compute, report)
+    items = windows.items(model, objective.collate_spans, objective.score_text, compute)
+    sums = evaluate_items(model, replace(items, one_pass=objective.scores_text_in_one_pass), compute, report)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
     return Perplexity(sums.total, sums.count, n_bytes, n_words, context, stride, objective.unit)
@@ -264,9 +264,9 @@ def measure_perplexity(
         lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
         context = context or lm.context or loaded.recipe.model.context
         stride = stride or context
-        if lm.longest is not None and context > lm.longest:
-            what = f"a context of {context} is longer than the model's, which has {lm.longest} learned positions"
-            raise UsageError(what, fix=f"use {lm.longest} or less")
+        if lm.max_positions is not None and context > lm.max_positions:
+            what = f"a context of {context} is longer than the model's, which has {lm.max_positions} learned positions"
+            raise UsageError(what, fix=f"use {lm.max_positions} or less")
         if stride > context:
             raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
         if column is not None:
@@ -298,7 +298,7 @@ def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
     assert isinstance(model, NGramModel)
     targets_BT = batch.known_targets_BT
     is_scored_BT = targets_BT != IGNORE
-    counted = model.counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
+    counted = model.has_counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 

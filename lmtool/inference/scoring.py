@@ -364,7 +364,7 @@ def _source_is_prefix(loaded: LoadedModel) -> bool:
 
 
 def _max_length(loaded: LoadedModel) -> int | None:
-    return loaded.model.longest or loaded.model.context
+    return loaded.model.max_positions or loaded.model.context
 
 
 def _check_length(loaded: LoadedModel, length: int) -> None:
@@ -433,17 +433,17 @@ def _compute_branched(
         ]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
     batch = _add_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
-    state = model.start(batch)
-    if not state.goes_back and len(set(n_common)) > 1:
+    state = model.initial_state(batch)
+    if not state.can_rewind and len(set(n_common)) > 1:
         # padding changes a recurrent state
         runs = [list(run) for _, run in groupby(zip(groups, n_common, strict=True), itemgetter(1))]
         return [scores for run in runs for scores in _compute_branched(loaded, *map(list, zip(*run, strict=True)))]
-    hidden_BTD, state = model.advance(batch.tokens_BT, state)
-    state = state.each_upto(n_common)
+    hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
+    state = state.truncate_rows(n_common)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
-        state = state.pick([b for b, rows in enumerate(groups) for _ in rows])
-        apart = iter(model.advance(padded(rest, pad)[0].to(loaded.device), state)[0])
+        state = state.select_rows([b for b, rows in enumerate(groups) for _ in rows])
+        apart = iter(model.forward_incremental(padded(rest, pad)[0].to(loaded.device), state)[0])
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)

@@ -24,8 +24,8 @@ from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.rules import HEADS, read_labels
 from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, parse_hub, pointer_of
 from lmtool.interop.sources import Source, download, open_source
-from lmtool.model import with_head
-from lmtool.model.size import BEYOND, outline, size_of
+from lmtool.model import add_objective_head
+from lmtool.model.size import UNCOUNTABLE, build_on_meta, count_parameters
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
@@ -135,7 +135,7 @@ def _write(
     recipe = _recipe(source, described, tokenizer, reference)
     model = recipe.model
     assert isinstance(model, Transformer)
-    if size_of(model, model.vocab_size or 0) == BEYOND:
+    if count_parameters(model, model.vocab_size or 0) == UNCOUNTABLE:
         raise _refusal(source, "its configuration is of a model larger than what any program could hold")
     outlines = _outline(recipe, model)
     weights = _made(source, _weights(source, described, recipe), outlines, report)
@@ -297,7 +297,7 @@ def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tens
 def _outline(recipe: Recipe, model: Transformer) -> dict[str, Tensor]:
     """The weights of the model that a recipe describes, as shapes."""
     with torch.device("meta"):
-        return with_head(recipe, outline(model, model.vocab_size or 0)).state_dict()
+        return add_objective_head(recipe, build_on_meta(model, model.vocab_size or 0)).state_dict()
 
 
 def _by(shape: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from lmtool.model import transformer
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.language_model import DecodeState, LanguageModel, Output
-from lmtool.model.ngram import NGramModel, PlainNGramModel
+from lmtool.model.ngram import AddKNGramModel, NGramModel
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.word_vectors import GloveModel, PpmiModel, SkipGramModel
@@ -14,11 +14,11 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
-__all__ = ["DecodeState", "LanguageModel", "NGramModel", "Output", "SkipGramModel", "build", "with_head"]
+__all__ = ["DecodeState", "LanguageModel", "NGramModel", "Output", "SkipGramModel", "add_objective_head", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
-    """The model that `spec` describes, with fresh weights from torch's global generator."""
+    """Builds the model of a spec, with random weights from torch's global generator."""
     match spec:
         case Transformer(shape="decoder", causal_mask=False):
             return transformer.TransformerUnmasked(spec, vocab_size)
@@ -33,7 +33,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
         case NGram(smoothing="kneser-ney"):
             return NGramModel(spec, vocab_size)
         case NGram():
-            return PlainNGramModel(spec, vocab_size)
+            return AddKNGramModel(spec, vocab_size)
         case SkipGram():
             return SkipGramModel(spec, vocab_size)
         case Glove():
@@ -50,17 +50,17 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return AveragingModel(spec, vocab_size)
 
 
-def with_head(recipe: Recipe, built: LanguageModel) -> LanguageModel:
-    """A body, with the head of the recipe's objective if that has one."""
+def add_objective_head(recipe: Recipe, body: LanguageModel) -> LanguageModel:
+    """Returns the body with the head of the recipe's objective; the body itself if the objective has no head."""
     match recipe.objective:
         case Classification() as spec:
-            return Classifier(built, spec, recipe.model)
+            return Classifier(body, spec, recipe.model)
         case Tagging() as spec:
-            return Tagger(built, spec, recipe.model)
+            return Tagger(body, spec, recipe.model)
         case QuestionAnswering() as spec:
-            return SpanReader(built, spec, recipe.model)
+            return SpanReader(body, spec, recipe.model)
         case ReplacedTokens() as spec:
-            assert isinstance(built, transformer.TransformerEncoder)
+            assert isinstance(body, transformer.TransformerEncoder)
             assert isinstance(recipe.model, Transformer)
-            return transformer.ReplacedTokenDetector(built, spec, recipe.model)
-    return built
+            return transformer.ReplacedTokenDetector(body, spec, recipe.model)
+    return body

@@ -1,4 +1,4 @@
-"""Features: a learned mix of the layers of a model, which may be another, frozen one (ELMo; Peters et al. 2018).
+"""A learned mix of the layers of a model, which may be another, frozen one (ELMo; Peters et al. 2018).
 
 Shapes: B rows, T positions, D width of hidden states, L layers.
 """
@@ -26,50 +26,50 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """The scalar mix (B, T, D) of L layers, each (B, T, D)."""
+        """Returns the scalar mix (B, T, D) of L layers, each (B, T, D)."""
         shares_L = self.scalars_L.softmax(0)
         return self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
 
 
 class FrozenFeatures(nn.Module):
-    """The states h_tj of the layers j of another model as features gamma * sum_j softmax(s)_j h_tj of each token t.
+    """Features gamma * sum_j softmax(s)_j h_tj of each token t, from the states h_tj of the layers j of another model.
 
-    Only s and gamma are trained. The other model is no submodule: its weights are in no optimizer and no checkpoint of
-    this one, have no gradient, and it always computes as in evaluation. It is given by `attach`.
+    Only s and gamma are trained. The other model, which `attach_source` sets, is no submodule: its weights are in no
+    optimizer and no checkpoint of this one and get no gradient, and it always computes as in evaluation.
 
-    beside: they are concatenated to embeddings, or else take their place.
+    concatenates: whether features are concatenated to embeddings, or else replace them.
     """
 
     def __init__(self, spec: Features) -> None:
         super().__init__()
-        self.beside = spec.beside
+        self.concatenates = spec.beside
         self.mix = ScalarMix(spec.mixed_layers or 1)
         self._source: tuple[LanguageModel, ...] = ()
 
-    def attach(self, source: LanguageModel) -> None:
-        """Take the features from this model, and freeze it."""
+    def attach_source(self, source: LanguageModel) -> None:
+        """Sets the model to compute features with, and freezes it."""
         self._source = (source.requires_grad_(False).eval(),)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The features (B, T, D) of the tokens of a batch. Raises ValueError before `attach`."""
+        """Returns the features (B, T, D) of the tokens of a batch. Raises ValueError before `attach_source`."""
         if not self._source:
-            raise ValueError("features without the model that they are of")
+            raise ValueError("features need the model that computes them")
         with torch.no_grad():
-            layers = self._source[0].layers(batch)
+            layers = self._source[0].layer_outputs(batch)
         return cast(Tensor, self.mix(layers))
 
-    def joined(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
-        """Embeddings and features, or features alone (B, T, D of both)."""
+    def combine_with_embeddings(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
+        """Returns embeddings and features, or features alone (B, T, D of both)."""
         features_BTD = self(batch).to(embedded_BTD.dtype)
-        return torch.cat((embedded_BTD, features_BTD), -1) if self.beside else features_BTD
+        return torch.cat((embedded_BTD, features_BTD), -1) if self.concatenates else features_BTD
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """torch calls this to move a model to another device."""
+        """Moves the other model too; torch calls this for moves to another device or dtype."""
         for source in self._source:
             source._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
-def find_features(model: nn.Module) -> FrozenFeatures | None:
-    """The part of a model that takes features from another one."""
+def find_frozen_features(model: nn.Module) -> FrozenFeatures | None:
+    """Returns the module of a model that computes features with another model, if it has one."""
     return next((part for part in model.modules() if isinstance(part, FrozenFeatures)), None)

@@ -1,8 +1,9 @@
-"""Heads on a language model's body: for classes, labels or a number of a text, and for tags and answers in it.
+"""Heads on the hidden states of a language model: classes, labels or a number for a text, tags, and answers in it.
 
 Shapes: B rows, T positions, W words, D width of hidden states, C classes, labels, tags or 1 number, L layers.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -15,15 +16,15 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.averaging import AveragingModel, RatioHead
+from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.features import ScalarMix
-from lmtool.model.language_model import LanguageModel, Output, Wrapper, evaluating
-from lmtool.model.layers.crf import LinearChain
+from lmtool.model.language_model import LanguageModel, ModelWrapper, Output, evaluation_mode
+from lmtool.model.layers.blocks import apply_activation
+from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.model.layers.norms import build_norm
-from lmtool.model.layers.observing import Attending
-from lmtool.model.layers.parts import activate
+from lmtool.model.layers.observing import ObservableAttention
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
-from lmtool.recipe.spec.objective import Classification, Embedding, QuestionAnswering, Tagging, TokenHead
+from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHead, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 LayerChoice = Literal["last", "mix", "mix-hidden"] | int
-Pooling = Literal["first", "last", "mean", "max", "attention"]
+PoolingKind = Literal["first", "last", "mean", "max", "attention"]
 
 
-class Pool(Attending):
-    """Pools the hidden states of a text to one vector; padding is ignored.
+class Pooling(ObservableAttention):
+    """Pools the hidden states of a text to one vector. Padding is ignored.
 
     first: the first position (BERT's [CLS]). last: the last one (GPT's [EXTRACT]). mean, max: over all. attention:
         learned average with weights softmax(v' tanh(W h)) (Yang et al. 2016).
     """
 
-    def __init__(self, kind: Pooling, d_model: int) -> None:
+    def __init__(self, kind: PoolingKind, d_model: int) -> None:
         super().__init__()
         self.kind = kind
         self.attends = kind == "attention"
@@ -50,11 +51,11 @@ class Pool(Attending):
             self.query = nn.Linear(d_model, 1, bias=False)
 
     def forward(self, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
+        """Returns the pooled vectors (B, D). keep_BT: False at padding; None without padding."""
         B, T, _ = hidden_BTD.shape
         if keep_BT is None:
             keep_BT = torch.ones(B, T, dtype=torch.bool, device=hidden_BTD.device)
-        positions_T = torch.arange(T, device=hidden_BTD.device)
-        rows_B = torch.arange(B, device=hidden_BTD.device)
+        positions_T, rows_B = (torch.arange(n, device=hidden_BTD.device) for n in (T, B))
         keep_BT1 = keep_BT[..., None]
         match self.kind:
             case "first":
@@ -73,175 +74,183 @@ class Pool(Attending):
                 return cast(Tensor, (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1))
 
 
-def text_vectors(spec: Embedding, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
-    """The vectors of texts (B, D), from their hidden states in float32 or wider."""
-    wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
-    pooled_BD: Tensor = Pool(spec.pool, hidden_BTD.shape[-1])(hidden_BTD.to(wide), keep_BT)
+def pool_text_vectors(spec: Embedding, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
+    """Returns the vectors of texts (B, D), in float32 or wider. keep_BT: False at padding; None without padding."""
+    dtype = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    pooled_BD: Tensor = Pooling(spec.pool, hidden_BTD.shape[-1])(hidden_BTD.to(dtype), keep_BT)
     return F.normalize(pooled_BD, dim=-1) if spec.normalize else pooled_BD
 
 
-def without_effect(model: LanguageModel, states: Callable[[Batch], Output]) -> list[nn.Parameter]:
-    """The trained parameters that these states do not depend on, such as those of a head for another objective."""
+def find_unused_parameters(model: LanguageModel, compute_states: Callable[[Batch], Output]) -> list[nn.Parameter]:
+    """Returns the trained parameters that the computed states do not depend on, such as another objective's head."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with evaluating(model), torch.enable_grad():
-        grads = torch.autograd.grad(states(_probe(model)).hidden_BTD.sum(), parameters, allow_unused=True)
+    with evaluation_mode(model), torch.enable_grad():
+        grads = torch.autograd.grad(compute_states(_probe_batch(model)).hidden_BTD.sum(), parameters, allow_unused=True)
     return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
 
-class Answer(NamedTuple):
+class HeadOutput(NamedTuple):
     """Output of a head.
 
-    scores_BC: in float32.
+    scores: in float32; of texts (B, C), of tokens (B, T, C) or of words (B, W, C).
     hidden_BTD: the hidden states below the head, if any.
     auxiliary_B: as in `Output`.
     """
 
-    scores_BC: Tensor
+    scores: Tensor
     hidden_BTD: Tensor | None = None
     auxiliary_B: Tensor | None = None
 
 
-class HeadedModel(Wrapper):
-    """Base of language models with a head on their hidden states. Still usable as the language model.
+class HeadedModel(ModelWrapper):
+    """Base of language models with a head on their hidden states. It still works as the language model.
 
-    mix: a learned scalar mix of all layers from `first` on, where the head reads that instead of one layer, `layer`.
+    mix: a learned scalar mix of the layers from `first_mixed_layer` on; None where the head reads one layer, `layer`.
     """
 
     def __init__(self, body: LanguageModel) -> None:
         super().__init__(body)
         self.mix: ScalarMix | None = None
-        self.first, self.layer = 0, -1
+        self.first_mixed_layer, self.layer = 0, -1
 
-    def states(self, batch: Batch) -> Output:
-        """The hidden states below the head (B, T, D): of one layer, of both halves if bidirectional; or mixed."""
+    @abstractmethod
+    def run_head(self, batch: Batch) -> HeadOutput:
+        """Returns the scores of the head for a batch."""
+
+    def head_states(self, batch: Batch) -> Output:
+        """Returns the hidden states that the head reads (B, T, D): of both directions if the body is bidirectional."""
         if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalModel):
             return self.forward(batch)
-        layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
-        return Output(layers[self.layer] if self.mix is None else self.mix(layers[self.first :]), auxiliary_B)
+        layers, auxiliary_B = self.body.layer_outputs_and_auxiliary(batch)
+        hidden_BTD = layers[self.layer] if self.mix is None else self.mix(layers[self.first_mixed_layer :])
+        return Output(hidden_BTD, auxiliary_B)
 
-    def _choose(self, layers: LayerChoice) -> None:
-        """Read these states. Raises UsageError for a layer that the body does not have."""
+    def _select_layers(self, layers: LayerChoice) -> None:
+        """Sets which layers the head reads. Raises UsageError for a layer that the body does not have."""
         if layers == "last":
             return
         with torch.no_grad():
-            n_layers = len(self.body.layers(_probe(self.body)))
+            n_layers = len(self.body.layer_outputs(_probe_batch(self.body)))
         if not isinstance(layers, int):
-            self.first = int(layers == "mix-hidden")
-            self.mix = ScalarMix(n_layers - self.first)
+            self.first_mixed_layer = int(layers == "mix-hidden")
+            self.mix = ScalarMix(n_layers - self.first_mixed_layer)
         elif layers < n_layers:
             self.layer = layers
         else:
             what = f"there is no layer {layers}"
             raise UsageError(what, where="objective.layers", fix=f"set 0, the embeddings, to {n_layers - 1}, or last")
 
-    def _freeze_beside_states(self) -> None:
-        """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
-        for parameter in without_effect(self.body, self.states):
+    def _freeze_unused_parameters(self) -> None:
+        """Freezes the body's parameters that do not affect the states that the head reads: those of its own head."""
+        for parameter in find_unused_parameters(self.body, self.head_states):
             parameter.requires_grad_(False)
 
 
-def states_width(body: LanguageModel, layers: LayerChoice, model: Model) -> int:
-    """Width of the hidden states that a head reads, or of the vector that an averaging model gives."""
+def head_input_width(body: LanguageModel, layers: LayerChoice, model: Model) -> int:
+    """Returns the width of the hidden states that a head reads, or of the text vector of an averaging model."""
     if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
-        return body.width
+        return body.head_input_width
     return model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
 
 
 class Classifier(HeadedModel):
-    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b.
+    """A language model with a head y = W dropout(pool(h_1..h_T)) + b for each text.
 
-    h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
-    A single score z of two classes stands for the scores 0 and z.
-    With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. An averaging body does its own pooling.
+    h are the hidden states of the body's last layer (of both directions if bidirectional), or a scalar mix of layers.
+    With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. A single score z of two classes stands for
+    the scores 0 and z. An averaging model pools by itself.
     """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
-        width = states_width(body, spec.layers, model)
+        width = head_input_width(body, spec.layers, model)
+        averaging = body if isinstance(body, AveragingModel) else None
         self.pool = None
-        if not isinstance(body, AveragingModel):
-            self.pool = Pool(pooling(spec, model), width)
-            self._choose(spec.layers)
+        if averaging is None:
+            self.pool = Pooling(resolve_pooling(spec, model), width)
+            self._select_layers(spec.layers)
         self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
         if self.activation is not None:
             bias = model.bias if isinstance(model, Transformer) else True
-            # a bias in any case where the pooler of next-sentence prediction, which has one, may go on as this layer
-            pooled = isinstance(model, Transformer) and model.next_sentence_head
-            self.dense = new_linear(width, width, bias or pooled)
+            # a bias in any case where the pooler of next-sentence prediction, which has one, may become this layer
+            has_pooler = isinstance(model, Transformer) and model.next_sentence_head
+            self.dense = make_head_linear(width, width, bias or has_pooler)
             if spec.dense_norm and isinstance(model, Transformer):
                 self.dense_norm = build_norm(model.norm, width, bias)
-        self.single = spec.single_score
-        if self.single and len(spec.labels) != 2:
+        self.single_score = spec.single_score
+        if self.single_score and len(spec.labels) != 2:
             what = f"one score is for two classes, not for {len(spec.labels) or 'numbers'}"
             raise UsageError(what, where="objective.single_score", fix="take -s objective.single_score=false")
-        n_scores = 1 if spec.task == "number" or self.single else len(spec.labels)
-        averaging = body.spec if isinstance(body, AveragingModel) else None
-        if averaging is not None and averaging.log_ratios and (spec.task != "number" or not averaging.tf_idf):
-            if spec.task == "number":
+        is_number = spec.task == "number"
+        n_scores = 1 if is_number or self.single_score else len(spec.labels)
+        if averaging and averaging.spec.log_ratios and not (is_number and averaging.spec.tf_idf):
+            if is_number:
                 fix = "take -s model.log_ratios=false, or --labels class"
                 raise UsageError("log ratios need classes or labels, not numbers", where="model.log_ratios", fix=fix)
-            self.head: nn.Linear = RatioHead(width, n_scores)
+            self.head: nn.Linear = NaiveBayesHead(width, n_scores)
         else:
-            self.head = new_linear(width, n_scores, spec.bias)
-            if isinstance(body, AveragingModel) and body.embedding is None:
+            self.head = make_head_linear(width, n_scores, spec.bias)
+            if averaging and averaging.embedding is None:
                 # features that no training text has must have no weight
                 nn.init.zeros_(self.head.weight)
         if self.pool is not None and not spec.lm_weight:
-            self._freeze_beside_states()
+            self._freeze_unused_parameters()
 
-    def count_features(self, batches: Iterable[Batch]) -> None:
-        """Initialise weights that are counted: of features, and of a naive Bayes head. Others do not read the batches.
+    def fit_feature_statistics_(self, batches: Iterable[Batch]) -> None:
+        """Sets the weights that are counted: of features, and of a naive Bayes head. Other models read no batch.
 
         batches: all labelled training texts, in CPU memory.
         """
-        if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or isinstance(self.head, RatioHead)):
-            counted, device = list(batches), self.head.weight.device
+        naive_bayes = self.head if isinstance(self.head, NaiveBayesHead) else None
+        if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or naive_bayes):
+            texts, device = list(batches), self.head.weight.device
             self.cpu()
-            self.body.count(counted)
-            if isinstance(self.head, RatioHead):
-                self.head.count(self.body, counted)
+            self.body.fit_feature_statistics_(texts)
+            if naive_bayes:
+                naive_bayes.set_log_ratios_(self.body, texts)
             self.to(device)
 
-    def answer(self, batch: Batch) -> Answer:
-        """Scores of the rows, with the hidden states and auxiliary losses."""
+    def run_head(self, batch: Batch) -> HeadOutput:
+        """Returns the scores of the texts (B, C)."""
         if isinstance(self.body, AveragingModel):
-            return Answer(self.pair(self.body.scores(batch, self.head, self.dropout).float()))
+            scores_BC = self.body.score_texts(batch, self.head, self.dropout)
+            return HeadOutput(self.expand_single_score(scores_BC.float()))
         assert self.pool is not None
-        hidden_BTD, auxiliary_B = self.states(batch)
+        hidden_BTD, auxiliary_B = self.head_states(batch)
         pooled_BD = ops.dropout(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
-            pooled_BD = activate(self.dense(pooled_BD), self.activation)
+            pooled_BD = apply_activation(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
             pooled_BD = ops.dropout(pooled_BD, self.dropout, self.training)
-        return Answer(self.pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
+        return HeadOutput(self.expand_single_score(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
 
-    def vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
-        """What a head without a dense layer is linear in (B, D): pooled states, or features of texts."""
+    def feature_vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
+        """Returns the vectors (B, D) that a head without a dense layer is linear in: pooled states or features."""
         if isinstance(self.body, AveragingModel):
-            return self.body.matrix(batches)
+            return self.body.feature_matrix(batches)
         with torch.no_grad():
-            return torch.cat([self.pooled(batch)[0].double().cpu() for batch in batches]).numpy()
+            return torch.cat([self.pool_states(batch).hidden_BTD.double().cpu() for batch in batches]).numpy()
 
-    def pooled(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The pooled states of the rows (B, D), and their auxiliary losses."""
+    def pool_states(self, batch: Batch) -> Output:
+        """Returns the pooled states (B, D) of the texts, and their auxiliary losses."""
         assert self.pool is not None
-        hidden_BTD, auxiliary_B = self.states(batch)
-        return self.pool(hidden_BTD, batch.keep_BT), auxiliary_B
+        hidden_BTD, auxiliary_B = self.head_states(batch)
+        return Output(self.pool(hidden_BTD, batch.keep_BT), auxiliary_B)
 
-    def pair(self, scores_BC: Tensor) -> Tensor:
-        """A single score z as the scores 0 and z of two classes: their softmax is the sigmoid of z."""
-        return torch.cat((torch.zeros_like(scores_BC), scores_BC), 1) if self.single else scores_BC
+    def expand_single_score(self, scores_BC: Tensor) -> Tensor:
+        """Returns a single score z as the scores 0 and z of two classes, whose softmax is the sigmoid of z."""
+        return torch.cat((torch.zeros_like(scores_BC), scores_BC), 1) if self.single_score else scores_BC
 
 
-def _probe(body: LanguageModel) -> Batch:
-    """A batch of two tokens, to probe output shapes."""
+def _probe_batch(body: LanguageModel) -> Batch:
+    """Returns a batch of two tokens, to learn the shapes and dependencies of outputs."""
     return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
 
 
-def new_linear(width_in: int, width_out: int, bias: bool) -> nn.Linear:
-    """A linear layer with small normal weights and no bias at first."""
+def make_head_linear(width_in: int, width_out: int, bias: bool) -> nn.Linear:
+    """Returns a linear layer with normal weights of standard deviation 0.02 and zero bias."""
     linear = nn.Linear(width_in, width_out, bias=bias)
     nn.init.normal_(linear.weight, std=0.02)
     if linear.bias is not None:
@@ -249,8 +258,8 @@ def new_linear(width_in: int, width_out: int, bias: bool) -> nn.Linear:
     return linear
 
 
-def pooling(spec: Classification, model: Model) -> Pooling:
-    """The pooling of a recipe; auto follows the papers for this kind of body."""
+def resolve_pooling(spec: Classification, model: Model) -> PoolingKind:
+    """Returns the pooling of a recipe; `auto` follows the papers for the kind of body."""
     if spec.pool != "auto":
         return spec.pool
     if isinstance(model, Transformer):
@@ -258,27 +267,21 @@ def pooling(spec: Classification, model: Model) -> Pooling:
     return "mean"
 
 
-class TokenScores(NamedTuple):
-    """Scores of tokens, in float32. auxiliary_B: as in `Output`."""
-
-    scores_BTC: Tensor
-    auxiliary_B: Tensor | None
-
-
 class TokenHeadModel(HeadedModel):
     """A language model with a linear head on each hidden state: y_t = W dropout(h_t) + b."""
 
-    def __init__(self, body: LanguageModel, spec: TokenHead, model: Model, n_scores: int) -> None:
+    def __init__(self, body: LanguageModel, spec: PerTokenHead, model: Model, n_scores: int) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
-        self._choose(spec.layers)
-        self.head = new_linear(states_width(body, spec.layers, model), n_scores, bias=True)
-        self._freeze_beside_states()
+        self._select_layers(spec.layers)
+        self.head = make_head_linear(head_input_width(body, spec.layers, model), n_scores, bias=True)
+        self._freeze_unused_parameters()
 
-    def scores(self, batch: Batch) -> TokenScores:
-        """The scores of each token of a batch (B, T, C)."""
-        hidden_BTD, auxiliary_B = self.states(batch)
-        return TokenScores(self.head(ops.dropout(hidden_BTD, self.dropout, self.training)).float(), auxiliary_B)
+    def run_head(self, batch: Batch) -> HeadOutput:
+        """Returns the scores of the tokens (B, T, C)."""
+        hidden_BTD, auxiliary_B = self.head_states(batch)
+        scores_BTC = self.head(ops.dropout(hidden_BTD, self.dropout, self.training)).float()
+        return HeadOutput(scores_BTC, hidden_BTD, auxiliary_B)
 
 
 class Tagger(TokenHeadModel):
@@ -286,24 +289,24 @@ class Tagger(TokenHeadModel):
 
     def __init__(self, body: LanguageModel, spec: Tagging, model: Model) -> None:
         super().__init__(body, spec, model, len(spec.labels))
-        self.crf = LinearChain(len(spec.labels)) if spec.crf else None
+        self.crf = LinearChainCrf(len(spec.labels)) if spec.crf else None
 
-    def word_scores(self, batch: Batch) -> TokenScores:
-        """The scores of the tags of each word (B, W, C); any at padding."""
+    def run_head(self, batch: Batch) -> HeadOutput:
+        """Returns the scores of the words (B, W, C), which are arbitrary at padding."""
         assert batch.places_BW is not None
-        scores_BTC, auxiliary_B = self.scores(batch)
-        rows_B1 = torch.arange(len(scores_BTC), device=scores_BTC.device)[:, None]
-        return TokenScores(scores_BTC[rows_B1, batch.places_BW.clamp(min=0)], auxiliary_B)
+        output = super().run_head(batch)
+        rows_B1 = torch.arange(len(output.scores), device=output.scores.device)[:, None]
+        return output._replace(scores=output.scores[rows_B1, batch.places_BW.clamp(min=0)])
 
-    def log_p(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
-        """Log-probability of the tags of each row (B,), given the scores of its words. keep_BW: False at padding."""
+    def tag_log_probs(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
+        """Returns the log-probability of the tags of each row (B,). keep_BW: False at padding."""
         if self.crf is not None:
-            return self.crf.log_p(scores_BWC, tags_BW, keep_BW)
+            return self.crf.log_probs(scores_BWC, tags_BW, keep_BW)
         log_p_BWC = scores_BWC.log_softmax(-1)
         return (log_p_BWC.gather(2, tags_BW.where(keep_BW, 0)[..., None])[..., 0] * keep_BW).sum(1)
 
-    def decode(self, scores_BWC: Tensor, keep_BW: Tensor) -> Tensor:
-        """The most probable tags of each row (B, W); any at padding."""
+    def decode_tags(self, scores_BWC: Tensor, keep_BW: Tensor) -> Tensor:
+        """Returns the most probable tags of each row (B, W), which are arbitrary at padding."""
         return scores_BWC.argmax(-1) if self.crf is None else self.crf.decode(scores_BWC, keep_BW)
 
 

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory, RowTokens
+from lmtool.model.state import DecodeState, KeyValueCache, LayerState, Memory, RowTokens
 from lmtool.recipe.spec.model import Reads
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
+__all__ = ["DecodeState", "KeyValueCache", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
 
 
 class Output(NamedTuple):
     """Output of a forward pass.
 
     hidden_BTD: hidden states of all positions.
-    auxiliary_B: an auxiliary loss per row, which depends on that row alone; None without one. Objectives add it in
+    auxiliary_B: an auxiliary loss of each row, which depends on that row alone; None without one. Objectives add it in
         training, never in evaluation.
     """
 
@@ -31,15 +31,15 @@ class Output(NamedTuple):
     auxiliary_B: Tensor | None = None
 
 
-def summed(auxiliaries: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of the auxiliary losses that are not None (B,); None if all are."""
-    losses = [auxiliary_B for auxiliary_B in auxiliaries if auxiliary_B is not None]
-    return torch.stack(losses).sum(0) if losses else None
+def sum_auxiliary_losses(losses: Iterable[Tensor | None]) -> Tensor | None:
+    """Returns the sum (B,) of the losses that are not None; None if all are None."""
+    known = [loss_B for loss_B in losses if loss_B is not None]
+    return torch.stack(known).sum(0) if known else None
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """A context in which a model is in evaluation mode."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model in evaluation mode for the duration of the context."""
     was_training = model.training
     model.eval()
     try:
@@ -48,7 +48,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-Parts = list[Sequence[nn.Module | None]]
+ModulesByDepth = list[Sequence[nn.Module | None]]
 """The modules at each depth of a model; None for those its recipe omits."""
 
 
@@ -58,22 +58,22 @@ class LanguageModel(nn.Module, ABC):
     The two are separate so that losses can be computed in chunks, without all logits in memory at once.
 
     vocab_size: number of logits.
-    context: training context length, or None for no limit.
-    longest: maximum number of positions it can process, or None for no limit.
-    reads: what the prediction at a position may depend on. With "source", `start` encodes it; "both" (bidirectional)
-        and "words" (bag of words) have no next token, so no `start` and `advance`.
-    recurrent: each position is computed from the one before, so token-by-token decoding costs no more.
+    context: training context length; None for no limit.
+    max_positions: maximum number of positions that it can process; None for no limit.
+    reads: what the prediction at a position may depend on. With "source", `initial_state` encodes it. "both"
+        (bidirectional) and "words" (bag of words) have no next token, so no `initial_state` and `forward_incremental`.
+    recurrent: whether each position is computed from the one before, so that decoding token by token costs no more.
     step_threads: fastest number of threads for a training step, if steps are small; None for all threads.
-    any_length: names of tensors whose length depends on the training data; all others have a fixed shape.
-    description: for lists: family, layers and width.
+    variable_length_tensors: names of tensors whose length depends on the training data.
+    description: family, layers and width, for people.
     counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
     """
 
-    longest: int | None = None
+    max_positions: int | None = None
     reads: Reads = "past"
     recurrent: bool = False
     step_threads: int | None = None
-    any_length: frozenset[str] = frozenset()
+    variable_length_tensors: frozenset[str] = frozenset()
     counts_V: Tensor | None
 
     def __init__(self, vocab_size: int, context: int | None, description: str) -> None:
@@ -83,117 +83,119 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Output:
-        """All positions at once: hidden states (B, T, D), and the auxiliary losses of the rows, if any."""
+        """Returns the hidden states (B, T, D) of all positions, and the auxiliary losses of the rows, if any."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of the next token for hidden states (..., D)."""
+        """Returns the logits (..., V) of the next token for hidden states (..., D)."""
 
     def head_parameters(self) -> tuple[Tensor, ...]:
-        """The parameters that `logits` uses."""
+        """Returns the parameters that `logits` uses."""
         return ()
 
     def token_vectors(self) -> Tensor:
-        """The context-independent embedding of each token (V, D). Raises UsageError where a model has none."""
+        """Returns the context-independent embedding of each token (V, D). Raises UsageError for models without any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """The embeddings, then the output of each layer, each (B, T, D); all from one pass over `batch.tokens_BT`.
+    def layer_outputs(self, batch: Batch) -> list[Tensor]:
+        """Returns the embeddings and the output of each layer, each (B, T, D), for `batch.tokens_BT`.
 
-        An encoder-decoder uses its encoder. Raises UsageError where a model has no embeddings.
+        An encoder-decoder uses its encoder. Raises UsageError for models without embeddings.
         """
-        return self.layers_and_auxiliary(batch)[0]
+        return self.layer_outputs_and_auxiliary(batch)[0]
 
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """The output of `layers`, and the auxiliary losses (B,) of the same pass, if any."""
+    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """Returns the result of `layer_outputs`, and the auxiliary losses (B,) of the same pass, if any."""
         raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     @abstractmethod
-    def start(self, batch: Batch) -> DecodeState:
-        """The initial decoding state for the rows of `batch`, on its device.
+    def initial_state(self, batch: Batch) -> DecodeState:
+        """Returns the decoding state before the first token of the rows of `batch`, on its device.
 
         Models with a source encode `batch.source_BS` here; of `batch.tokens_BT` only the number of rows matters.
         """
 
     @abstractmethod
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        """Process T >= 1 more tokens of each row: their hidden states (B, T, D), and the new state.
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """Reads T >= 1 more tokens of each row. Returns their hidden states (B, T, D) and the new state.
 
-        Equals the same positions of `forward` on all tokens at once, for any split into calls.
+        The result equals the same positions of `forward` on all tokens, for any split into calls.
         """
 
-    def parts(self) -> Parts:
-        """Embeddings and positions, then each layer from the bottom up, without heads.
+    def modules_by_depth(self) -> ModulesByDepth:
+        """Returns embeddings and positions, then the modules of each layer from the bottom up, without heads.
 
         The layers of a decoder come after those of its encoder. A model without layers is all embeddings.
         """
         return [(self,)]
 
-    def depths(self) -> dict[nn.Parameter, int]:
-        """0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
+    def parameter_depths(self) -> dict[nn.Parameter, int]:
+        """Returns 0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
 
         A tied matrix is an embedding.
         """
-        parts = self.parts()
-        depth_of = dict.fromkeys(self.parameters(), len(parts))
-        for depth, group in enumerate(parts):
-            depth_of |= {p: depth for part in group if part is not None for p in part.parameters()}
-        return depth_of
+        modules_by_depth = self.modules_by_depth()
+        depths = dict.fromkeys(self.parameters(), len(modules_by_depth))
+        for depth, modules in enumerate(modules_by_depth):
+            depths |= {p: depth for module in modules if module is not None for p in module.parameters()}
+        return depths
 
 
-class WithoutNextToken(LanguageModel):
-    """A model without next-token probabilities, which generates no text from left to right."""
+class ModelWithoutNextToken(LanguageModel):
+    """A model without next-token probabilities, which cannot generate text from left to right."""
 
     @abstractmethod
-    def refusal(self) -> UsageError:
-        """Why not, and what to use instead."""
+    def no_next_token_error(self) -> UsageError:
+        """Returns the error that says why it has no next token, and what to use instead."""
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise self.refusal()
+    def initial_state(self, batch: Batch) -> DecodeState:
+        raise self.no_next_token_error()
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise self.refusal()
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        raise self.no_next_token_error()
 
 
-class WithoutLikelihood(WithoutNextToken):
-    """A model without a likelihood: it gives no probability to a token that it has not read, so it scores no text."""
+class ModelWithoutLikelihood(ModelWithoutNextToken):
+    """A model that gives no probability to a token that it has not read, so it cannot score text."""
 
 
 class CountingModel(LanguageModel):
     """A model estimated from counts, not by gradients, in one pass over the text in order.
 
-    width: context tokens of a prediction. n_read: number of tokens counted so far.
+    n_context_tokens: context tokens of a prediction. n_read: number of tokens counted so far.
     """
 
-    width: int
+    n_context_tokens: int
     n_read: Tensor
 
     @abstractmethod
-    def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
-        """Count every target of the batches with its preceding tokens. n_tokens: tokens of the text that they cover.
+    def fit_counts_(self, batches: Iterable[Batch], n_tokens: int) -> None:
+        """Counts every target of the batches with its preceding tokens. Predictions change once all are counted.
 
-        Batches come in text order. Predictions change only once all are counted.
+        Args:
+            batches: in text order.
+            n_tokens: number of tokens of the text that the batches cover.
         """
 
     @abstractmethod
-    def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The `logits` entry of one token (...) at each position (..., D), without computing the others."""
+    def token_log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Returns the `logits` entry of one token (...) at each position (..., D), without computing the others."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Accept tables of any length."""
-        for name in self.any_length & {name.removeprefix(prefix) for name in state_dict}:
+        """Loads tables of any length."""
+        for name in self.variable_length_tensors & {name.removeprefix(prefix) for name in state_dict}:
             table: Tensor = getattr(self, name)
             setattr(self, name, table.new_empty(len(state_dict[prefix + name]), *table.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class Wrapper(LanguageModel):
-    """A wrapper around another model, its body; delegates to it what a subclass does not override."""
+class ModelWrapper(LanguageModel):
+    """A model around another one, its body, to which it delegates what a subclass does not override."""
 
     def __init__(self, body: LanguageModel) -> None:
         super().__init__(body.vocab_size, body.context, body.description)
         self.body = body
-        self.longest, self.reads, self.recurrent = body.longest, body.reads, body.recurrent
+        self.max_positions, self.reads, self.recurrent = body.max_positions, body.reads, body.recurrent
 
     def forward(self, batch: Batch) -> Output:
         return cast(Output, self.body(batch))
@@ -207,20 +209,20 @@ class Wrapper(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.body.token_vectors()
 
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        return self.body.layers_and_auxiliary(batch)
+    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        return self.body.layer_outputs_and_auxiliary(batch)
 
-    def start(self, batch: Batch) -> DecodeState:
-        return self.body.start(batch)
+    def initial_state(self, batch: Batch) -> DecodeState:
+        return self.body.initial_state(batch)
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self.body.advance(tokens_BT, state)
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self.body.forward_incremental(tokens_BT, state)
 
-    def parts(self) -> Parts:
-        return self.body.parts()
+    def modules_by_depth(self) -> ModulesByDepth:
+        return self.body.modules_by_depth()
 
 
-def topped(layers: Iterable[Sequence[nn.Module | None]], *above: nn.Module | None) -> Parts:
-    """Layers, the last one together with the modules above it."""
+def append_to_last_layer(layers: Iterable[Sequence[nn.Module | None]], *modules: nn.Module | None) -> ModulesByDepth:
+    """Returns the modules of each layer, the last one with these modules above it."""
     *below, last = layers
-    return [*below, (*last, *above)]
+    return [*below, (*last, *modules)]

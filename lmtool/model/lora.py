@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a Transformer's frozen weights (Hu et al. 2022, LoRA).
+"""Low-rank adapters of a Transformer's frozen weights (Hu et al. 2022, LoRA).
 
 Shapes: I input width, O output width, R rank.
 """
@@ -12,89 +12,90 @@ from torch.nn import functional as F
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.heads import HeadedModel
-from lmtool.model.layers.attention import JoinedLinear, linears_of, mixers_of, widths_of
-from lmtool.model.packed import dense_of, freeze_quantized
+from lmtool.model.layers.attention import JoinedLinear, find_linears, find_mixers, output_widths
+from lmtool.model.packed import dense_weight, quantize_weights_
 from lmtool.recipe.spec.training import Lora
 
 
-class AdaptedLinear(JoinedLinear):
+class LoraLinear(JoinedLinear):
     """W x + b + (alpha / rank) B A x, with an A and a B for each adapted part of a joined matrix.
 
-    A is normal with variance 1 / I, B zero, so that initially it equals the linear map whose weights it takes over,
-    names included. Only A and B are trained. adapted: for each part of the output, whether it has an adapter.
+    A is normal with variance 1 / I and B is zero, so that initially it equals the linear map whose weights it takes
+    over, names included. Only A and B are trained. has_adapter: for each part of the output, whether it has an adapter.
     """
 
-    def __init__(self, linear: nn.Linear, adapted: tuple[bool, ...], spec: Lora) -> None:
+    def __init__(self, linear: nn.Linear, has_adapter: tuple[bool, ...], spec: Lora) -> None:
         nn.Module.__init__(self)  # takes over existing weights
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.widths = widths_of(linear)
+        self.widths = output_widths(linear)
         self.weight, self.bias = linear.weight, linear.bias
-        self.adapted = adapted
+        self.has_adapter = has_adapter
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
-        self._chosen = [width for width, has in zip(self.widths, adapted, strict=True) if has]
-        # drawn on the CPU, so that a seed gives the same on every device; adapters of sharded weights are sharded later
-        drawn_RI = torch.randn(len(self._chosen) * spec.rank, linear.in_features) * linear.in_features**-0.5
+        self._adapted_widths = [width for width, has in zip(self.widths, has_adapter, strict=True) if has]
+        # drawn on the CPU, so that a seed gives the same on every device; they are sharded later if the weights are
+        drawn_RI = torch.randn(len(self._adapted_widths) * spec.rank, linear.in_features) * linear.in_features**-0.5
         device = drawn_RI.device if linear.weight.is_meta else linear.weight.device
         self.down_RI = nn.Parameter(drawn_RI.to(device, linear.weight.dtype))
-        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank, device=device))
+        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._adapted_widths), spec.rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(ops.dropout(x, self.dropout, self.training), self.down_RI)
-        return F.linear(x, self.weight, self.bias) + self.scale * self._joined(low, -1)
+        return F.linear(x, self.weight, self.bias) + self.scale * self._apply_up(low, -1)
 
     def merged_weight(self) -> Tensor:
-        """W + (alpha / rank) B A."""
-        return dense_of(self.weight) + self.scale * self._joined(self.down_RI, 0)
+        """Returns W + (alpha / rank) B A."""
+        return dense_weight(self.weight) + self.scale * self._apply_up(self.down_RI, 0)
 
-    def blocks(self, up_OR: Tensor) -> Tensor:
-        """B of all parts in one matrix (O, R of each): W changes by (alpha / rank) times its product with `down_RI`.
+    def block_diagonal_up(self, up_OR: Tensor) -> Tensor:
+        """Returns B of all parts as one matrix (O, R of each), whose product with `down_RI` is the change of W.
 
-        up_OR: of all adapted parts, as in `self.up_OR`.
+        The change is still to be multiplied by alpha / rank. up_OR: of all adapted parts, like `self.up_OR`.
         """
-        joined = torch.block_diag(*torch.split(up_OR, self._chosen))  # type: ignore[no-untyped-call]
-        rows = iter(torch.split(joined, self._chosen))
-        parts = zip(self.widths, self.adapted, strict=True)
+        joined = torch.block_diag(*torch.split(up_OR, self._adapted_widths))  # type: ignore[no-untyped-call]
+        rows = iter(torch.split(joined, self._adapted_widths))
+        parts = zip(self.widths, self.has_adapter, strict=True)
         return torch.cat([next(rows) if has else joined.new_zeros(width, joined.shape[1]) for width, has in parts])
 
-    def _joined(self, low: Tensor, dim: int) -> Tensor:
-        """Each part's B times its rows of `low`, zeros for parts without an adapter; concatenated along `dim`."""
-        lows, ups = iter(torch.split(low, self.rank, dim)), iter(torch.split(self.up_OR, self._chosen))
+    def _apply_up(self, down: Tensor, dim: int) -> Tensor:
+        """Returns each part's B times its rows of `down`, zeros for parts without an adapter, joined along `dim`."""
+        downs, ups = iter(torch.split(down, self.rank, dim)), iter(torch.split(self.up_OR, self._adapted_widths))
         parts = []
-        for width, has in zip(self.widths, self.adapted, strict=True):
+        for width, has in zip(self.widths, self.has_adapter, strict=True):
             if not has:
-                parts.append(low.new_zeros(width, low.shape[1]) if dim == 0 else low.new_zeros(*low.shape[:-1], width))
-            elif dim == 0:
-                parts.append(next(ups) @ next(lows))
+                shape = (width, down.shape[1]) if dim == 0 else (*down.shape[:-1], width)
+                parts.append(down.new_zeros(shape))
             else:
-                parts.append(F.linear(next(lows), next(ups)))
+                parts.append(next(ups) @ next(downs) if dim == 0 else F.linear(next(downs), next(ups)))
         return torch.cat(parts, dim)
 
 
-def adapt(model: nn.Module, spec: Lora, *, trains: bool = True) -> None:
-    """Add adapters to a model, in place, and freeze all its other weights.
+def add_adapters_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) -> None:
+    """Adds adapters to a model and freezes all its other weights.
 
-    trains: keep them quantized, if they are; else only their values are those.
     Raises UsageError when no matrix is of the targeted kinds.
+
+    Args:
+        keep_quantized: if the spec quantizes the frozen weights, store them so; else only round their values.
     """
     model.requires_grad_(False)
-    for mixer in mixers_of(model):
-        for name, parts in mixer.adaptable():
+    for mixer in find_mixers(model):
+        for name, parts in mixer.adapter_targets():
             adapted = tuple(part in spec.targets for part in parts)
             if any(adapted):
-                setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
-    if not any(adapters(model)):
+                setattr(mixer, name, LoraLinear(getattr(mixer, name), adapted, spec))
+    if not any(adapter_parameter_names(model)):
         what = f"the model has no matrices of the kind {' or '.join(spec.targets)}"
-        fix = "set it to [feed-forward]" if linears_of(model) else "train without adapters"
+        fix = "set it to [feed-forward]" if find_linears(model) else "train without adapters"
         raise UsageError(what, where="tuning.lora.targets", fix=fix)
     if spec.quantize != "none":
-        freeze_quantized(model, spec.quantize, in_place=not trains)
+        quantize_weights_(model, spec.quantize, keep_dtype=not keep_quantized)
 
 
-def merge(model: nn.Module) -> None:
-    """Merge all adapters into the weights they adapt, in place: the same function, without adapters."""
-    for mixer in mixers_of(model):
+def merge_adapters_(model: nn.Module) -> None:
+    """Merges all adapters into the weights that they adapt. The model computes the same function."""
+    for mixer in find_mixers(model):
         for name, linear in list(mixer.named_children()):
-            if isinstance(linear, AdaptedLinear):
+            if isinstance(linear, LoraLinear):
                 with torch.device("meta"):  # its weights are set already
                     plain = JoinedLinear(linear.in_features, linear.widths, linear.bias is not None)
                 plain.weight = nn.Parameter(linear.merged_weight().detach())
@@ -102,17 +103,17 @@ def merge(model: nn.Module) -> None:
                 setattr(mixer, name, plain)
 
 
-def adapters(model: nn.Module) -> Iterator[str]:
-    """Names of the parameters of all adapters."""
+def adapter_parameter_names(model: nn.Module) -> Iterator[str]:
+    """Yields the names of the parameters of all adapters."""
     for name, module in model.named_modules():
-        if isinstance(module, AdaptedLinear):
+        if isinstance(module, LoraLinear):
             yield from (f"{name}.down_RI", f"{name}.up_OR")
 
 
-def kept(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors to save, by name: all; with adapters, only these and the head on the body."""
+def tensors_to_save(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors to save, by name: all; with adapters, only these and the head on the body."""
     state: dict[str, Tensor] = model.state_dict()
-    names = set(adapters(model))
+    names = set(adapter_parameter_names(model))
     if not names:
         return state
     if isinstance(model, HeadedModel):

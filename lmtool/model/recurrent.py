@@ -1,5 +1,5 @@
-"""The base of recurrent language models, and those that read a text alone: left to right, optionally with attention to
-past states; or in both directions, as ELMo.
+"""Recurrent language models without a source: from left to right, optionally with attention to past states, or in both
+directions, as in ELMo; and the base of all recurrent models.
 
 Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G cache lines of rows with a common
 prefix, Q new positions of all rows of a line.
@@ -18,58 +18,53 @@ from lmtool.batch import Batch, Mask
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Output, Parts, topped
-from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention, earlier
+from lmtool.model.language_model import LanguageModel, ModulesByDepth, Output, append_to_last_layer
+from lmtool.model.layers.cells import Cell, CellState, TextLayout, build_cell
+from lmtool.model.layers.memory_attention import MemoryAttention, past_mask
+from lmtool.model.state import DecodeState, KeyValueCache, LayerState
 from lmtool.recipe.spec.recurrent import Recurrent
 
 
-class Layers(nn.Module):
-    """Stacked recurrent layers with dropout between them.
+class RecurrentLayers(nn.Module):
+    """Stacked recurrent layers with dropout between them. right_to_left: the direction in which they read."""
 
-    backwards: right to left.
-    """
-
-    def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
+    def __init__(self, spec: Recurrent, right_to_left: bool = False) -> None:
         super().__init__()
-        first = None if spec.features is None else spec.features.input_width(spec.d_model)
-        self.cells = nn.ModuleList(build_cell(spec, None if i else first) for i in range(spec.n_layers))
+        d_in = None if spec.features is None else spec.features.input_width(spec.d_model)
+        self.cells = nn.ModuleList(build_cell(spec, None if i else d_in) for i in range(spec.n_layers))
         self.dropout = spec.dropout
-        self.backwards = backwards
+        self.right_to_left = right_to_left
 
-    def start(self, n_rows: int) -> tuple[CellState, ...]:
-        """Zero states of every layer."""
-        return tuple(cast(Cell, cell).start(n_rows) for cell in self.cells)
+    def initial_state(self, n_rows: int) -> tuple[CellState, ...]:
+        """Returns zero states of every layer."""
+        return tuple(cast(Cell, cell).initial_state(n_rows) for cell in self.cells)
 
     def forward(
-        self, x_BTD: Tensor, states: Sequence[CellState], texts: Texts | None, first: int = 0
+        self, x_BTD: Tensor, layout: TextLayout | None, states: Sequence[CellState] | None = None, first_layer: int = 0
     ) -> tuple[list[Tensor], tuple[CellState, ...]]:
-        """Hidden states (B, T, D) of each layer at all positions, and the final ones; see `Cell`.
+        """Returns the hidden states (B, T, D) of each layer at all positions, and the final states; see `Cell`.
 
-        first: index of the layer that `x` is input to; `states` start at that layer.
+        Args:
+            states: of the layers from `first_layer` on, before the first position; None for zeros.
+            first_layer: index of the layer that `x_BTD` is the input of.
         """
-        outs: list[Tensor] = []
-        after: list[CellState] = []
-        for layer, state in enumerate(states, first):
+        outputs: list[Tensor] = []
+        final_states: list[CellState] = []
+        states = self.initial_state(len(x_BTD)) if states is None else states
+        for layer, state in enumerate(states, first_layer):
             x_BTD = ops.dropout(x_BTD, self.dropout, self.training) if layer else x_BTD
             cell = cast(Cell, self.cells[layer])
-            x_BTD, last = (cell.backwards if self.backwards else cell)(x_BTD, state, texts)
-            outs.append(x_BTD)
-            after.append(last)
-        return outs, tuple(after)
-
-    def read(self, x_BTD: Tensor, texts: Texts | None) -> list[Tensor]:
-        """Hidden states (B, T, D) of each layer at all positions, from zero initial states."""
-        return cast(list[Tensor], self(x_BTD, self.start(len(x_BTD)), texts)[0])
+            x_BTD, final_state = (cell.forward_right_to_left if self.right_to_left else cell)(x_BTD, state, layout)
+            outputs.append(x_BTD)
+            final_states.append(final_state)
+        return outputs, tuple(final_states)
 
 
 class RecurrentModel(LanguageModel):
-    """Base of all recurrent models: an embedding, a head, and stateful processing of text of any length.
+    """Base of all recurrent models: an embedding, a head, and a state from which text of any length is continued.
 
     With a context vector c_t from attention, an untied head is z_t = W [h_t; c_t] + b. A tied head has the embedding
     width, so its input is tanh(W_c [h_t; c_t]) (Luong et al. 2015).
-
-    width: input width of the head.
     """
 
     recurrent = True
@@ -82,13 +77,13 @@ class RecurrentModel(LanguageModel):
         # so that a tied head's logits start near zero
         nn.init.normal_(self.embedding.weight, std=spec.d_model**-0.5)
         self.join = nn.Linear(2 * spec.d_model, spec.d_model, bias=False) if attends and spec.tie_embeddings else None
-        self.width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
-        self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
+        self.head_input_width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
+        self.head = None if spec.tie_embeddings else nn.Linear(self.head_input_width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         self.features = None if spec.features is None else FrozenFeatures(spec.features)
 
     def forward(self, batch: Batch) -> Output:
-        return Output(self._read(batch, self.start(batch))[0])
+        return Output(self._run_layers(batch, self.initial_state(batch))[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, *self.head_parameters())
@@ -100,118 +95,120 @@ class RecurrentModel(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.embedding.weight
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Embeddings (B, T, D), with dropout."""
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Returns the embeddings (B, T, D), with dropout."""
         return ops.dropout(self.embedding(tokens_BT), self.dropout, self.training)
 
-    def inputs(self, batch: Batch) -> Tensor:
-        """What the first layer reads (B, T, input width): embeddings, features of another model, or both."""
+    def embed_inputs(self, batch: Batch) -> Tensor:
+        """Returns what the first layer reads (B, T, input width): embeddings, features of another model, or both."""
         if self.features is None:
-            return self.embed(batch.tokens_BT)
-        return ops.dropout(self.features.joined(self.embedding(batch.tokens_BT), batch), self.dropout, self.training)
+            return self.embed_tokens(batch.tokens_BT)
+        x_BTD = self.features.combine_with_embeddings(self.embedding(batch.tokens_BT), batch)
+        return ops.dropout(x_BTD, self.dropout, self.training)
 
-    def hidden(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
-        """Input of the head, with dropout: (B, T, D), or (B, T, 2 D) for an untied head with a context."""
+    def head_input(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
+        """Returns the input of the head, with dropout: (B, T, D), or (B, T, 2 D) for an untied head with a context."""
         if context_BTD is not None:
             h_BTD = torch.cat((h_BTD, context_BTD), -1)
         if self.join is not None:
-            # in the head's dtype, as decoding applies it outside autocast
+            # in the head's dtype, because decoding applies the head outside autocast
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return ops.dropout(h_BTD, self.dropout, self.training)
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         if self.features is not None:
             what = "a model with features of another one reads whole texts, and has no next token"
             raise UsageError(what, fix="classify texts with lmtool predict")
-        hidden, layers = self._read(Batch(tokens_BT), state)
-        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
+        hidden, layers = self._run_layers(Batch(tokens_BT), state)
+        return hidden, replace(state.reserve_positions(tokens_BT.shape[1]), layers=layers)
 
     @abstractmethod
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """Hidden states, and the layers' new states."""
+    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """Returns the inputs of the head, and the new states of the layers."""
 
 
 class RecurrentDecoder(RecurrentModel):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without attention to all its past states.
 
     With `attention`, c_t attends with query h_t to the last layer's past states M_t = {h_1, ..., h_{t-1}}. M_1 is empty
-    and c_1 zero; with `present` M_t has h_t as well.
+    and c_1 zero; with `attends_to_present` M_t contains h_t as well.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
-        self.rnn = Layers(spec)
+        self.rnn = RecurrentLayers(spec)
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
-        self.present = spec.attention is not None and spec.attention.present
+        self.attends_to_present = spec.attention is not None and spec.attention.present
 
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
-        """The embeddings and the hidden states of each layer, each (B, T, D)."""
-        read = self.inputs(batch)
-        embedded = read if self.features is None else self.embed(batch.tokens_BT)
-        return [embedded, *self.rnn.read(read, find_texts(batch))], None
+    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+        x_BTD = self.embed_inputs(batch)
+        embedded_BTD = x_BTD if self.features is None else self.embed_tokens(batch.tokens_BT)
+        return [embedded_BTD, *self.rnn(x_BTD, text_layout(batch))[0]], None
 
-    def start(self, batch: Batch) -> DecodeState:
+    def initial_state(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)
-        states = self.rnn.start(n_rows)
+        states = self.rnn.initial_state(n_rows)
         if self.attention is None:
             return DecodeState(0, None, states)
-        nothing_B0D = states[-1][0][:, None][:, :0]
-        return DecodeState(0, None, (*states, KeyValue(self.attention.keys(nothing_B0D), nothing_B0D[:, None])))
+        empty_B0D = states[-1][0][:, None][:, :0]
+        cache = KeyValueCache(self.attention.transform_keys(empty_B0D), empty_B0D[:, None])
+        return DecodeState(0, None, (*states, cache))
 
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
-        first = state.layers[: len(self.rnn.cells)]
-        outs, states = self.rnn(self.inputs(batch), first, find_texts(batch))
-        h_BTD = outs[-1]
+    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+        outputs, states = self.rnn(self.embed_inputs(batch), text_layout(batch), state.layers[: len(self.rnn.cells)])
+        h_BTD = outputs[-1]
         if self.attention is None:
-            return self.hidden(h_BTD, None), states
-        after = state.longer(h_BTD.shape[1])
-        h_GQD = after.on_lines(h_BTD)
-        memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
-        _, keep_GS, seen_GQS = after.slots(h_BTD.shape[1])
+            return self.head_input(h_BTD, None), states
+        state_after = state.reserve_positions(h_BTD.shape[1])
+        h_GQD = state_after.rows_to_lines(h_BTD)
+        memory = cast(KeyValueCache, state.layers[-1]).append(self.attention.transform_keys(h_GQD), h_GQD[:, None])
+        _, keep_GS, seen_GQS = state_after.slot_positions_and_masks(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         mask = Mask(causal=True, keep_BS=keep_GS, documents_BS=batch.documents_BT)
-        allowed = earlier(mask, h_GQD.shape[1], memory.v_BNSH.shape[2], h_BTD.device, self.present)
+        n_states = memory.v_BNSH.shape[2]
+        allowed = past_mask(mask, h_GQD.shape[1], n_states, h_BTD.device, self.attends_to_present)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
         context_GQD = self.attention(h_GQD, memory, allowed)
-        return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory)
+        return self.head_input(h_BTD, state_after.lines_to_rows(context_GQD)), (*states, memory)
 
-    def parts(self) -> Parts:
-        return [(self.embedding,), *topped(zip(self.rnn.cells), self.attention, self.join)]
+    def modules_by_depth(self) -> ModulesByDepth:
+        return [(self.embedding,), *append_to_last_layer(zip(self.rnn.cells), self.attention, self.join)]
 
 
-def find_texts(batch: Batch) -> Texts | None:
-    """The layout of the batch's texts; None when each fills its row."""
-    return Texts.find(batch.tokens_BT, batch.keep_BT, batch.documents_BT)
+def text_layout(batch: Batch) -> TextLayout | None:
+    """Returns the layout of the batch's texts; None when each fills its row."""
+    return TextLayout.from_masks(batch.tokens_BT, batch.keep_BT, batch.documents_BT)
 
 
 class BidirectionalModel(RecurrentModel):
     """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
 
-    As a language model it is its forward half, so evaluation and generation are those of any other. `backward` gives
-    the other half, and `layers` the contextual embeddings of both.
+    As a language model it is its left-to-right half, so evaluation and generation are those of any other.
+    `forward_right_to_left` gives the other half, and `layer_outputs` the contextual embeddings of both.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
-        self.forth, self.back = Layers(spec), Layers(spec, backwards=True)
+        self.forth, self.back = RecurrentLayers(spec), RecurrentLayers(spec, right_to_left=True)
 
-    def backward(self, batch: Batch) -> Output:
-        """Right-to-left hidden states (B, T, D), which predict the token before each position."""
-        return Output(self.hidden(self.back.read(self.inputs(batch), find_texts(batch))[-1], None))
+    def forward_right_to_left(self, batch: Batch) -> Output:
+        """Returns right-to-left hidden states (B, T, D), which predict the token before each position."""
+        outputs, _ = self.back(self.embed_inputs(batch), text_layout(batch))
+        return Output(self.head_input(outputs[-1], None))
 
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
-        """The embeddings, concatenated with themselves, and both halves' states of each layer; (B, T, 2 D) each."""
-        read, texts = self.inputs(batch), find_texts(batch)
-        embedded = read if self.features is None else self.embed(batch.tokens_BT)
-        halves = [half.read(read, texts) for half in (self.forth, self.back)]
-        return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]], None
+    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+        """Returns the embeddings, concatenated with themselves, and both halves' states of each layer (B, T, 2 D)."""
+        x_BTD, layout = self.embed_inputs(batch), text_layout(batch)
+        embedded_BTD = x_BTD if self.features is None else self.embed_tokens(batch.tokens_BT)
+        pairs = zip(self.forth(x_BTD, layout)[0], self.back(x_BTD, layout)[0], strict=True)
+        return [torch.cat(pair, -1) for pair in ((embedded_BTD, embedded_BTD), *pairs)], None
 
-    def start(self, batch: Batch) -> DecodeState:
-        return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))
+    def initial_state(self, batch: Batch) -> DecodeState:
+        return DecodeState(0, None, self.forth.initial_state(len(batch.tokens_BT)))
 
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
-        outs, states = self.forth(self.inputs(batch), state.layers, find_texts(batch))
-        return self.hidden(outs[-1], None), states
+    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+        outputs, states = self.forth(self.embed_inputs(batch), text_layout(batch), state.layers)
+        return self.head_input(outputs[-1], None), states
 
-    def parts(self) -> Parts:
+    def modules_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

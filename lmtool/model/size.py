@@ -1,4 +1,4 @@
-"""Parameter count and training memory of a recipe, to refuse models that cannot fit before allocation."""
+"""Parameter count and training memory of a recipe, to refuse models that cannot fit before they are allocated."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ from torch.overrides import TorchFunctionMode
 
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.attention import layer_matrices
+from lmtool.model.layers.attention import find_layer_matrices
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 
-USUAL = {
+USUAL_MAXIMA = {
     "model.context": 1024,
     "model.vocab_size": 50_000,
     "model.d_model": 768,
@@ -36,27 +36,27 @@ USUAL = {
     "tokenizer.vocab_size": 50_000,
     "training.micro_batch": 64,
 }
-"""Fields that make a model large, with their usual maximum."""
+"""Recipe keys that make a model large, with their usual maximum."""
 
 
-class Size(NamedTuple):
-    """Number of trained parameters: in the matrices of layers, which Muon updates, and all others."""
+class ParameterCount(NamedTuple):
+    """Number of trained parameters: in the matrices of layers, which Muon updates, and others."""
 
     matrices: int
-    rest: int
+    others: int
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
-        return self.matrices + self.rest
+        """Number of all parameters."""
+        return self.matrices + self.others
 
 
-class Held(NamedTuple):
-    """What a model in training holds from step to step, in bytes of float32, and its number of parameters.
+class TrainingBytes(NamedTuple):
+    """Bytes that a model in training holds from step to step, in float32, and its number of parameters.
 
-    gradients: without those of an n-gram table, of which a step on one CPU has a few rows.
-    table_gradients: all rows of the table, as on accelerators and with several processes.
-    spared: gradients that frozen weights do not have, without those of a table.
+    gradients: without those of an n-gram table, of which a step on one CPU has only a few rows.
+    table_gradients: of all rows of the table, as on accelerators and with several processes.
+    absent_gradients: that frozen weights would have, without those of the table.
     """
 
     parameters: int
@@ -64,23 +64,23 @@ class Held(NamedTuple):
     gradients: int
     moments: int
     table_gradients: int = 0
-    spared: int = 0
+    absent_gradients: int = 0
 
     @property
     def sum(self) -> int:
-        """Weights, gradients and moments."""
+        """Bytes of weights, gradients and moments."""
         return self.weights + self.gradients + self.moments
 
 
-QUANTIZED = {"none": 4, "int8": 1, "int4": 0.625}
-"""Bytes of a weight below adapters."""
+BYTES_PER_FROZEN_WEIGHT = {"none": 4, "int8": 1, "int4": 0.625}
+"""Bytes of a frozen weight under adapters, by how it is quantized."""
 
-BEYOND = Size(0, 2**60)
-"""Cap for larger sizes: a single tensor has more bytes than torch can count."""
+UNCOUNTABLE = ParameterCount(0, 2**60)
+"""Count of models in which a single tensor has more bytes than torch can count."""
 
 
-class _Unfilled(TorchFunctionMode):
-    """Skip random initialisation: meta tensors have no storage, and drawing on the meta device imports a compiler."""
+class _SkipInitialization(TorchFunctionMode):
+    """Skips random initialisation: meta tensors have no storage, and drawing on the meta device imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
@@ -88,116 +88,129 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def outline(spec: Model, vocab_size: int) -> LanguageModel:
-    """The model that `spec` describes, on the meta device: shapes without storage."""
-    with torch.device("meta"), _Unfilled():
+def build_on_meta(spec: Model, vocab_size: int) -> LanguageModel:
+    """Builds the model of a spec on the meta device: shapes without storage."""
+    with torch.device("meta"), _SkipInitialization():
         return build(spec, vocab_size)
 
 
 @lru_cache(maxsize=64)
-def size_of(spec: Model, vocab_size: int) -> Size:
-    """The size of a model whose embedding has `vocab_size` rows; an n-gram model has no trained parameters.
+def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
+    """Counts the trained parameters of a model whose embedding has `vocab_size` rows.
 
-    Layers are identical, so the size is extrapolated from two.
+    Layers are identical, so the count is extrapolated from models of one and two layers.
     """
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
-        one, two = (size_of(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
-        matrices, rest = (first + (n_layers - 1) * (second - first) for first, second in zip(one, two, strict=True))
-        return Size(matrices, rest)
+        one, two = (count_parameters(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
+        return ParameterCount(*(a + (n_layers - 1) * (b - a) for a, b in zip(one, two, strict=True)))
     try:
-        model = outline(spec, vocab_size)
+        model = build_on_meta(spec, vocab_size)
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
-        return BEYOND
-    matrices = sum(matrix.numel() for matrix in layer_matrices(model))
-    return Size(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
+        return UNCOUNTABLE
+    matrices = sum(matrix.numel() for matrix in find_layer_matrices(model))
+    return ParameterCount(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
-def held_in_training(recipe: Recipe, rows: int) -> Held:
-    """Weights, gradients and moments of a recipe whose embedding has `rows` rows.
+def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> TrainingBytes:
+    """Estimates the memory of weights, gradients and moments of a recipe whose embedding has `vocab_size` rows.
 
-    Frozen weights, under adapters or a trained head, have neither gradients nor moments; the adapters and the head,
-    which are few beside them, are not counted.
+    Frozen weights, under adapters or a trained head, have neither gradients nor moments. The adapters and the head,
+    which are small in comparison, are not counted.
     """
-    size = size_of(recipe.model, rows)
-    if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        generator = size_of(make_generator_spec(recipe.model, recipe.objective), rows)
-        size = Size(size.matrices + generator.matrices, size.rest + generator.rest)
     model, tuning = recipe.model, recipe.tuning
+    size = count_parameters(model, vocab_size)
+    if isinstance(recipe.objective, ReplacedTokens) and isinstance(model, Transformer):
+        generator = count_parameters(make_generator_spec(model, recipe.objective), vocab_size)
+        size = ParameterCount(size.matrices + generator.matrices, size.others + generator.others)
     table = model.ngram_embedding if isinstance(model, Transformer) else None
-    entries, trained = 0 if table is None else table.entries, size
+    entries = 0 if table is None else table.entries
     in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
-    dense = size.parameters - in_table
+    dense, trained = size.parameters - in_table, size
     if tuning.lora is not None or tuning.freeze == "body":
-        trained, entries, in_table = Size(0, 0), 0, 0
+        trained, entries, in_table = ParameterCount(0, 0), 0, 0
     elif tuning.freeze == "embeddings":
-        rest = size.rest - rows * model.d_model - in_table
-        trained, entries, in_table = Size(size.matrices, max(0, rest)), 0, 0
+        others = size.others - vocab_size * model.d_model - in_table
+        trained, entries, in_table = ParameterCount(size.matrices, max(0, others)), 0, 0
     elif dict(model).get("freeze_embeddings"):
-        trained = Size(size.matrices, max(0, size.rest - rows * model.d_model))
-    # one for each entry of the table
-    moments = recipe.optimizer.count_states(trained.matrices, trained.rest - in_table) + entries
-    learning = trained.parameters - in_table
-    spared = 4 * (dense - learning)
-    bytes_of_matrix = QUANTIZED[tuning.lora.quantize] if tuning.lora is not None else 4
-    weights = 4 * size.rest + int(bytes_of_matrix * size.matrices)
-    return Held(size.parameters, weights, 4 * learning, 4 * moments, 4 * in_table, spared)
+        trained = ParameterCount(size.matrices, max(0, size.others - vocab_size * model.d_model))
+    # an n-gram table has one moment for each entry
+    moments = recipe.optimizer.count_states(trained.matrices, trained.others - in_table) + entries
+    with_gradients = trained.parameters - in_table
+    bytes_of_matrix = BYTES_PER_FROZEN_WEIGHT[tuning.lora.quantize] if tuning.lora is not None else 4
+    return TrainingBytes(
+        parameters=size.parameters,
+        weights=4 * size.others + int(bytes_of_matrix * size.matrices),
+        gradients=4 * with_gradients,
+        moments=4 * moments,
+        table_gradients=4 * in_table,
+        absent_gradients=4 * (dense - with_gradients),
+    )
 
 
-def training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
-    """A lower bound on the training memory of one device, in bytes. n_shards: devices that share weights and moments.
+def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
+    """Returns a lower bound on the training memory of one device, in bytes.
 
-    What is held from step to step, and the activations of one micro-batch (one sequence for `auto`).
+    It counts what is held from step to step, and the activations of one micro-batch (one sequence for `auto`).
+
+    Args:
+        n_shards: number of devices that share weights, gradients and moments.
     """
-    held = held_in_training(recipe, _rows(recipe))
+    held = estimate_persistent_memory(recipe, _max_embedding_rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
     return held.sum // n_shards + activations
 
 
-def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1) -> None:
-    """Refuse a recipe whose training cannot fit into a memory.
+def check_fits_memory(
+    recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1
+) -> None:
+    """Raises RecipeError for a recipe whose training cannot fit into a memory.
 
-    memory_bytes: of the device. origins: from `load`, to name the line of the most relevant key. n_shards: see
-        `training_bytes`. Raises: RecipeError with the parameter count, bytes needed and bytes available.
+    Args:
+        memory_bytes: memory of the device.
+        origins: from `load`, to name the line of the key that is most to blame.
+        n_shards: see `estimate_min_training_bytes`.
     """
-    needed = training_bytes(recipe, n_shards)
+    needed = estimate_min_training_bytes(recipe, n_shards)
     if needed <= memory_bytes:
         return
-    sizes = [(key, value) for key, value in _whole_numbers(recipe) if key in USUAL and value]
-    key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL[size[0]]))
+    sizes = [(key, value) for key, value in _integer_fields(recipe) if key in USUAL_MAXIMA and value]
+    key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL_MAXIMA[size[0]]))
     origin = (origins or {}).get(key, "default")
     where = key if origin == "default" else f"{origin}: {key}"
-    size = size_of(recipe.model, _rows(recipe))
-    parameters = "over 10^18" if size == BEYOND else _number(size.parameters)
-    take = f"{parameters} parameters take at least {_bytes(needed)} of memory to train"
-    raise RecipeError([f"{where}: {_number(value)} is too much: {take}, and there is {_bytes(memory_bytes)}"])
+    size = count_parameters(recipe.model, _max_embedding_rows(recipe))
+    parameters = "over 10^18" if size == UNCOUNTABLE else _format_count(size.parameters)
+    take = f"{parameters} parameters take at least {_format_bytes(needed)} of memory to train"
+    raise RecipeError(
+        [f"{where}: {_format_count(value)} is too much: {take}, and there is {_format_bytes(memory_bytes)}"]
+    )
 
 
-def _whole_numbers(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
-    """The dotted key and the value of each whole number in a spec."""
+def _integer_fields(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
+    """Yields the dotted key and the value of each integer in a spec."""
     for name, value in spec:
         if isinstance(value, Spec):
-            yield from _whole_numbers(value, f"{path}{name}.")
+            yield from _integer_fields(value, f"{path}{name}.")
         elif isinstance(value, int):
             yield f"{path}{name}", value
 
 
-def _rows(recipe: Recipe) -> int:
-    """Upper bound on embedding rows; 0 if only the text or a tokenizer file determines it."""
+def _max_embedding_rows(recipe: Recipe) -> int:
+    """Returns an upper bound on the embedding rows; 0 if only the text or a tokenizer file determines them."""
     tokenizer = recipe.tokenizer
     named = 0 if isinstance(tokenizer, CharTokenizer | TokenizerFile) else tokenizer.vocab_size
     return recipe.model.vocab_size or named
 
 
-def _number(value: int) -> str:
+def _format_count(value: int) -> str:
     return f"{value:,}" if value < 10**24 else f"about 10^{math.log10(value):.0f}"
 
 
-def _bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
-            return f"{_number(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
+            return f"{_format_count(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
     return f"{count} bytes"

@@ -1,6 +1,9 @@
-"""The decoding state of a model, with its KV cache; immutable, although buffers are shared.
+"""The decoding state of a model, with its KV cache. It is an immutable value, although states share buffers.
 
-Shapes: B rows, G cache lines, W rows of a line, T new positions of a row, S slots of a line or positions of a source, Q
+The KV cache has lines of slots. Usually each row has its own line, with a slot for each position; rows with a common
+prefix can share a line (`SharedCacheLines`).
+
+Shapes: B rows, G cache lines, W rows per line, T new positions of a row, S slots of a line or positions of a source, Q
 new slots of a line, N heads, H head width.
 """
 
@@ -14,32 +17,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LEAST_ROOM = 64
-"""Minimum spare slots when a cache is enlarged; or half of the slots in use, if more."""
+MIN_SPARE_SLOTS = 64
+"""Minimum number of spare slots of a new cache buffer; it has half as many as it uses, if that is more."""
 
 
-class _Room:
-    """Preallocated keys and values. used: number of slots that belong to a state."""
+class _CacheBuffer:
+    """Preallocated keys and values. n_used: number of slots that the newest cache in this buffer uses."""
 
-    def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_more: int) -> None:
-        self.used = k_BNSH.shape[2]
-        size = self.used + n_more
-        size += max(LEAST_ROOM, size // 2)
+    def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_new: int) -> None:
+        self.n_used = k_BNSH.shape[2]
+        size = self.n_used + n_new
+        size += max(MIN_SPARE_SLOTS, size // 2)
         self.k_BNSH, self.v_BNSH = (t.new_empty(*t.shape[:2], size, t.shape[3], dtype=dtype) for t in (k_BNSH, v_BNSH))
-        self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used] = k_BNSH, v_BNSH
+        self.k_BNSH[:, :, : self.n_used], self.v_BNSH[:, :, : self.n_used] = k_BNSH, v_BNSH
 
-    def takes(self, n_before: int, n_more: int, dtype: torch.dtype) -> bool:
-        """Whether a state of `used` slots can be appended to without changing another state."""
+    def can_append(self, n_used: int, n_new: int, dtype: torch.dtype) -> bool:
+        """Returns whether a cache of `n_used` slots can get `n_new` more without changing another cache."""
         writable = torch.is_inference_mode_enabled() or not self.k_BNSH.is_inference()
-        enough = n_before == self.used and n_before + n_more <= self.k_BNSH.shape[2]
+        enough = n_used == self.n_used and n_used + n_new <= self.k_BNSH.shape[2]
         return writable and enough and self.k_BNSH.dtype == dtype
 
-    def write(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
-        first, self.used = self.used, self.used + k_BNTH.shape[2]
-        self.k_BNSH[:, :, first : self.used], self.v_BNSH[:, :, first : self.used] = k_BNTH, v_BNTH
-        state = KeyValue(self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used])
-        state._room = self
-        return state
+    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
+        """Writes T positions into the next slots and returns the cache of all used ones."""
+        first, self.n_used = self.n_used, self.n_used + k_BNTH.shape[2]
+        self.k_BNSH[:, :, first : self.n_used], self.v_BNSH[:, :, first : self.n_used] = k_BNTH, v_BNTH
+        cache = KeyValueCache(self.k_BNSH[:, :, : self.n_used], self.v_BNSH[:, :, : self.n_used])
+        cache._buffer = self
+        return cache
 
 
 class KeysAndValues(NamedTuple):
@@ -49,35 +53,35 @@ class KeysAndValues(NamedTuple):
     v_BNSH: Tensor
 
 
-class KeyValue(KeysAndValues):
+class KeyValueCache(KeysAndValues):
     """KV cache of self-attention: keys and values of all positions so far."""
 
-    _room: _Room | None = None
+    _buffer: _CacheBuffer | None = None
 
-    def plus(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
-        """The cache with T more positions.
+    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
+        """Returns the cache with T more positions.
 
-        Usually without a copy: new entries go into spare slots, invisible to the old state. A second continuation of
-        the same state gets its own buffer. With gradients enabled everything is copied.
+        Usually nothing is copied: the new entries go into spare slots, which the old cache does not see. A second
+        continuation of the same cache gets a buffer of its own. With gradients enabled everything is copied.
         """
         if torch.is_grad_enabled():
-            return KeyValue(torch.cat((self.k_BNSH, k_BNTH), 2), torch.cat((self.v_BNSH, v_BNTH), 2))
-        n_before, n_more = self.k_BNSH.shape[2], k_BNTH.shape[2]
-        dtype = torch.promote_types(self.k_BNSH.dtype, k_BNTH.dtype) if n_before else k_BNTH.dtype
-        room = self._room
-        if room is None or not room.takes(n_before, n_more, dtype):
-            room = _Room(self.k_BNSH, self.v_BNSH, dtype, n_more)
-        return room.write(k_BNTH, v_BNTH)
+            return KeyValueCache(torch.cat((self.k_BNSH, k_BNTH), 2), torch.cat((self.v_BNSH, v_BNTH), 2))
+        n_used, n_new = self.k_BNSH.shape[2], k_BNTH.shape[2]
+        dtype = torch.promote_types(self.k_BNSH.dtype, k_BNTH.dtype) if n_used else k_BNTH.dtype
+        buffer = self._buffer
+        if buffer is None or not buffer.can_append(n_used, n_new, dtype):
+            buffer = _CacheBuffer(self.k_BNSH, self.v_BNSH, dtype, n_new)
+        return buffer.append(k_BNTH, v_BNTH)
 
-    def upto(self, n: int) -> "KeyValue":
-        """The cache of the first n positions."""
-        kept = KeyValue(self.k_BNSH[:, :, :n], self.v_BNSH[:, :, :n])
-        kept._room = self._room
-        return kept
+    def truncate(self, length: int) -> "KeyValueCache":
+        """Returns the cache of the first `length` positions, in the same buffer."""
+        cache = KeyValueCache(self.k_BNSH[:, :, :length], self.v_BNSH[:, :, :length])
+        cache._buffer = self._buffer
+        return cache
 
 
 class Memory(KeysAndValues):
-    """KV cache of cross-attention: keys and values of all source positions; fixed size."""
+    """KV cache of cross-attention: keys and values of all source positions, which never change."""
 
 
 class RowTokens(NamedTuple):
@@ -86,109 +90,108 @@ class RowTokens(NamedTuple):
     tokens_BS: Tensor
 
 
-LayerState = KeyValue | Memory | RowTokens | tuple[Tensor, ...]
-"""Cache of one sublayer between calls of `advance`; plain tuples hold fixed-size states, such as (h_BD, c_BD)."""
+LayerState = KeyValueCache | Memory | RowTokens | tuple[Tensor, ...]
+"""State of one sublayer between calls of `forward_incremental`. Plain tuples have a fixed size, like (h_BD, c_BD)."""
 
+Caches = Sequence[LayerState | None]
+"""States of sublayers; None for those without one."""
 
-Change = Callable[[Tensor], Tensor] | None
-"""What becomes of each tensor of a layer's state; nothing for None."""
+TensorMap = Callable[[Tensor], Tensor] | None
+"""A function of each tensor of a layer's state; None for the identity."""
 
 
 @dataclass(frozen=True)
-class Branches:
-    """How rows with a common prefix share it: they have one line of keys and values in the KV cache.
+class SharedCacheLines:
+    """How rows with a common prefix share one line of the KV cache.
 
-    All rows write into their line, and a row attends only to the slots of its own text. So a beam search never copies
-    keys and values when it reorders hypotheses.
+    All rows of a line write into it, and a row attends only to the slots of its own text. So a beam search never
+    copies keys and values when it reorders hypotheses.
 
-    width: rows of a line; row i has line i // width.
+    rows_per_line: row i has line i // rows_per_line.
     seen_BS: bool, the slots that a row attends to, in text order.
-    positions_PS: int64, position of each slot, counted as in `length`; for all lines, or for each.
+    positions_PS: int64, position of each slot, padding included; for all lines (P = 1), or for each (P = G).
     """
 
-    width: int
+    rows_per_line: int
     seen_BS: Tensor
     positions_PS: Tensor
 
-    def longer(self, n: int, length: int) -> "Branches":
-        """With n more slots per row, after `length` positions."""
-        device = self.seen_BS.device
-        turn_WQ = torch.eye(self.width, dtype=torch.bool, device=device).repeat_interleave(n, 1)
-        positions_Q = torch.arange(length, length + n, device=device).repeat(self.width)
-        return Branches(
-            self.width,
-            torch.cat((self.seen_BS, turn_WQ.repeat(len(self.seen_BS) // self.width, 1)), 1),
-            torch.cat((self.positions_PS, positions_Q.expand(len(self.positions_PS), -1)), 1),
-        )
+    def reserve_positions(self, n_new: int, length: int) -> "SharedCacheLines":
+        """Returns it with slots for `n_new` more positions of each row, which have `length` so far."""
+        width, device = self.rows_per_line, self.seen_BS.device
+        own_WQ = torch.eye(width, dtype=torch.bool, device=device).repeat_interleave(n_new, 1)
+        seen_BS = torch.cat((self.seen_BS, own_WQ.repeat(len(self.seen_BS) // width, 1)), 1)
+        positions_Q = torch.arange(length, length + n_new, device=device).repeat(width)
+        positions_PS = torch.cat((self.positions_PS, positions_Q.expand(len(self.positions_PS), -1)), 1)
+        return SharedCacheLines(width, seen_BS, positions_PS)
 
 
 @dataclass(frozen=True)
 class DecodeState:
-    """The decoding state after the tokens read so far; immutable: advancing returns a new one.
+    """The decoding state after the tokens read so far. It is immutable: reading more tokens returns a new one.
 
-    length: positions read so far, the same for all rows.
+    length: number of positions read so far, the same for all rows, left padding included.
     padding_B: number of left-padding positions of each row; None without padding.
-    layers: one entry per sublayer. Dimension 0 of plain tensors is the row, of `KeyValue` and `Memory` the line.
+    layers: one entry per sublayer. Dimension 0 of plain tensors is the row, of `KeyValueCache` and `Memory` the line.
     source_keep_BS: per line, False at padding of the source in `Memory`; None without padding.
-    branches: None when each row has its own line, whose slots are the positions.
+    shared_lines: None when each row has its own line, whose slots are the positions.
     """
 
     length: int
     padding_B: Tensor | None
     layers: tuple[LayerState, ...]
     source_keep_BS: Tensor | None = None
-    branches: Branches | None = None
+    shared_lines: SharedCacheLines | None = None
 
     @property
-    def width(self) -> int:
-        """Rows per line."""
-        return 1 if self.branches is None else self.branches.width
+    def rows_per_line(self) -> int:
+        """Number of rows that share a line of the KV cache."""
+        return 1 if self.shared_lines is None else self.shared_lines.rows_per_line
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
         layer = next(layer for layer in self.layers if layer)
-        return len(next(iter(layer))) * (self.width if isinstance(layer, KeysAndValues) else 1)
+        return len(next(iter(layer))) * (self.rows_per_line if isinstance(layer, KeysAndValues) else 1)
 
-    def __getitem__(self, rows_B: Tensor) -> Self:
-        """The state of the selected rows, in that order; a row may be selected more than once.
+    def select_rows(self, rows: Sequence[int], own_lines: bool = False) -> Self:
+        """Returns the state of these rows, in this order; a row may occur more than once.
 
         Adjacent rows of one line share it, in groups whose size divides all such runs.
-        """
-        return self.pick(rows_B.tolist())
 
-    def pick(self, rows: Sequence[int], apart: bool = False) -> Self:
-        """The same. apart: each row on its own line."""
+        Args:
+            own_lines: give each row a line of its own instead.
+        """
         device = self._device
         rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
-        lines = [row // self.width for row in rows]
-        shared = not apart and any(isinstance(layer, KeysAndValues) for layer in self.layers)
+        lines = [row // self.rows_per_line for row in rows]
+        shared = not own_lines and any(isinstance(layer, KeysAndValues) for layer in self.layers)
         width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared and rows else 1
         lines = lines[::width]
-        same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
+        same_lines = len(lines) * self.rows_per_line == self.n_rows and lines == list(range(len(lines)))
         lines_G = torch.tensor(lines, dtype=torch.int64, device=device)
 
-        of_line = None if same_lines else lambda t: t[lines_G]
-        layers = self._changed(of_line, of_line, lambda t: t[rows_B], lambda t: t[rows_B])
+        select_lines = None if same_lines else lambda t: t[lines_G]
+        layers = self._map_layers(select_lines, select_lines, lambda t: t[rows_B], lambda t: t[rows_B])
         padding_B = None if self.padding_B is None else self.padding_B[rows_B]
         keep_BS = None if self.source_keep_BS is None else self.source_keep_BS[lines_G]
-        picked = replace(self, padding_B=padding_B, layers=layers, source_keep_BS=keep_BS)
-        if self.branches is None and width == 1:
-            return picked
-        if self.branches is None:
-            positions_1S = torch.arange(self.length, device=device)[None]
-            seen_BS = positions_1S.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
+        selected = replace(self, padding_B=padding_B, layers=layers, source_keep_BS=keep_BS)
+        if self.shared_lines is not None:
+            seen_BS, positions_PS = self.shared_lines.seen_BS[rows_B], self.shared_lines.positions_PS
+            positions_PS = positions_PS if len(positions_PS) == 1 else positions_PS[lines_G]
+        elif width == 1:
+            return selected
         else:
-            seen_BS, positions_1S = self.branches.seen_BS[rows_B], self.branches.positions_PS
-            positions_1S = positions_1S if len(positions_1S) == 1 else positions_1S[lines_G]
-        return replace(picked, branches=Branches(width, seen_BS, positions_1S))._tidy()
+            positions_PS = torch.arange(self.length, device=device)[None]
+            seen_BS = positions_PS.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
+        return replace(selected, shared_lines=SharedCacheLines(width, seen_BS, positions_PS))._drop_unseen_slots()
 
-    def _tidy(self) -> Self:
-        """Drops slots that no row attends to, if they are half of all; and branches, if no rows share a line."""
-        assert self.branches is not None
-        width, seen_BS = self.branches.width, self.branches.seen_BS
+    def _drop_unseen_slots(self) -> Self:
+        """Drops slots that no row attends to, if they are half of all; and `shared_lines`, if no rows share a line."""
+        assert self.shared_lines is not None
+        width, seen_BS = self.shared_lines.rows_per_line, self.shared_lines.seen_BS
         n_slots = seen_BS.shape[1]
-        if width > 1 and n_slots < 2 * self.length + LEAST_ROOM:
+        if width > 1 and n_slots < 2 * self.length + MIN_SPARE_SLOTS:
             return self
         seen_GWS = seen_BS.view(-1, width, n_slots)
         used_GS = seen_GWS.any(1)
@@ -198,18 +201,18 @@ class DecodeState:
         # stable sort, False before True
         slots_GS = used_GS.long().argsort(dim=1, stable=True)[:, n_slots - n_left :]
 
-        def gathered(t_BNSH: Tensor) -> Tensor:
+        def gather_slots(t_BNSH: Tensor) -> Tensor:
             return t_BNSH.gather(2, slots_GS[:, None, :, None].expand(-1, t_BNSH.shape[1], -1, t_BNSH.shape[3]))
 
-        layers = self._changed(cache=gathered)
+        layers = self._map_layers(cache=gather_slots)
         if width == 1:
-            return replace(self, layers=layers, branches=None)
+            return replace(self, layers=layers, shared_lines=None)
         seen_BS = seen_GWS.gather(2, slots_GS[:, None].expand(-1, width, -1)).flatten(0, 1)
-        positions_GS = self.branches.positions_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
-        return replace(self, layers=layers, branches=Branches(width, seen_BS, positions_GS))
+        positions_GS = self.shared_lines.positions_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
+        return replace(self, layers=layers, shared_lines=SharedCacheLines(width, seen_BS, positions_GS))
 
-    def trimmed(self) -> Self:
-        """The same state without the left padding common to all rows."""
+    def trim_common_padding(self) -> Self:
+        """Returns the state without the left padding that all rows have."""
         if self.padding_B is None:
             return self
         n = int(self.padding_B.min())
@@ -217,180 +220,189 @@ class DecodeState:
         state = replace(self, length=self.length - n, padding_B=padding_B if padding_B.any() else None)
         if not n:
             return state
-        if self.branches is None:
-            return replace(state, layers=self._changed(cache=lambda t: t[:, :, n:], tokens=lambda t: t[:, n:]))
-        branches = replace(self.branches, positions_PS=self.branches.positions_PS - n)
-        return replace(state, layers=self._changed(tokens=lambda t: t[:, n:]), branches=branches)
+        if self.shared_lines is None:
+            return replace(state, layers=self._map_layers(cache=lambda t: t[:, :, n:], tokens=lambda t: t[:, n:]))
+        shared_lines = replace(self.shared_lines, positions_PS=self.shared_lines.positions_PS - n)
+        return replace(state, layers=self._map_layers(tokens=lambda t: t[:, n:]), shared_lines=shared_lines)
 
     @property
-    def goes_back(self) -> bool:
+    def can_rewind(self) -> bool:
         """Whether the layers hold all positions, as KV caches do; recurrent states hold only the last one."""
         return all(not layer or isinstance(layer, KeysAndValues | RowTokens) for layer in self.layers)
 
-    def upto(self, n: int) -> Self | None:
-        """The state after the first n positions, of rows without padding on lines of their own; None where it was not
-        kept. Of a prefix, whose positions attend to each other, all must be kept.
+    def truncate(self, length: int) -> Self | None:
+        """Returns the state after the first `length` positions; None if the layers do not hold it.
+
+        Rows have no padding and lines of their own. A prefix, whose positions attend to each other, must be kept whole.
         """
-        if n == self.length:
+        if length == self.length:
             return self
-        if not self.goes_back or self.branches is not None:
+        if not self.can_rewind or self.shared_lines is not None:
             return None
-        layers = self._changed(tokens=lambda t: t[:, :n])
-        layers = tuple(layer.upto(n) if isinstance(layer, KeyValue) else layer for layer in layers)
-        return replace(self, length=n, layers=layers)
+        layers = self._map_layers(tokens=lambda t: t[:, :length])
+        layers = tuple(layer.truncate(length) if isinstance(layer, KeyValueCache) else layer for layer in layers)
+        return replace(self, length=length, layers=layers)
 
-    def each_upto(self, n_B: Sequence[int]) -> "DecodeState":
-        """The state of each row after its own first n positions, left-padded; as for `upto`, of one that goes back."""
-        if set(n_B) == {self.length}:
+    def truncate_rows(self, lengths_B: Sequence[int]) -> "DecodeState":
+        """Returns the state of each row after its own number of first positions, left-padded; see `truncate`."""
+        if set(lengths_B) == {self.length}:
             return self
-        assert self.goes_back
-        states = [self.pick([b]).upto(n) for b, n in enumerate(n_B)]
-        return DecodeState.join([state for state in states if state is not None])
+        assert self.can_rewind
+        states = [self.select_rows([b]).truncate(length) for b, length in enumerate(lengths_B)]
+        return DecodeState.join_rows([state for state in states if state is not None])
 
-    def part(self, row: int, first: int, last: int) -> "DecodeState":
-        """Positions first to last of the text of one row, in memory of their own; of a state that goes back, whose rows
-        have lines of their own, and no source. See `concat`.
+    def copy_positions(self, row: int, start: int, stop: int) -> "DecodeState":
+        """Returns the positions from `start` up to `stop` of the text of one row, in memory of their own.
+
+        The state can rewind, its rows have lines of their own, and there is no source. See `concatenate_positions`.
         """
-        assert self.goes_back
-        assert self.branches is None
-        n_before = first + (0 if self.padding_B is None else int(self.padding_B[row]))
-        rows, slots = slice(row, row + 1), slice(n_before, n_before + last - first)
-        layers = self._changed(cache=lambda t: t[rows, :, slots].clone(), tokens=lambda t: t[rows, slots].clone())
-        return DecodeState(last - first, None, layers)
+        assert self.can_rewind
+        assert self.shared_lines is None
+        n_before = start + (0 if self.padding_B is None else int(self.padding_B[row]))
+        rows, slots = slice(row, row + 1), slice(n_before, n_before + stop - start)
+        layers = self._map_layers(cache=lambda t: t[rows, :, slots].clone(), tokens=lambda t: t[rows, slots].clone())
+        return DecodeState(stop - start, None, layers)
 
     @staticmethod
-    def concat(parts: "Sequence[DecodeState]") -> "DecodeState":
-        """The state of the text whose parts these are, from its first position on."""
-        layers = tuple(_concat_layer(of_one) for of_one in zip(*(part.layers for part in parts), strict=True))
-        return DecodeState(sum(part.length for part in parts), None, layers)
+    def concatenate_positions(states: "Sequence[DecodeState]") -> "DecodeState":
+        """Returns the state of the text whose successive parts these are; the first one begins it."""
+        layers = _merge_layers(states, lambda layer, tensors: torch.cat(tensors, _position_dim(layer)))
+        return DecodeState(sum(state.length for state in states), None, layers)
 
-    def reclaimed(self) -> Self:
-        """The same state, which continues in the slots of the states that have continued it, so without a copy; those
-        states are not valid any more.
+    def reclaim_slots_(self) -> Self:
+        """Gives the slots of all continuations of this state back to it, in place, and returns it.
+
+        So it can be continued without a copy. The earlier continuations are not valid any more.
         """
         for layer in self.layers:
-            if isinstance(layer, KeyValue) and layer._room is not None:
-                layer._room.used = layer.k_BNSH.shape[2]
+            if isinstance(layer, KeyValueCache) and layer._buffer is not None:
+                layer._buffer.n_used = layer.k_BNSH.shape[2]
         return self
 
-    def of_type(self, dtype: torch.dtype) -> Self:
-        """The same with keys and values in another type."""
-        return replace(self, layers=self._changed(lambda t: t.to(dtype), lambda t: t.to(dtype)))
+    def to_dtype(self, dtype: torch.dtype) -> Self:
+        """Returns the state with keys and values in another dtype."""
+        return replace(self, layers=self._map_layers(lambda t: t.to(dtype), lambda t: t.to(dtype)))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of keys and values, if there are any."""
+        """The dtype of keys and values. Raises StopIteration without any."""
         return next(layer.k_BNSH.dtype for layer in self.layers if isinstance(layer, KeysAndValues))
 
-    def growing(self) -> "DecodeState":
-        """The same state as a value, which takes any number of tokens; see `FixedState`."""
+    def to_growable(self) -> "DecodeState":
+        """Returns the state as an immutable value that takes any number of tokens; see `FixedState`."""
         return self
 
-    def longer(self, n: int) -> Self:
-        """The state advanced by n positions, whose layers do not contain these yet."""
-        branches = None if self.branches is None else self.branches.longer(n, self.length)
-        return replace(self, length=self.length + n, branches=branches)
+    def reserve_positions(self, n_new: int) -> Self:
+        """Returns the state with `n_new` more positions, which its layers do not contain yet."""
+        shared_lines = None if self.shared_lines is None else self.shared_lines.reserve_positions(n_new, self.length)
+        return replace(self, length=self.length + n_new, shared_lines=shared_lines)
 
-    def on_lines(self, x_BT: Tensor) -> Tensor:
-        """New positions (B, T, ...) as slots of their lines (G, Q, ...), row by row."""
-        return x_BT if self.branches is None else x_BT.reshape(-1, self.width * x_BT.shape[1], *x_BT.shape[2:])
+    def rows_to_lines(self, x_BT: Tensor) -> Tensor:
+        """Returns new positions of rows (B, T, ...) as slots of their lines (G, Q, ...), row by row."""
+        return x_BT.reshape(-1, self.rows_per_line * x_BT.shape[1], *x_BT.shape[2:]) if self.shared_lines else x_BT
 
-    def on_rows(self, x_GQ: Tensor) -> Tensor:
-        """Slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
-        return x_GQ if self.branches is None else x_GQ.reshape(len(x_GQ) * self.width, -1, *x_GQ.shape[2:])
+    def lines_to_rows(self, x_GQ: Tensor) -> Tensor:
+        """Returns slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
+        return x_GQ.reshape(len(x_GQ) * self.rows_per_line, -1, *x_GQ.shape[2:]) if self.shared_lines else x_GQ
 
-    def slots(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Position of each slot in its text (1 or G, S), the padding mask (G, S), and the slots visible to the last n
-        positions of each row (G, Q, S), apart from causality; None for those that are trivial."""
-        if self.branches is None:
+    def slot_positions_and_masks(self, n_queries: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns what attention needs to know about the slots; None for masks that mask nothing.
+
+        Returns:
+            The position of each slot in its text (1 or G, S).
+            The padding mask (G, S).
+            The slots that the last `n_queries` positions of each row may see (G, Q, S), apart from causality.
+        """
+        if self.shared_lines is None:
             slots_1S = torch.arange(self.length, device=self._device)[None]
             if self.padding_B is None:
                 return slots_1S, None, None
             return (slots_1S - self.padding_B[:, None]).clamp(min=0), slots_1S >= self.padding_B[:, None], None
-        positions_PS = self.branches.positions_PS
+        positions_PS = self.shared_lines.positions_PS
         if self.padding_B is not None:
-            positions_PS = positions_PS - self.padding_B[:: self.width, None]
-        seen_GQS = self.on_lines(self.branches.seen_BS[:, None].expand(-1, n, -1))
+            positions_PS = positions_PS - self.padding_B[:: self.rows_per_line, None]
+        seen_GQS = self.rows_to_lines(self.shared_lines.seen_BS[:, None].expand(-1, n_queries, -1))
         return positions_PS.clamp(min=0), None, seen_GQS
 
     @staticmethod
-    def join(states: "Sequence[DecodeState]") -> "DecodeState":
-        """The rows of all states as one state, with left-padded texts and right-padded sources.
+    def join_rows(states: "Sequence[DecodeState]") -> "DecodeState":
+        """Returns the rows of all states as one state, with left-padded texts and right-padded sources.
 
         Rows share lines if those of all states do, with the same number of rows per line.
         """
         if len(states) == 1:
             return states[0]
-        states = [state.growing() for state in states]
-        if len({state.width for state in states}) > 1:
-            states = [state.pick(range(state.n_rows), apart=True) for state in states]
+        states = [state.to_growable() for state in states]
+        if len({state.rows_per_line for state in states}) > 1:
+            states = [state.select_rows(range(state.n_rows), own_lines=True) for state in states]
         length = max(state.length for state in states)
-        layers = tuple(_join_layer(parts) for parts in zip(*(state.layers for state in states), strict=True))
+        layers = _merge_layers(
+            states,
+            lambda layer, t: _pad_and_concatenate(t, _position_dim(layer), pad_left=not isinstance(layer, Memory)),
+        )
         padding_B = None
         if any(state.length < length or state.padding_B is not None for state in states):
             none_B = torch.zeros(max(state.n_rows for state in states), dtype=torch.int64, device=states[0]._device)
             paddings = (none_B[: state.n_rows] if state.padding_B is None else state.padding_B for state in states)
             padding_B = torch.cat([p_B + length - state.length for p_B, state in zip(paddings, states, strict=True)])
-        return DecodeState(length, padding_B, layers, _join_keep(states), _join_branches(states, length))
+        return DecodeState(length, padding_B, layers, _join_source_masks(states), _join_shared_lines(states, length))
 
-    def _changed(
-        self, cache: Change = None, memory: Change = None, tokens: Change = None, others: Change = None
+    def _map_layers(
+        self, cache: TensorMap = None, memory: TensorMap = None, tokens: TensorMap = None, others: TensorMap = None
     ) -> tuple[LayerState, ...]:
-        """The layers with each tensor changed by the function for its kind: `KeyValue`, `Memory`, `RowTokens`, others.
+        """Applies a function to each tensor, by the kind of its layer: KeyValueCache, Memory, RowTokens, or another."""
+        maps = ((KeyValueCache, cache), (Memory, memory), (RowTokens, tokens), (tuple, others))
 
-        Without one it stays.
-        """
+        def map_layer(layer: LayerState) -> LayerState:
+            function = next(function for kind, function in maps if isinstance(layer, kind))
+            return layer if function is None else _layer_like(layer, map(function, layer))
 
-        changes = ((KeyValue, cache), (Memory, memory), (RowTokens, tokens), (tuple, others))
-
-        def changed(layer: LayerState) -> LayerState:
-            change = next(change for kind, change in changes if isinstance(layer, kind))
-            return layer if change is None else _alike(layer, map(change, layer))
-
-        return tuple(map(changed, self.layers))
+        return tuple(map(map_layer, self.layers))
 
     @property
     def _device(self) -> torch.device:
         return next(tensor for layer in self.layers for tensor in layer).device
 
 
-def _alike(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
-    """A layer's state of the same kind, of these tensors."""
+def _layer_like(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
+    """Returns a layer's state of the same kind with other tensors."""
     make: Callable[[Iterable[Tensor]], LayerState] = getattr(type(layer), "_make", tuple)
     return make(tensors)
 
 
-def _concat_layer(parts: Sequence[LayerState]) -> LayerState:
-    dim = 2 if isinstance(parts[0], KeysAndValues) else 1
-    return _alike(parts[0], (torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)))
+def _position_dim(layer: LayerState) -> int:
+    """Returns the dimension of a layer's tensors that counts positions."""
+    return 2 if isinstance(layer, KeysAndValues) else 1
 
 
-def _join_layer(parts: Sequence[LayerState]) -> LayerState:
-    kind = parts[0]
-    dim, front = 2 if isinstance(kind, KeysAndValues) else 1, not isinstance(kind, Memory)
-    return _alike(kind, (_padded(tensors, dim, front=front) for tensors in zip(*parts, strict=True)))
+def _merge_layers(
+    states: Sequence[DecodeState], merge: Callable[[LayerState, tuple[Tensor, ...]], Tensor]
+) -> tuple[LayerState, ...]:
+    """Merges the tensors of all states at each place of each layer. merge: also gets the first state's layer."""
+    columns = zip(*(state.layers for state in states), strict=True)
+    return tuple(_layer_like(one[0], (merge(one[0], t) for t in zip(*one, strict=True))) for one in columns)
 
 
-def _padded(tensors: Sequence[Tensor], dim: int, *, front: bool) -> Tensor:
-    """All rows, zero-padded before or after what shorter ones have along a dimension."""
+def _pad_and_concatenate(tensors: Sequence[Tensor], dim: int, *, pad_left: bool) -> Tensor:
+    """Concatenates rows after zero-padding them along `dim` to the longest."""
     longest = max(tensor.shape[dim] for tensor in tensors)
-    behind = (0, 0) * (tensors[0].ndim - 1 - dim)
+    later_dims = (0, 0) * (tensors[0].ndim - 1 - dim)
     missing = [longest - tensor.shape[dim] for tensor in tensors]
-    pads = [behind + ((n, 0) if front else (0, n)) for n in missing]
+    pads = [later_dims + ((n, 0) if pad_left else (0, n)) for n in missing]
     return torch.cat([F.pad(t, pad) if n else t for t, pad, n in zip(tensors, pads, missing, strict=True)])
 
 
-def _join_branches(states: Sequence[DecodeState], length: int) -> Branches | None:
-    branches = [(one.branches, length - one.length) for one in states if one.branches is not None]
-    if not branches:
+def _join_shared_lines(states: Sequence[DecodeState], length: int) -> SharedCacheLines | None:
+    shared = [(one.shared_lines, length - one.length) for one in states if one.shared_lines is not None]
+    if not shared:
         return None
-    positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.width, -1) for one, n in branches]
-    seen_BS = _padded([one.seen_BS for one, _ in branches], 1, front=True)
-    return Branches(branches[0][0].width, seen_BS, _padded(positions, 1, front=True))
+    positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.rows_per_line, -1) for one, n in shared]
+    seen_BS = _pad_and_concatenate([one.seen_BS for one, _ in shared], 1, pad_left=True)
+    return SharedCacheLines(shared[0][0].rows_per_line, seen_BS, _pad_and_concatenate(positions, 1, pad_left=True))
 
 
-def _join_keep(states: Sequence[DecodeState]) -> Tensor | None:
-    """Padding mask of all rows' sources, padded to one length; None without padding."""
+def _join_source_masks(states: Sequence[DecodeState]) -> Tensor | None:
+    """Returns the padding mask of all rows' sources, padded to one length; None without padding."""
     memories = [next((layer for layer in state.layers if isinstance(layer, Memory)), None) for state in states]
     keys = [memory.k_BNSH for memory in memories if memory is not None]
     keeps = [state.source_keep_BS for state in states]
@@ -398,4 +410,4 @@ def _join_keep(states: Sequence[DecodeState]) -> Tensor | None:
         return None
     pairs = zip(keys, keeps, strict=True)
     known = [k.new_ones(len(k), k.shape[2], dtype=torch.bool) if keep is None else keep for k, keep in pairs]
-    return _padded(known, 1, front=False)
+    return _pad_and_concatenate(known, 1, pad_left=False)

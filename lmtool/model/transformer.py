@@ -4,7 +4,6 @@ Shapes: B rows, T positions, S positions so far or of a source, D model width, V
 a common prefix, Q new positions of all rows of a line.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -12,22 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.batch import Batch, Mask
+from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.language_model import (
     LanguageModel,
+    ModelWithoutLikelihood,
+    ModelWithoutNextToken,
+    ModelWrapper,
+    ModulesByDepth,
     Output,
-    Parts,
-    WithoutLikelihood,
-    WithoutNextToken,
-    Wrapper,
-    summed,
+    sum_auxiliary_losses,
 )
+from lmtool.model.layers import blocks
+from lmtool.model.layers.blocks import InputEmbeddings
 from lmtool.model.layers.ngrams import NgramEmbedding
-from lmtool.model.layers.parts import GATES, Head, Inputs, SharedInputs, SpanBoundary, activate, initialise
-from lmtool.model.layers.positions import longest
+from lmtool.model.layers.positions import max_positions
 from lmtool.model.layers.stack import Stack
-from lmtool.model.state import DecodeState, LayerState, RowTokens
+from lmtool.model.state import Caches, DecodeState, LayerState, RowTokens
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import make_generator_spec
@@ -35,92 +35,82 @@ from lmtool.recipe.spec.transformer import Transformer
 
 
 class TransformerModel(LanguageModel):
-    """Base of all Transformers: input embeddings, of its own or `inputs`, a head, and the use of a Stack."""
+    """Base of all Transformers: input embeddings, a head, and one or two stacks. inputs: None for new embeddings."""
 
-    def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
+    def __init__(self, spec: Transformer, vocab_size: int, inputs: InputEmbeddings | None = None) -> None:
         shared = " shared" if spec.share_layers else ""
         super().__init__(vocab_size, spec.context, f"{spec.title}, {spec.n_layers} x {spec.d_model}{shared}")
-        self.longest = longest(spec)
-        self.inputs = Inputs(spec, vocab_size) if inputs is None else inputs
+        self.max_positions = max_positions(spec)
+        self.inputs = InputEmbeddings(spec, vocab_size) if inputs is None else inputs
         self.ngrams = None
         if spec.ngram_embedding is not None:
             self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
-        self.head = Head(spec, vocab_size, self.inputs.tokens)
+        self.head = blocks.LanguageModelHead(spec, vocab_size, self.inputs.tokens)
 
     def forward(self, batch: Batch) -> Output:
-        return self._read(self.stacks()[0], batch)
+        return self._run_stack(self.stacks()[0], batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return cast(Tensor, self.head(hidden))
 
     def head_parameters(self) -> tuple[Tensor, ...]:
-        return self.head.used()
+        return self.head.used_parameters()
 
     def token_vectors(self) -> Tensor:
         return self.inputs.tokens.weight
 
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """The layers of the stack; with two stacks those of the encoder, with the tokens as source."""
-        seen: list[Tensor] = []
-        output = self._read(self.stacks()[0], batch, seen)
-        return seen, output.auxiliary_B
+    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """Returns the layers of the stack; of two stacks those of the encoder, with the tokens as source."""
+        layers: list[Tensor] = []
+        output = self._run_stack(self.stacks()[0], batch, layers)
+        return layers, output.auxiliary_B
 
-    def inputs_of(self, stack: Stack) -> Inputs:
-        """The input embeddings of a stack."""
+    def input_embeddings(self, stack: Stack) -> InputEmbeddings:
+        """Returns the input embeddings of a stack."""
         return self.inputs
 
     def stacks(self) -> list[Stack]:
-        """Its stacks, encoder first."""
-        return [part for part in self.children() if isinstance(part, Stack)]
+        """Returns its stacks, encoder first."""
+        return [module for module in self.children() if isinstance(module, Stack)]
 
-    def _read(
-        self,
-        stack: Stack,
-        batch: Batch,
-        seen: list[Tensor] | None = None,
-        past: Sequence[LayerState | None] | None = None,
-        source_mask: Mask | None = None,
+    def _run_stack(
+        self, stack: Stack, batch: Batch, layer_outputs: list[Tensor] | None = None, source_caches: Caches = ()
     ) -> Output:
-        """Hidden states (B, T, D) of all tokens at once. past, source_mask: of the source, if any."""
-        positions_PT = positions_in_text(batch)
-        ngrams_BTD = None if self.ngrams is None else self.ngrams.across(batch, positions_PT)
-        x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
+        """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
+        positions_PT = text_positions(batch)
+        ngrams_BTD = None if self.ngrams is None else self.ngrams.embed_batch(batch, positions_PT)
+        x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         mask = replace(mask, seen_BQS=batch.seen_BTT)
-        return stack(x_BTD, positions_PT, mask, past, source_mask, seen)[0]
+        return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, layer_outputs)[0]
 
-    def _advance(
-        self,
-        stack: Stack,
-        tokens_BT: Tensor,
-        state: DecodeState,
-        prefix_B: Tensor | None = None,
-        source_mask: Mask | None = None,
+    def _run_stack_incrementally(
+        self, stack: Stack, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None = None
     ) -> tuple[Tensor, DecodeState]:
-        """See `advance`. prefix_B: number of prefix positions of each row, with bidirectional attention."""
-        after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.slots(tokens_BT.shape[1])
-        mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, seen_BQS=seen_BQS, width=after.width)
-        tokens_GQ = after.on_lines(tokens_BT)
+        """Implements `forward_incremental`. prefix_B: number of prefix positions of each row, which see each other."""
+        after = state.reserve_positions(tokens_BT.shape[1])
+        positions_PS, keep_BS, seen_BQS = after.slot_positions_and_masks(tokens_BT.shape[1])
+        mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, seen_BQS=seen_BQS, width=after.rows_per_line)
+        tokens_GQ = after.rows_to_lines(tokens_BT)
         positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
-        past, ngrams_GQD = state.layers, None
+        caches, ngrams_GQD = state.layers, None
         history: tuple[RowTokens, ...] = ()
         if self.ngrams is not None:
-            *past_layers, last = state.layers
-            assert isinstance(last, RowTokens)
-            past, before_BS = tuple(past_layers), last.tokens_BS
-            positions_PT = after.on_rows(positions_PQ.expand(len(tokens_GQ), -1))
-            ngrams_GQD = after.on_lines(self.ngrams(tokens_BT, positions_PT, before_BS))
-            history = (RowTokens(torch.cat((before_BS, tokens_BT), 1)),)
-        x_GQD = self.inputs_of(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
-        output, layers = stack(x_GQD, positions_PS, mask, past, source_mask)
-        return after.on_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
+            *stack_caches, row_tokens = state.layers
+            assert isinstance(row_tokens, RowTokens)
+            caches, preceding_BS = tuple(stack_caches), row_tokens.tokens_BS
+            positions_PT = after.lines_to_rows(positions_PQ.expand(len(tokens_GQ), -1))
+            ngrams_GQD = after.rows_to_lines(self.ngrams(tokens_BT, positions_PT, preceding_BS))
+            history = (RowTokens(torch.cat((preceding_BS, tokens_BT), 1)),)
+        x_GQD = self.input_embeddings(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
+        output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)
+        return after.lines_to_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
-    def parts(self) -> Parts:
+    def modules_by_depth(self) -> ModulesByDepth:
         stacks = self.stacks()
-        inputs = dict.fromkeys(self.inputs_of(stack) for stack in stacks)
-        below = (*inputs, self.ngrams, *(stack.position for stack in stacks))
-        return [below, *(layer for stack in stacks for layer in stack.parts())]
+        inputs = dict.fromkeys(self.input_embeddings(stack) for stack in stacks)
+        embeddings = (*inputs, self.ngrams, *(stack.position for stack in stacks))
+        return [embeddings, *(layer for stack in stacks for layer in stack.modules_by_depth())]
 
 
 class TransformerDecoder(TransformerModel):
@@ -130,18 +120,18 @@ class TransformerDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.stack = Stack(spec, causal=True)
 
-    def start(self, batch: Batch) -> DecodeState:
-        layers = self.stack.start(len(batch.tokens_BT))
+    def initial_state(self, batch: Batch) -> DecodeState:
+        layers = self.stack.initial_state(len(batch.tokens_BT))
         if self.ngrams is not None:
             layers = (*layers, RowTokens(batch.tokens_BT.new_zeros(len(batch.tokens_BT), 0)))
         return DecodeState(0, None, layers)
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self._advance(self.stack, tokens_BT, state)
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self._run_stack_incrementally(self.stack, tokens_BT, state)
 
 
-class TransformerUnmasked(WithoutLikelihood, TransformerModel):
-    """A decoder without its mask: each position sees the tokens that it and all others are to predict."""
+class TransformerUnmasked(ModelWithoutLikelihood, TransformerModel):
+    """A decoder without its causal mask: each position sees the tokens that it and all others are to predict."""
 
     reads: Reads = "both"
 
@@ -149,7 +139,7 @@ class TransformerUnmasked(WithoutLikelihood, TransformerModel):
         super().__init__(spec, vocab_size)
         self.stack = Stack(spec, causal=False)
 
-    def refusal(self) -> UsageError:
+    def no_next_token_error(self) -> UsageError:
         what = "a decoder without its causal mask has seen each token that it predicts, and no other"
         return UsageError(what, where="model.causal_mask", fix="name a run with the mask")
 
@@ -159,9 +149,9 @@ class TransformerPrefix(TransformerDecoder):
 
     reads: Reads = "source"
 
-    def start(self, batch: Batch) -> DecodeState:
-        """The state after the prefix, `batch.source_BS`, whose padding is moved to the left."""
-        state = super().start(batch)
+    def initial_state(self, batch: Batch) -> DecodeState:
+        """Returns the state after the prefix, `batch.source_BS`, whose padding is moved to the left."""
+        state = super().initial_state(batch)
         source_BS, keep_BS = batch.source_BS, batch.source_keep_BS
         if source_BS is None or not source_BS.shape[1]:
             return state
@@ -171,27 +161,27 @@ class TransformerPrefix(TransformerDecoder):
             source_BS = source_BS.gather(1, order_BS)
             state = DecodeState(0, (~keep_BS).sum(1), state.layers)
         prefix_B = torch.full((len(source_BS),), source_BS.shape[1], device=source_BS.device)
-        _, state = self._advance(self.stack, source_BS, state, prefix_B)
+        _, state = self._run_stack_incrementally(self.stack, source_BS, state, prefix_B)
         return state
 
 
-class TransformerEncoder(WithoutNextToken, TransformerModel):
+class TransformerEncoder(ModelWithoutNextToken, TransformerModel):
     """A bidirectional Stack: BERT (Devlin et al. 2019)."""
 
     reads: Reads = "both"
 
-    def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
+    def __init__(self, spec: Transformer, vocab_size: int, inputs: InputEmbeddings | None = None) -> None:
         super().__init__(spec, vocab_size, inputs)
         self.stack = Stack(spec, causal=False)
         self.pooler = nn.Linear(spec.d_model, spec.d_model) if spec.next_sentence_head else None
         self.next_sentence = nn.Linear(spec.d_model, 2) if spec.next_sentence_head else None
         for part in (self.pooler, self.next_sentence):
             if part is not None:
-                initialise(part, spec)
-        self.span_boundary = SpanBoundary(spec, vocab_size, self.head) if spec.span_boundary_head else None
+                blocks.init_weights_(part, spec)
+        self.span_boundary = blocks.SpanBoundaryHead(spec, vocab_size, self.head) if spec.span_boundary_head else None
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
+        """Returns the scores (B, 2) of "does not follow" and "follows", from the first position.
 
         Raises ValueError when the recipe has no such head.
         """
@@ -199,7 +189,7 @@ class TransformerEncoder(WithoutNextToken, TransformerModel):
             raise ValueError("the model has no next_sentence_head")
         return cast(Tensor, self.next_sentence(torch.tanh(self.pooler(hidden_BTD[:, 0]))))
 
-    def refusal(self) -> UsageError:
+    def no_next_token_error(self) -> UsageError:
         what = "an encoder is bidirectional and has no next token to predict"
         return UsageError(what, fix="fill masks with --strategy mask-predict")
 
@@ -215,36 +205,35 @@ class TransformerEncoderDecoder(TransformerModel):
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
         self.encoder = Stack(spec, causal=False)
-        self.decoder = Stack(spec, causal=True, source=True)
-        self.target_inputs = Inputs(spec, vocab_size, self.inputs.tokens) if spec.separate_inputs else None
+        self.decoder = Stack(spec, causal=True, add_cross_attention=True)
+        self.target_inputs = InputEmbeddings(spec, vocab_size, self.inputs.tokens) if spec.separate_inputs else None
 
-    def inputs_of(self, stack: Stack) -> Inputs:
+    def input_embeddings(self, stack: Stack) -> InputEmbeddings:
         return self.target_inputs if self.target_inputs is not None and stack is self.decoder else self.inputs
 
     def encode(self, batch: Batch) -> Output:
-        """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
+        """Returns the hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
-        return self._read(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
+        return self._run_stack(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
 
     def forward(self, batch: Batch) -> Output:
         source = self.encode(batch)
-        past, source_mask = self.decoder.sources(source.hidden_BTD), Mask(keep_BS=batch.source_keep_BS)
-        output = self._read(self.decoder, batch, past=past, source_mask=source_mask)
-        return Output(output.hidden_BTD, summed((source.auxiliary_B, output.auxiliary_B)))
+        output = self._run_stack(self.decoder, batch, source_caches=self.decoder.source_caches(source.hidden_BTD))
+        return Output(output.hidden_BTD, sum_auxiliary_losses((source.auxiliary_B, output.auxiliary_B)))
 
-    def start(self, batch: Batch) -> DecodeState:
-        layers: tuple[LayerState, ...] = self.decoder.start(len(batch.tokens_BT), self.encode(batch).hidden_BTD)
+    def initial_state(self, batch: Batch) -> DecodeState:
+        layers: tuple[LayerState, ...] = self.decoder.initial_state(len(batch.tokens_BT), self.encode(batch).hidden_BTD)
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self._advance(self.decoder, tokens_BT, state, source_mask=Mask(keep_BS=state.source_keep_BS))
+    def forward_incremental(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self._run_stack_incrementally(self.decoder, tokens_BT, state)
 
 
-def positions_in_text(batch: Batch) -> Tensor:
-    """Position of each token in its row, or in its document when rows hold several: (B, T).
+def text_positions(batch: Batch) -> Tensor:
+    """Returns the position of each token in its row, or in its document when rows hold several (B, T).
 
-    (1, T) where all rows agree. Padding is not counted, so positions do not depend on where a text starts.
+    It is (1, T) where all rows agree. Padding is not counted, so positions do not depend on where a text starts.
     """
     if batch.positions_BT is not None:
         return batch.positions_BT
@@ -258,36 +247,37 @@ def positions_in_text(batch: Batch) -> Tensor:
     return index - torch.where(first_BT, index, 0).cummax(1).values
 
 
-class ReplacedTokenDetector(WithoutLikelihood, Wrapper):
+class ReplacedTokenDetector(ModelWithoutLikelihood, ModelWrapper):
     """ELECTRA (Clark et al. 2020): an encoder that detects the tokens which a small generator has replaced.
 
-    It is the discriminator, the body that is fine-tuned, a score for each of its states, and the generator.
+    It consists of the discriminator, which is the body that is fine-tuned, a score of each of its states, and the
+    generator.
 
-    generator: a narrower encoder that fills masks, by default on the embeddings of the discriminator, which a dense
+    generator: a narrower encoder that fills masks, by default with the embeddings of the discriminator, which a dense
         layer maps to its width.
     """
 
     def __init__(self, body: TransformerEncoder, spec: ReplacedTokens, model: Transformer) -> None:
         super().__init__(body)
         small = make_generator_spec(model, spec)
-        inputs = SharedInputs(body.inputs, small) if spec.share_embeddings else None
+        inputs = blocks.SharedInputEmbeddings(body.inputs, small) if spec.share_embeddings else None
         self.generator = TransformerEncoder(small, body.vocab_size, inputs)
-        self.activation = GATES.get(model.activation, model.activation)
+        self.activation = blocks.GATE_ACTIVATIONS.get(model.activation, model.activation)
         self.dense = nn.Linear(model.d_model, model.d_model)
         self.detector = nn.Linear(model.d_model, 1)
         for part in (self.dense, self.detector):
-            initialise(part, model)
+            blocks.init_weights_(part, model)
 
-    def detections(self, hidden_BTD: Tensor) -> Tensor:
-        """v' f(W h_t + c) + b at each position (B, T), of which the sigmoid is p(token t was replaced)."""
-        return cast(Tensor, self.detector(activate(self.dense(hidden_BTD), self.activation))[..., 0])
+    def detection_logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Returns v' f(W h_t + c) + b at each position (B, T), whose sigmoid is p(token t was replaced)."""
+        return cast(Tensor, self.detector(blocks.apply_activation(self.dense(hidden_BTD), self.activation))[..., 0])
 
-    def untrained(self) -> list[nn.Parameter]:
-        """Heads of the discriminator for other objectives."""
+    def unused_parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters of the discriminator's heads for other objectives."""
         assert isinstance(self.body, TransformerEncoder)
         heads = (self.body.head, self.body.pooler, self.body.next_sentence, self.body.span_boundary)
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
 
-    def refusal(self) -> UsageError:
+    def no_next_token_error(self) -> UsageError:
         what = "this model detects replaced tokens, and predicts none"
         return UsageError(what, fix="fine-tune it: lmtool finetune TABLE --from RUN")

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import CountingModel, Output, WithoutNextToken
+from lmtool.model.language_model import CountingModel, ModelWithoutNextToken, Output
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 
-MERGE_PAIRS = 1 << 22
-"""Pairs to collect before equal ones are summed."""
+MIN_BUFFERED_PAIRS = 1 << 22
+"""Minimum number of pairs to buffer before equal ones are summed."""
 
-DENSE = 400
-"""Words up to which the SVD is of a dense matrix."""
+MAX_DENSE_WORDS = 400
+"""Up to this many words the SVD is computed of a dense matrix."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-class WordVectorModel(WithoutNextToken):
-    """A model of which words occur in the window around a word, at any offset; it keeps unigram counts."""
+class WordVectorModel(ModelWithoutNextToken):
+    """A model of which words occur in the window around a word, at any offset. It keeps unigram counts."""
 
     reads: Reads = "words"
     title: str
@@ -37,18 +37,18 @@ class WordVectorModel(WithoutNextToken):
         super().__init__(vocab_size, None, description)
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
 
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
-        """The vectors of the tokens, of GloVe w + u: there is no other layer."""
+    def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+        """Returns the vectors of the tokens, as the only layer; of GloVe w + u."""
         return [self.token_vectors()[batch.tokens_BT]], None
 
-    def refusal(self) -> UsageError:
+    def no_next_token_error(self) -> UsageError:
         return UsageError(f"a {self.title} model has no next token", fix="list nearest words with lmtool neighbors")
 
 
 class SkipGramModel(WordVectorModel):
     """p(o | c) = softmax over the vocabulary of u_o . v_c (Mikolov et al. 2013).
 
-    Unigram counts are for the noise distribution. Steps are about a millisecond of small operations, for which one
+    Unigram counts determine the noise distribution. Steps are about a millisecond of small operations, for which one
     thread is faster than several.
     """
 
@@ -63,11 +63,11 @@ class SkipGramModel(WordVectorModel):
             nn.init.uniform_(table.weight, -0.5 / spec.d_model, 0.5 / spec.d_model)
 
     def forward(self, batch: Batch) -> Output:
-        """The context-independent centre vectors of the tokens (B, T, D)."""
+        """Returns the context-independent centre vectors of the tokens (B, T, D)."""
         return Output(self.centres(batch.tokens_BT))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of every word as a context word."""
+        """Returns the scores (..., V) of every word as a context word."""
         return hidden @ self.neighbours.weight.T
 
     def head_parameters(self) -> tuple[Tensor, ...]:
@@ -92,8 +92,8 @@ class GloveModel(SkipGramModel):
         self.centre_bias_V = nn.Parameter(torch.zeros(vocab_size))
         self.neighbour_bias_V = nn.Parameter(torch.zeros(vocab_size))
 
-    def scores(self, centres: Tensor, neighbours: Tensor) -> Tensor:
-        """The estimate of log X for words and context words, of any equal shape."""
+    def estimate_log_counts(self, centres: Tensor, neighbours: Tensor) -> Tensor:
+        """Returns the estimate of log X for words and context words, of any equal shape."""
         products: Tensor = (self.centres(centres) * self.neighbours(neighbours)).sum(-1)
         return products + self.centre_bias_V[centres] + self.neighbour_bias_V[neighbours]
 
@@ -108,7 +108,7 @@ class GloveModel(SkipGramModel):
 
 
 class PairCounts:
-    """Sums of weights by ordered pair of words, while they are counted.
+    """Counts ordered pairs of words, and sums their weights.
 
     keys_P: first word times V, plus the second; sorted. sums_P: of their weights.
     """
@@ -118,38 +118,39 @@ class PairCounts:
         self._keys, self._sums = [keys_P], [sums_P]
         self._n_new = 0
 
-    def add(self, batch: Batch, is_word_V: NDArray[np.bool_], window: int, *, by_distance: bool) -> None:
-        """Count each target of a batch with the words up to `window` tokens before it in its document, and both ways.
+    def add_batch(self, batch: Batch, is_word_V: NDArray[np.bool_], window: int, *, by_distance: bool) -> None:
+        """Counts each target of a batch with the words up to `window` tokens before it in its document, both ways.
 
-        by_distance: a pair at distance d counts 1 / d, else 1.
+        Args:
+            by_distance: a pair at distance d counts 1 / d, else 1.
         """
-        for distance, first_P, second_P in neighbours_before(batch, window):
+        for distance, first_P, second_P in pairs_by_distance(batch, window):
             are_words_P = is_word_V[first_P] & is_word_V[second_P]
             first_P, second_P = first_P[are_words_P], second_P[are_words_P]
             keys_P = np.concatenate((first_P * self.vocab_size + second_P, second_P * self.vocab_size + first_P))
             self._keys.append(keys_P)
             self._sums.append(np.full(len(keys_P), 1 / distance if by_distance else 1.0))
             self._n_new += len(keys_P)
-        if self._n_new > max(MERGE_PAIRS, len(self._keys[0])):
-            self.merged()
+        if self._n_new > max(MIN_BUFFERED_PAIRS, len(self._keys[0])):
+            self.merge()
 
-    def merged(self) -> tuple[IntArray, FloatArray]:
-        """Keys and sums so far."""
+    def merge(self) -> tuple[IntArray, FloatArray]:
+        """Sums equal pairs, and returns the keys and sums so far."""
         keys_P, pair_P = np.unique(np.concatenate(self._keys), return_inverse=True)
         sums_P: FloatArray = np.bincount(pair_P, np.concatenate(self._sums), len(keys_P)).astype(np.float64)
         self._keys, self._sums, self._n_new = [keys_P], [sums_P], 0
         return keys_P, sums_P
 
 
-def neighbours_before(batch: Batch, window: int) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """For each distance from 1 to `window` the tokens so far before a target, and these targets, in one document."""
+def pairs_by_distance(batch: Batch, window: int) -> Iterator[tuple[int, IntArray, IntArray]]:
+    """Yields for each distance from 1 to `window` the pairs of a token and a target of one document so far apart."""
     if batch.targets_BT is None or batch.documents_BT is None:
         raise ValueError("a batch without targets or documents has nothing to count")
     tokens_BT, targets_BT = batch.tokens_BT.cpu().numpy(), batch.targets_BT.cpu().numpy()
     documents_BT = batch.documents_BT.cpu().numpy()
     T = tokens_BT.shape[1]
     for distance in range(1, min(window, T) + 1):
-        # the target at t stands at t + 1
+        # the target of position t is at t + 1
         before, at = slice(0, T - distance + 1), slice(distance - 1, T)
         near = (targets_BT[:, at] != IGNORE) & (documents_BT[:, before] == documents_BT[:, at])
         yield distance, tokens_BT[:, before][near], targets_BT[:, at][near]
@@ -162,16 +163,14 @@ class PpmiModel(WordVectorModel, CountingModel):
 
     X_ij is how often word j is at most `window` tokens away from word i in a document; X_i, X_j and X are its sums. The
     rows w are the words' vectors. As a model of context words, p(j | i) is proportional to (X_j + 1) exp(w_i . u_j).
-
-    width: tokens before a target that are counted with it.
     """
 
-    any_length = frozenset(("keys_P", "sums_P"))
+    variable_length_tensors = frozenset(("keys_P", "sums_P"))
     title = "ppmi"
 
     def __init__(self, spec: Ppmi, vocab_size: int) -> None:
         super().__init__(vocab_size, f"ppmi, window {spec.window}, {spec.d_model} wide")
-        self.width = spec.window
+        self.n_context_tokens = spec.window
         self.register_buffer("keys_P", torch.empty(0, dtype=torch.int64))
         self.register_buffer("sums_P", torch.empty(0, dtype=torch.float64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))
@@ -185,12 +184,12 @@ class PpmiModel(WordVectorModel, CountingModel):
     contexts_VD: Tensor
     log_share_V: Tensor
 
-    def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
+    def fit_counts_(self, batches: Iterable[Batch], n_tokens: int) -> None:
         is_word_V = (self.counts_V > 0).cpu().numpy()
         pairs = PairCounts(self.vocab_size, self.keys_P.cpu().numpy(), self.sums_P.cpu().numpy())
         for batch in batches:
-            pairs.add(batch, is_word_V, self.width, by_distance=False)
-        keys_P, sums_P = pairs.merged()
+            pairs.add_batch(batch, is_word_V, self.n_context_tokens, by_distance=False)
+        keys_P, sums_P = pairs.merge()
         device = self.words_VD.device
         self.keys_P, self.sums_P = (torch.from_numpy(array).to(device) for array in (keys_P, sums_P))
         self.n_read = self.n_read + n_tokens
@@ -207,14 +206,14 @@ class PpmiModel(WordVectorModel, CountingModel):
             table_VD[rows_W, : factor_WD.shape[1]] = torch.from_numpy(factor_WD).to(table_VD)
 
     def forward(self, batch: Batch) -> Output:
-        """The context-independent vectors of the tokens (B, T, D)."""
+        """Returns the context-independent vectors of the tokens (B, T, D)."""
         return Output(self.words_VD[batch.tokens_BT])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of every word as a context word."""
+        """Returns the scores (..., V) of every word as a context word."""
         return hidden @ self.contexts_VD.T + self.log_share_V
 
-    def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def token_log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return self.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
 
     def token_vectors(self) -> Tensor:
@@ -222,7 +221,7 @@ class PpmiModel(WordVectorModel, CountingModel):
 
 
 def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> FloatArray:
-    """max(0, log(X_ij X / (X_i X_j))) of each pair that occurs."""
+    """Returns max(0, log(X_ij X / (X_i X_j))) of each pair that occurs."""
     row_V, column_V = np.bincount(rows_P, sums_P), np.bincount(columns_P, sums_P)
     ratio_P = sums_P * sums_P.sum() / (row_V[rows_P] * column_V[columns_P])
     pmi_P: FloatArray = np.maximum(0.0, np.log(ratio_P))
@@ -230,23 +229,23 @@ def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> F
 
 
 def truncated_svd(
-    rows_P: IntArray, columns_P: IntArray, values_P: FloatArray, size: int, rank: int
+    rows_P: IntArray, columns_P: IntArray, values_P: FloatArray, n_words: int, rank: int
 ) -> tuple[FloatArray, FloatArray]:
-    """U S^(1/2) and V S^(1/2) of the largest singular values of a square sparse matrix, each (size, rank).
+    """Returns U S^(1/2) and V S^(1/2) of the `rank` largest singular values of a sparse matrix, each (n_words, rank).
 
     There are fewer columns where the matrix is smaller than that. The largest entry of each column of U is positive.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import svds
 
-    matrix = csr_array((values_P, (rows_P, columns_P)), shape=(size, size))
-    if size <= max(DENSE, 2 * rank):
+    matrix = csr_array((values_P, (rows_P, columns_P)), shape=(n_words, n_words))
+    if n_words <= max(MAX_DENSE_WORDS, 2 * rank):
         u_WR, s_R, v_RW = np.linalg.svd(matrix.toarray(), full_matrices=False)
     else:
-        start_W = np.random.Generator(np.random.PCG64(0)).standard_normal(size)
+        start_W = np.random.Generator(np.random.PCG64(0)).standard_normal(n_words)
         u_WR, s_R, v_RW = svds(matrix, k=rank, v0=start_W)
     order: Sequence[int] = np.argsort(-s_R, kind="stable")[:rank].tolist()
     u_WR, s_R, v_RW = u_WR[:, order], s_R[order], v_RW[order]
-    sign_R = np.where(np.take_along_axis(u_WR, np.abs(u_WR).argmax(0)[None], 0)[0] < 0, -1.0, 1.0) if size else 1.0
+    sign_R = np.where(np.take_along_axis(u_WR, np.abs(u_WR).argmax(0)[None], 0)[0] < 0, -1.0, 1.0) if n_words else 1.0
     root_R = np.sqrt(s_R) * sign_R
     return u_WR * root_R, v_RW.T * root_R

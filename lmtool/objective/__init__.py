@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.base import Example, Loss, Objective, TextCut, Vocabulary
 from lmtool.objective.causal import BidirectionalObjective, CausalObjective
 from lmtool.objective.contrastive import EmbeddingObjective
 from lmtool.objective.heads import AnswerSpanObjective, ClassificationObjective, ContrastiveObjective, TaggingObjective
@@ -18,35 +18,41 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Ppmi
 from lmtool.tokenization.tokenizer import Tokenizer
 
-__all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "Vocabulary", "build", "build_objective"]
+__all__ = ["CausalObjective", "Example", "Loss", "Objective", "TextCut", "Vocabulary", "build_objective"]
 
 
-def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | None = None) -> Objective:
-    """The objective of a recipe. counts_V: count of each id in the training text, for objectives that need it."""
-    counts = None if counts_V is None else counts_V.cpu().numpy()
-    vocabulary = Vocabulary.of(tokenizer, counts)
+def build_objective(recipe: Recipe, tokenizer: Tokenizer, token_counts_V: Tensor | None = None) -> Objective:
+    """Returns the objective of a recipe.
+
+    Raises UsageError for whole words, if the tokenizer does not mark where words begin.
+
+    Args:
+        token_counts_V: count of each id in the training text; only word vectors need it.
+    """
+    counts = None if token_counts_V is None else token_counts_V.cpu().numpy()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, counts)
     if isinstance(recipe.objective, specs.Masked) and recipe.objective.whole_words:
-        vocabulary = replace(vocabulary, joins_2V=tokenizer.find_word_continuations())
-        if vocabulary.joins_2V is None:
+        vocabulary = replace(vocabulary, word_continuations_2V=tokenizer.find_word_continuations())
+        if vocabulary.word_continuations_2V is None:
             what = "this WordPiece tokenizer has no mark of pieces inside a word, such as ##"
             raise UsageError(what, where="objective.whole_words", fix="set it to false, or take another tokenizer")
-    return build(recipe, vocabulary)
+    return build_with_vocabulary(recipe, vocabulary)
 
 
-def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
-    """The objective of `recipe`, with a tokenizer of this vocabulary."""
+def build_with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
+    """Returns the objective of a recipe whose tokenizer has this vocabulary."""
     match recipe.objective:
         case specs.Causal() as spec:
-            return CausalObjective.of(spec, vocabulary, recipe.data.isolate_documents)
+            return CausalObjective.from_vocabulary(spec, vocabulary, recipe.data.isolate_documents)
         case specs.Bidirectional():
-            return BidirectionalObjective.of(specs.Causal(), vocabulary, recipe.data.isolate_documents)
+            return BidirectionalObjective.from_vocabulary(specs.Causal(), vocabulary, recipe.data.isolate_documents)
         case specs.CbowWindow() as spec:
             return CbowObjective(spec, vocabulary)
         case specs.WeightedCounts() as spec:
-            return GloveObjective(_all_pairs(spec.window), vocabulary, spec)
+            return GloveObjective(_all_pairs_spec(spec.window), vocabulary, spec)
         case specs.WindowCounts():
             assert isinstance(recipe.model, Ppmi)
-            return SkipGramObjective(_all_pairs(recipe.model.window), vocabulary)
+            return SkipGramObjective(_all_pairs_spec(recipe.model.window), vocabulary)
         case specs.SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)
         case specs.Classification() as spec:
@@ -69,6 +75,6 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return EmbeddingObjective(spec, vocabulary)
 
 
-def _all_pairs(window: int) -> specs.SkipGramWindow:
-    """Of all words within a window, by the full softmax."""
+def _all_pairs_spec(window: int) -> specs.SkipGramWindow:
+    """Returns the settings for all pairs of words within a window, scored by the full softmax."""
     return specs.SkipGramWindow(kind="skip-gram", window=window, negatives=0, subsample=0.0)

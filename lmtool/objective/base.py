@@ -1,4 +1,4 @@
-"""The interface of objectives: how text is cut into examples, examples are collated, and the loss of a batch."""
+"""The interface of objectives: how text is cut into examples, how these are collated, and the loss of a batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from lmtool.model import LanguageModel
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-class Cut(NamedTuple):
+class TextCut(NamedTuple):
     """How a token store is cut into examples.
 
     unit: "stream" for windows of the whole text, across document boundaries; "pair" for windows within one document,
         without its [BOS] and [EOS], split in two parts, the second of which may come from another document;
         "swapped pair" for the same, whose parts may be swapped instead.
     length: tokens per example; for pairs the maximum.
-    step: tokens from the start of one window to the start of the next.
+    stride: tokens from the start of one window to the start of the next.
     """
 
     unit: Literal["stream", "pair", "swapped pair"]
     length: int
-    step: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -36,28 +36,29 @@ class Example:
     """One training example.
 
     tokens: int64 ids.
-    rng: source of all randomness of this example in this epoch; seeded by the recipe's seed and the sample number, so
+    rng: source of all randomness of this example in this epoch, seeded by the recipe's seed and the sample number, so
         that it does not depend on how a batch is split.
+    second: the second text: the target of a pair of source and target, or the other part of a pair of text parts.
+    second_follows: whether the second part follows the first in its document.
     label: for table rows, the class index, a 0 or 1 per label, a number, the tag of each word, or the positions of the
         first and the last token of an answer; float64.
-    word_starts: the position of the first token of each word that is tagged.
     segments: segment id of each token, for rows of several texts.
-    other: for units of pairs, the second part; `follows`: whether it follows the first in its document.
-    learned: for unit "pair", which of `tokens` have a loss too, such as earlier answers; None for none.
+    has_loss: for pairs, which of `tokens` have a loss too, such as earlier answers; None for none.
+    word_starts: the position of the first token of each word that is tagged.
     """
 
     tokens: NDArray[np.int64]
     rng: np.random.Generator
-    other: NDArray[np.int64] | None = None
-    follows: bool = False
+    second: NDArray[np.int64] | None = None
+    second_follows: bool = False
     label: NDArray[np.float64] | None = None
     segments: NDArray[np.int64] | None = None
-    learned: NDArray[np.bool_] | None = None
+    has_loss: NDArray[np.bool_] | None = None
     word_starts: NDArray[np.int64] | None = None
 
 
-def rng_of(tokens: NDArray[np.int64]) -> np.random.Generator:
-    """A source of randomness that is the same for the same tokens."""
+def rng_from_tokens(tokens: NDArray[np.int64]) -> np.random.Generator:
+    """Returns a random generator seeded by the tokens."""
     return np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
 
 
@@ -77,14 +78,14 @@ class Loss:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary size and special token ids.
+    """The vocabulary size and the ids of special tokens.
 
-    size: entries of the tokenizer.
-    bos, eos: start and end a document; where they are one token, it is between documents.
-    starts: the tokens before a target.
-    specials: the ids of special tokens, sentinels included.
+    size: number of entries of the tokenizer.
+    bos, eos: start and end a document; where they are one token, it stands between documents.
+    target_start_ids: the tokens before a target.
+    specials: the ids of all special tokens, sentinels included.
     counts: count of each id in the training text, for objectives that need it, else None.
-    joins_2V: what `Tokenizer.find_word_continuations` says, for objectives that need it, else None.
+    word_continuations_2V: result of `Tokenizer.find_word_continuations`, for objectives that need it, else None.
     """
 
     size: int
@@ -94,18 +95,28 @@ class Vocabulary:
     mask: int
     sep: int
     cls: int
-    starts: tuple[int, ...]
+    target_start_ids: tuple[int, ...]
     sentinels: tuple[int, ...]
     specials: frozenset[int]
     counts: NDArray[np.int64] | None = None
-    joins_2V: NDArray[np.bool_] | None = None
+    word_continuations_2V: NDArray[np.bool_] | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":
-        """That of a tokenizer."""
-        ids = (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, tokenizer.sep_id)
-        others = tokenizer.roles.starts, tokenizer.sentinel_ids, tokenizer.special_ids
-        return cls(tokenizer.vocab_size, *ids, tokenizer.cls_id, *others, counts)
+    def from_tokenizer(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":
+        """Returns the vocabulary of a tokenizer. counts: see `Vocabulary`."""
+        return cls(
+            size=tokenizer.vocab_size,
+            pad=tokenizer.pad_id,
+            bos=tokenizer.bos_id,
+            eos=tokenizer.eos_id,
+            mask=tokenizer.mask_id,
+            sep=tokenizer.sep_id,
+            cls=tokenizer.cls_id,
+            target_start_ids=tokenizer.roles.starts,
+            sentinels=tokenizer.sentinel_ids,
+            specials=tokenizer.special_ids,
+            counts=counts,
+        )
 
     @cached_property
     def is_word_V(self) -> NDArray[np.bool_]:
@@ -115,76 +126,77 @@ class Vocabulary:
         return is_word_V
 
     @property
-    def start_of_text(self) -> int | None:
+    def unpredicted_bos(self) -> int | None:
         """The token that starts a document and is never predicted; None where it also ends the one before."""
         return self.bos if self.bos != self.eos else None
 
 
 class Objective(ABC):
-    """A training objective; stateless, the same for all steps and processes.
+    """A training objective. It has no state: it is the same in all steps and processes.
 
-    unit: what a model is trained on and measured in.
-    metrics: names of further metrics of `score`.
-    measures_in_one_pass: `measure` takes one pass through the model whatever the batch, as `score` always does.
+    unit: what losses are averaged over.
+    scores_text_in_one_pass: whether `score_text` takes one pass through the model for any batch, as `score` does.
     """
 
     unit: ClassVar[Literal["token", "pair"]] = "token"
-    measures_in_one_pass: ClassVar[bool] = True
+    scores_text_in_one_pass: ClassVar[bool] = True
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the further metrics that `score` returns."""
         return ()
 
-    def cut(self, context: int) -> Cut:
-        """How text is cut for a model with this context length. Raises TypeError where examples are rows of tables."""
+    def text_cut(self, context: int) -> TextCut:
+        """Returns how text is cut for a model of this context length. Raises TypeError for objectives of table rows."""
         raise TypeError("rows of a table are not cut from a text")
 
-    def window(self, context: int) -> int:
-        """Maximum number of tokens after the first for a text to be scored in one window of `context` positions."""
+    def max_scored_tokens(self, context: int) -> int:
+        """Returns how many tokens after the first of a text can be scored in one window of `context` positions."""
         return context
 
     @abstractmethod
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Collate examples, including all corruption. done: fraction of training completed."""
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
+        """Collates examples to a batch, after all corruption. training_fraction: fraction of training completed."""
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Collate rows of any length for evaluation. Raises TypeError where a text has no probability.
+        """Collates rows of any length for evaluation. Raises TypeError where a text has no probability.
 
-        spans: tokens of a row, and the index of the first one that is scored; those before it are context.
+        Args:
+            spans: for each row its tokens, and the index of the first one that is scored; those before it are context.
         """
         raise TypeError("a text has no probability under this objective")
 
     def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Collate rows for validation during training, the same each time."""
+        """Collates rows for validation during training, in the same way each time."""
         return self.collate_spans(spans)
 
-    def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
-        """The batch with the tokens that the model samples in training where `draws_BT` is set, and these numbers."""
+    def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
+        """Returns the batch with tokens sampled from the model where `draws_BT` is set, as training would read it."""
         return batch
 
     @abstractmethod
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed training loss of the batch's targets. Raises ValueError when it has none.
+        """Returns the summed training loss of the batch's targets. Raises ValueError for a batch without targets.
 
         An auxiliary loss of a row, if any, is weighted by the row's number of targets.
         """
 
     @abstractmethod
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed -log p of the batch's targets, without label smoothing or auxiliary losses."""
+        """Returns the summed -log p of the batch's targets, without label smoothing or auxiliary losses."""
 
-    def count(self, batch: Batch) -> int:
-        """Number of targets of a batch, as in `loss`, without computing it."""
+    def count_targets(self, batch: Batch) -> int:
+        """Returns the number of targets of a batch, as `loss` counts them."""
         return batch.n_targets
 
-    def count_computed(self, batch: Batch) -> int:
-        """Number of units that a step computes, of which the speed is told: tokens, padding included, or pairs."""
-        return self.count(batch) if self.unit == "pair" else batch.n_computed
+    def count_computed_units(self, batch: Batch) -> int:
+        """Returns how many units a step computes, for its speed: tokens, padding included, or pairs."""
+        return self.count_targets(batch) if self.unit == "pair" else batch.n_computed
 
-    def idle(self, model: LanguageModel) -> list[Parameter]:
-        """Parameters that the loss does not depend on, such as a head for another objective; not trained."""
+    def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
+        """Returns the parameters that the loss does not depend on, such as another objective's head."""
         return []
 
-    def measure(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed -log p of a text's targets, for rows from `collate_spans`."""
+    def score_text(self, model: LanguageModel, batch: Batch) -> Loss:
+        """Returns the summed -log p of the targets of rows from `collate_spans`."""
         return self.score(model, batch)

@@ -17,9 +17,9 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.recurrent import BidirectionalModel
-from lmtool.objective.base import Cut, Example, Loss, Vocabulary
-from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
-from lmtool.objective.scheduled import TokenObjective, draws
+from lmtool.objective.base import Example, Loss, TextCut, Vocabulary
+from lmtool.objective.cross_entropy import add_auxiliary_loss, loss_from_hidden
+from lmtool.objective.scheduled import TokenObjective, draw_sampling_numbers
 from lmtool.recipe.spec.objective import Causal
 
 
@@ -28,8 +28,8 @@ class CausalObjective(TokenObjective):
     """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
 
     bos_id: the token that starts a document.
-    isolate_documents: mask attention across documents in a row.
-    predicts_bos: bos_id also ends the document before, as in GPT-2, and so is predicted; else it is never a target.
+    isolate_documents: whether attention across documents of a row is masked.
+    predicts_bos: whether `bos_id` is a target too, because it also ends the document before, as in GPT-2.
     """
 
     spec: Causal
@@ -38,31 +38,28 @@ class CausalObjective(TokenObjective):
     predicts_bos: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def of(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
-        """With the special tokens of a vocabulary."""
-        return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.start_of_text is None)
+    def from_vocabulary(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
+        """Returns the objective with the special tokens of a vocabulary."""
+        return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.unpredicted_bos is None)
 
-    def cut(self, context: int) -> Cut:
-        """Windows of T + 1 tokens; the last token of each is the first of the next."""
-        return Cut("stream", context + 1, context)
+    def text_cut(self, context: int) -> TextCut:
+        """Cuts windows of T + 1 tokens; the last token of each is the first of the next."""
+        return TextCut("stream", context + 1, context)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Rows of T + 1 tokens each: the first T are inputs, the last T targets."""
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
+        """Collates rows of T + 1 tokens each: the first T are inputs, the last T targets."""
         rows = torch.from_numpy(np.stack([example.tokens for example in examples]))
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT if self.predicts_bos else next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
-        draws_BT = draws(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], done)
+        draws_BT = draw_sampling_numbers(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], training_fraction)
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Right-padded rows of any length for evaluation.
-
-        spans: tokens of a row, and the index of the first one that is scored; those before it are context.
-        """
+        """Right-pads rows of any length for evaluation; see `Objective.collate_spans`."""
         rows = [tokens[:-1] for tokens, _ in spans]
-        wanted = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
-        return Batch(padded(rows, 0)[0], padded(wanted, IGNORE)[0])
+        targets = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
+        return Batch(padded(rows, 0)[0], padded(targets, IGNORE)[0])
 
 
 @dataclass(frozen=True)
@@ -77,16 +74,16 @@ class BidirectionalObjective(CausalObjective):
         if not isinstance(model, BidirectionalModel):
             raise ValueError("only a bidirectional model is trained in both directions")
         forward = super().loss(model, batch)
-        hidden_BTD, auxiliary_B = model.backward(batch)
-        targets_BT = self.targets_before(batch)
-        backward = loss_of_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
-        backward = with_auxiliary(backward, auxiliary_B, targets_BT)
+        hidden_BTD, auxiliary_B = model.forward_right_to_left(batch)
+        targets_BT = self.backward_targets(batch)
+        backward = loss_from_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
+        backward = add_auxiliary_loss(backward, auxiliary_B, targets_BT)
         return Loss((forward.total + backward.total) / 2, forward.count)
 
-    def targets_before(self, batch: Batch) -> Tensor:
-        """Targets of the backward half (B, T): the previous token, in the same document.
+    def backward_targets(self, batch: Batch) -> Tensor:
+        """Returns the targets of the backward half (B, T): the previous token, in the same document.
 
-        The last token of a document is never a target, as the first one is for the forward half.
+        The token that starts a document predicts nothing.
         """
         targets_BT = batch.tokens_BT.roll(1, 1)
         targets_BT[:, 0] = IGNORE

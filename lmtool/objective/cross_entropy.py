@@ -16,14 +16,14 @@ from lmtool.model import LanguageModel, Output
 from lmtool.model.language_model import CountingModel
 from lmtool.objective.base import Loss
 
-CHUNK_SCALE = 2.0**10
-"""Scale of a chunk's float16 gradients: derivatives are at most 1, and their sums must not overflow float16."""
+FLOAT16_CHUNK_SCALE = 2.0**10
+"""Loss scale of a chunk in float16: derivatives are at most 1, and their sums must not overflow."""
 
 
-def chunk_rows(device: torch.device, vocab_size: int) -> int:
-    """Number of rows of logits per chunk.
+def rows_per_chunk(device: torch.device, vocab_size: int) -> int:
+    """Returns the number of rows of logits per chunk.
 
-    On a CPU enough for fast matrix products, and logits of 8 MB in bfloat16; on a GPU enough to saturate it.
+    On a CPU enough for fast matrix products, with logits of 8 MB in bfloat16; on a GPU enough to saturate it.
     """
     return max(256, 2**22 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
 
@@ -31,22 +31,24 @@ def chunk_rows(device: torch.device, vocab_size: int) -> int:
 def smoothed_cross_entropy(
     logits_MV: Tensor, targets_M: Tensor, label_smoothing: float, weights_M: Tensor | None = None
 ) -> Tensor:
-    """Sum over positions of -sum_k q(k) log p(k), computed in float32 or wider.
+    """Returns the sum over positions of -sum_k q(k) log p(k), computed in float32 or wider.
 
-    q is 1 - eps at the target and eps / (V - 1) at every other entry (Szegedy et al. 2016, but unlike F.cross_entropy,
-    eps is not spread over the target too). Positions with target IGNORE are skipped. weights_M: weight of each
-    position; 1 when None.
+    q is 1 - eps at the target and eps / (V - 1) at every other entry (Szegedy et al. 2016; unlike in F.cross_entropy,
+    eps is not spread over the target too). Positions with target IGNORE are skipped.
+
+    Args:
+        weights_M: weight of each position; None for 1.
     """
     scored_M = targets_M != IGNORE
     spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
-    # the first: what the target has beyond the uniform part
+    # the target's mass beyond the uniform part, and the uniform part
     masses = 1 - label_smoothing - spread, spread
     weights_M = scored_M if weights_M is None else scored_M * weights_M
     return ops.cross_entropy(logits_MV, targets_M.clamp(min=0), weights_M, masses)
 
 
-class Predictor(Protocol):
-    """What has logits of hidden states: a model, or a head of its own."""
+class LogitHead(Protocol):
+    """Anything that computes logits from hidden states: a model, or a head of its own."""
 
     vocab_size: int
 
@@ -56,50 +58,47 @@ class Predictor(Protocol):
 
 
 def chunked_cross_entropy(
-    model: Predictor, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
+    model: LogitHead, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`smoothed_cross_entropy` of the logits of hidden states, with those of one chunk in memory at a time."""
-
-    def loss_of(logits_MV: Tensor, part: slice) -> Tensor:
-        return smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing)
-
-    return chunked_loss(model, hidden_MD, loss_of)
+    """Returns `smoothed_cross_entropy` of the logits of hidden states, with the logits of one chunk in memory."""
+    return chunked_loss(
+        model, hidden_MD, lambda logits_MV, part: smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing)
+    )
 
 
-def chunked_loss(model: Predictor, hidden_MD: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """A summed loss of the logits of hidden states, with those of one chunk in memory at a time.
+def chunked_loss(model: LogitHead, hidden_MD: Tensor, loss_from_logits: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """Returns a summed loss of the logits of hidden states, with the logits of one chunk in memory at a time.
 
-    loss_of: of the logits of a chunk, and which of the positions it has. Each chunk's gradient is computed while its
-    logits exist, so they are neither kept nor recomputed. Frozen parameters of the head get no gradient.
+    Each chunk's gradient is computed while its logits exist, so they are neither kept nor recomputed. Frozen parameters
+    of the head get no gradient.
+
+    Args:
+        loss_from_logits: returns the summed loss of the logits of a chunk, which are at this slice of the positions.
     """
-    rows = chunk_rows(hidden_MD.device, model.vocab_size)
-    if len(hidden_MD) <= rows:
-        return loss_of(model.logits(hidden_MD), slice(0, len(hidden_MD)))
+    n, rows = len(hidden_MD), rows_per_chunk(hidden_MD.device, model.vocab_size)
+    if n <= rows:
+        return loss_from_logits(model.logits(hidden_MD), slice(0, n))
+    parts = [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
     if not torch.is_grad_enabled():
-        parts = _slices(len(hidden_MD), rows)
-        return torch.stack([loss_of(model.logits(hidden_MD[part]), part) for part in parts]).sum()
+        return torch.stack([loss_from_logits(model.logits(hidden_MD[part]), part) for part in parts]).sum()
     trained = [parameter for parameter in model.head_parameters() if parameter.requires_grad]
     apply: Callable[..., Tensor] = _ChunkedLoss.apply
-    return apply(model.logits, rows, loss_of, hidden_MD, *trained)
-
-
-def _slices(n: int, rows: int) -> list[slice]:
-    return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
+    return apply(model.logits, parts, loss_from_logits, hidden_MD, *trained)
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Any, rows: int, loss_of: Any, hidden_MD: Tensor, *trained: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Any, parts: Any, loss_fn: Any, hidden_MD: Tensor, *trained: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grads = []
         head_grads = [torch.zeros_like(p) for p in trained]
-        for part in _slices(len(hidden_MD), rows):
+        for part in parts:
             with torch.enable_grad():
                 hidden = hidden_MD[part].detach().requires_grad_()
                 scores = logits(hidden)
-                loss = loss_of(scores, part)
+                loss = loss_fn(scores, part)
                 # the loss scale of float16 is not known yet, so chunks use a scale of their own
-                scale = CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
+                scale = FLOAT16_CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
                 hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))
             hidden_grads.append(hidden_grad if scale == 1 else hidden_grad.float() / scale)
             for sum_so_far, grad in zip(head_grads, grads, strict=True):
@@ -115,28 +114,28 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
-    """The cross-entropy of all targets of a batch, and what the model gave. Raises ValueError when it has none."""
+    """Returns the cross-entropy of a batch's targets, and the model's output. Raises ValueError without targets."""
     targets_M = batch.known_targets_BT.flatten()
     output: Output = model(batch)
     hidden_MD = output.hidden_BTD.flatten(0, 1)
-    return loss_of_hidden(model, hidden_MD, targets_M, label_smoothing), output
+    return loss_from_hidden(model, hidden_MD, targets_M, label_smoothing), output
 
 
-def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
-    """The loss plus each row's auxiliary loss, weighted by its number of targets; by 1 where rows are the targets.
+def add_auxiliary_loss(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
+    """Adds each row's auxiliary loss, weighted by its number of targets; by 1 if `targets_BT` is None.
 
     So the sum does not depend on how a batch is split.
     """
     if auxiliary_B is None:
         return loss
-    weighed_B = auxiliary_B if targets_BT is None else (targets_BT != IGNORE).sum(1) * auxiliary_B
-    return replace(loss, total=loss.total + weighed_B.sum())
+    weighted_B = auxiliary_B if targets_BT is None else (targets_BT != IGNORE).sum(1) * auxiliary_B
+    return replace(loss, total=loss.total + weighted_B.sum())
 
 
-def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
-    """The cross-entropy of all targets, from given hidden states."""
+def loss_from_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
+    """Returns the cross-entropy of all targets, from the hidden states at their positions."""
     if isinstance(model, CountingModel) and not label_smoothing:
         scored_M = targets_M != IGNORE
-        return Loss(-model.log_p(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
+        return Loss(-model.token_log_probs(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
     total = chunked_cross_entropy(model, hidden_MD, targets_M, label_smoothing)
     return Loss(total, (targets_M != IGNORE).sum())

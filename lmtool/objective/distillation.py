@@ -1,4 +1,4 @@
-"""Distillation: learn the probabilities of a trained model, the teacher, beside the targets (Hinton et al. 2015).
+"""Distillation: learn the probabilities of a trained model, the teacher, as well as the targets (Hinton et al. 2015).
 
 Shapes: B rows, T positions, M scored positions, D model width, V entries of the tokenizer, C classes or labels.
 """
@@ -15,118 +15,115 @@ from torch.nn import functional as F
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, Output
 from lmtool.model.heads import Classifier
-from lmtool.objective.base import Cut, Example, Loss, Objective
-from lmtool.objective.cross_entropy import chunked_loss, with_auxiliary
+from lmtool.objective.base import Example, Loss, Objective, TextCut
+from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Distillation
 
 
 @dataclass(frozen=True)
-class DistilledObjective(Objective):
+class DistillationObjective(Objective):
     """(1 - weight) x the loss of the targets + weight x T^2 KL(p || q), summed over the targets.
 
     p and q are the probabilities of teacher and student at temperature T, softmax(logits / T), over the vocabulary or
-    the classes; of several labels those of each, and the mean over them. A number is learnt from the teacher's, by
-    squared error. To this adds cosine x (1 - cos(h, h')) of the last hidden states of both, mean over the positions of
-    a row (Sanh et al. 2019, DistilBERT). Batches are those of the student, whose own objective is what is measured.
+    the classes; for several labels those of each, and the mean over the labels. A number is learned from the teacher's
+    by squared error. The term cosine x (1 - cos(h, h')) of the last hidden states of both, mean over the positions of
+    a row, is added (Sanh et al. 2019, DistilBERT). Batches and scores are those of the student's own objective.
 
     teacher: in evaluation mode, never trained.
-    head: of a teacher that predicts labels.
-    size: entries of the tokenizer, which both have; models may have more logits.
+    teacher_task: of a teacher that predicts labels.
+    vocab_size: number of entries of the tokenizer, which both share; models may have more logits.
     """
 
-    student: Objective
+    student_objective: Objective
     spec: Distillation
     teacher: LanguageModel
-    head: Classification | None
-    size: int
+    teacher_task: Classification | None
+    vocab_size: int
 
-    def cut(self, context: int) -> Cut:
-        return self.student.cut(context)
+    def text_cut(self, context: int) -> TextCut:
+        return self.student_objective.text_cut(context)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        return self.student.collate(examples, done)
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
+        return self.student_objective.collate(examples, training_fraction)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        return self.student.collate_spans(spans)
+        return self.student_objective.collate_spans(spans)
 
-    def count(self, batch: Batch) -> int:
-        return self.student.count(batch)
+    def count_targets(self, batch: Batch) -> int:
+        return self.student_objective.count_targets(batch)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self.student.score(model, batch)
+        return self.student_objective.score(model, batch)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        if isinstance(self.student, ClassificationObjective):
-            return self._of_labels(self.student, model, batch)
+        if isinstance(self.student_objective, ClassificationObjective):
+            return self._label_loss(self.student_objective, model, batch)
         passes: list[tuple[Batch, Output]] = []
         with model.register_forward_hook(lambda _, arguments, output: passes.append((arguments[0], output))):
-            hard = self.student.loss(model, batch)
-        read, output = passes[-1]  # with scheduled sampling the last one is of the tokens that it sampled
+            target_loss = self.student_objective.loss(model, batch)
+        inputs, output = passes[-1]  # with scheduled sampling the last pass reads the tokens that it sampled
         with torch.no_grad():
-            known_BTD = self.teacher(read).hidden_BTD
-        chosen_BT = read.known_targets_BT != IGNORE
-        known_MD = known_BTD[chosen_BT]
+            teacher_BTD = self.teacher(inputs).hidden_BTD
+        is_target_BT = inputs.known_targets_BT != IGNORE
+        teacher_MD = teacher_BTD[is_target_BT]
 
-        def soft(logits_MV: Tensor, part: slice) -> Tensor:
+        def loss_from_logits(logits_MV: Tensor, part: slice) -> Tensor:
             with torch.no_grad():
-                known_MV = self.teacher.logits(known_MD[part])
-            return divergence(known_MV[:, : self.size], logits_MV[:, : self.size], self.spec.temperature)
+                teacher_MV = self.teacher.logits(teacher_MD[part])
+            size = self.vocab_size
+            return distillation_divergence(teacher_MV[:, :size], logits_MV[:, :size], self.spec.temperature)
 
-        total = chunked_loss(model, output.hidden_BTD[chosen_BT], soft)
-        return self._joined(hard, total, output.hidden_BTD, known_BTD, read)
+        total = chunked_loss(model, output.hidden_BTD[is_target_BT], loss_from_logits)
+        return self._combine_losses(target_loss, total, output.hidden_BTD, teacher_BTD, inputs)
 
-    def _of_labels(self, student: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:
+    def _label_loss(self, objective: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
         assert isinstance(self.teacher, Classifier)
-        answer = model.answer(batch)
+        output = model.run_head(batch)
         with torch.no_grad():
-            known = self.teacher.answer(batch)
-        hard = student.loss_of(model, answer, batch)
-        temperature = self.spec.temperature
-        match student.spec.task:
+            teacher = self.teacher.run_head(batch)
+        target_loss, scores_BC = objective.loss_from_output(model, output, batch), output.scores
+        match objective.spec.task:
             case "class":
-                total = divergence(known.scores_BC, answer.scores_BC, temperature)
+                total = distillation_divergence(teacher.scores, scores_BC, self.spec.temperature)
             case "multi":
-                total = divergence(_two_sided(known.scores_BC), _two_sided(answer.scores_BC), temperature)
-                total = total / answer.scores_BC.shape[1]
+                logits = _binary_logits(teacher.scores), _binary_logits(scores_BC)
+                total = distillation_divergence(*logits, self.spec.temperature) / scores_BC.shape[1]
             case _:
-                assert self.head is not None
-                total = (answer.scores_BC - _rescaled(known.scores_BC, self.head, student.spec)).square().sum()
-        return self._joined(hard, total, answer.hidden_BTD, known.hidden_BTD, batch)
+                assert self.teacher_task is not None
+                # both scores are (number - center) / scale of their own tables
+                numbers_BC = teacher.scores * (self.teacher_task.scale or 1.0) + (self.teacher_task.center or 0.0)
+                targets_BC = (numbers_BC - (objective.spec.center or 0.0)) / (objective.spec.scale or 1.0)
+                total = (scores_BC - targets_BC).square().sum()
+        return self._combine_losses(target_loss, total, output.hidden_BTD, teacher.hidden_BTD, batch)
 
-    def _joined(
-        self, hard: Loss, soft: Tensor, hidden_BTD: Tensor | None, known_BTD: Tensor | None, batch: Batch
+    def _combine_losses(
+        self, target_loss: Loss, divergence: Tensor, hidden_BTD: Tensor | None, teacher_BTD: Tensor | None, batch: Batch
     ) -> Loss:
         weight = self.spec.weight
-        loss = replace(hard, total=(1 - weight) * hard.total + weight * soft)
-        if not self.spec.cosine or hidden_BTD is None or known_BTD is None:
+        loss = replace(target_loss, total=(1 - weight) * target_loss.total + weight * divergence)
+        if not self.spec.cosine or hidden_BTD is None or teacher_BTD is None:
             return loss
-        away_BT = 1 - F.cosine_similarity(hidden_BTD.float(), known_BTD.float(), dim=-1)
-        keep_BT = torch.ones_like(away_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
-        away_B = (away_BT * keep_BT).sum(1) / keep_BT.sum(1).clamp(min=1)
-        is_row = isinstance(self.student, ClassificationObjective)
-        return with_auxiliary(loss, self.spec.cosine * away_B, None if is_row else batch.targets_BT)
+        distance_BT = 1 - F.cosine_similarity(hidden_BTD.float(), teacher_BTD.float(), dim=-1)
+        keep_BT = torch.ones_like(distance_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+        distance_B = (distance_BT * keep_BT).sum(1) / keep_BT.sum(1).clamp(min=1)
+        is_row = isinstance(self.student_objective, ClassificationObjective)
+        return add_auxiliary_loss(loss, self.spec.cosine * distance_B, None if is_row else batch.targets_BT)
 
 
-def divergence(known_MC: Tensor, logits_MC: Tensor, temperature: float) -> Tensor:
-    """T^2 sum over rows of KL(p || q) for p = softmax(known / T) and q = softmax(logits / T), in float32 or wider.
+def distillation_divergence(teacher_MC: Tensor, student_MC: Tensor, temperature: float) -> Tensor:
+    """T^2 sum over rows of KL(p || q) for p = softmax(teacher / T), q = softmax(student / T), in float32 or wider.
 
     The factor T^2 keeps the size of its gradient, which falls with 1 / T^2 (Hinton et al. 2015, section 2).
     """
-    wide = torch.promote_types(logits_MC.dtype, torch.float32)
-    log_p_MC = (known_MC.to(wide) / temperature).log_softmax(-1)
-    log_q_MC = (logits_MC.to(wide) / temperature).log_softmax(-1)
+    dtype = torch.promote_types(student_MC.dtype, torch.float32)
+    log_p_MC = (teacher_MC.to(dtype) / temperature).log_softmax(-1)
+    log_q_MC = (student_MC.to(dtype) / temperature).log_softmax(-1)
     return temperature**2 * F.kl_div(log_q_MC, log_p_MC, reduction="sum", log_target=True)
 
 
-def _two_sided(scores_BC: Tensor) -> Tensor:
-    """Scores of "no" and "yes" of each label, whose softmax is the sigmoid: (B C, 2)."""
+def _binary_logits(scores_BC: Tensor) -> Tensor:
+    """Returns the scores of "no" and "yes" of each label, whose softmax is the sigmoid: (B C, 2)."""
     return torch.stack((torch.zeros_like(scores_BC), scores_BC), -1).flatten(0, 1)
-
-
-def _rescaled(known_BC: Tensor, head: Classification, spec: Classification) -> Tensor:
-    """What a teacher's score is in the units of the student: both are (number - center) / scale of their own tables."""
-    number_BC = known_BC * (head.scale or 1.0) + (head.center or 0.0)
-    return (number_BC - (spec.center or 0.0)) / (spec.scale or 1.0)

@@ -12,37 +12,37 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch, padded
-from lmtool.objective.base import Cut, Example, Vocabulary, rng_of
-from lmtool.objective.scheduled import TokenObjective, draws
+from lmtool.objective.base import Example, TextCut, Vocabulary, rng_from_tokens
+from lmtool.objective.scheduled import TokenObjective, draw_sampling_numbers
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
 
 
-class Pair(NamedTuple):
+class SourceTargetPair(NamedTuple):
     """A source and its target.
 
-    starts: the first inputs of the decoder, which are not predicted.
+    start_ids: the first inputs of the decoder, which are not predicted.
     targets: the tokens after them, IGNORE where there is no loss.
     """
 
     source: Ints
-    starts: tuple[int, ...]
+    start_ids: tuple[int, ...]
     targets: Ints
 
 
-def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
-    """The pairs as a right-padded batch. shares_row: source and target share one row."""
-    rows, wanted = [], []
-    for pair in pairs:
-        before = pair.source if shares_row else pair.source[:0]
-        rows.append(np.concatenate((before, pair.starts, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])))
-        wanted.append(np.concatenate((np.full(len(before) + len(pair.starts) - 1, IGNORE), pair.targets)))
-    tokens_BT, keep_BT = padded(rows, pad)
-    batch = Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
+def collate_pairs(pairs: Sequence[SourceTargetPair], shares_row: bool, pad_id: int) -> Batch:
+    """Collates pairs to a right-padded batch. shares_row: whether source and target share a row."""
+    rows, targets = [], []
+    for source, start_ids, target in pairs:
+        before = source if shares_row else source[:0]
+        rows.append(np.concatenate((before, start_ids, np.where(target == IGNORE, pad_id, target)[:-1])))
+        targets.append(np.concatenate((np.full(len(before) + len(start_ids) - 1, IGNORE), target)))
+    tokens_BT, keep_BT = padded(rows, pad_id)
+    batch = Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT)
     if shares_row:
         return replace(batch, prefix_B=torch.tensor([len(pair.source) for pair in pairs]))
-    source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
+    source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad_id)
     return replace(batch, source_BS=source_BS, source_keep_BS=source_keep_BS)
 
 
@@ -58,12 +58,12 @@ class PrefixObjective(TokenObjective):
     vocabulary: Vocabulary
     shares_row: bool
 
-    def cut(self, context: int) -> Cut:
-        """As for a causal model."""
-        return Cut("stream", context + 1, context)
+    def text_cut(self, context: int) -> TextCut:
+        """Cuts windows as for a causal model."""
+        return TextCut("stream", context + 1, context)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Each window split at random, or at the given fraction."""
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
+        """Splits each window at random, or at the recipe's fraction."""
         pairs = []
         for example in examples:
             n = len(example.tokens)
@@ -71,21 +71,21 @@ class PrefixObjective(TokenObjective):
                 split = int(example.rng.integers(1, n - 1)) if n > 2 else 1
             else:
                 split = min(max(1, round(self.spec.fraction * n)), max(1, n - 2))
-            pairs.append(self._split(example.tokens, split))
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+            pairs.append(self._split_at(example.tokens, split))
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """The prefix is everything before the first scored token, at least the beginning-of-text token."""
+        """Collates rows whose prefix is everything before the first scored token, at least one token."""
         first = int(self.shares_row)
-        pairs = [self._split(tokens, start - first) for tokens, start in spans]
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+        pairs = [self._split_at(tokens, start - first) for tokens, start in spans]
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
-    def _split(self, tokens: Ints, split: int) -> Pair:
+    def _split_at(self, tokens: Ints, split: int) -> SourceTargetPair:
         behind = tokens[split:]
-        targets = np.where(behind == self.vocabulary.start_of_text, IGNORE, behind)
+        targets = np.where(behind == self.vocabulary.unpredicted_bos, IGNORE, behind)
         if not self.shares_row:
-            return Pair(tokens[:split], self.vocabulary.starts, targets)
-        return Pair(tokens[:split], (int(behind[0]),), targets[1:])
+            return SourceTargetPair(tokens[:split], self.vocabulary.target_start_ids, targets)
+        return SourceTargetPair(tokens[:split], (int(behind[0]),), targets[1:])
 
 
 @dataclass(frozen=True)
@@ -101,41 +101,41 @@ class SpanCorruptionObjective(TokenObjective):
     vocabulary: Vocabulary
     shares_row: bool
 
-    def cut(self, context: int) -> Cut:
-        """Windows whose source fills the context."""
+    def text_cut(self, context: int) -> TextCut:
+        """Cuts windows whose source fills the context."""
         length = context
-        while self._lengths(length + 1)[0] <= context:
+        while self._source_and_target_lengths(length + 1)[0] <= context:
             length += 1
         if self.shares_row:
-            while length > 2 and sum(self._lengths(length)) > context:
+            while length > 2 and sum(self._source_and_target_lengths(length)) > context:
                 length -= 1
-        return Cut("stream", length, length)
+        return TextCut("stream", length, length)
 
-    def window(self, context: int) -> int:
-        """Leaves room for special tokens, both in the training format and as one removed span."""
-        return max(1, min(context - 3, self.cut(context).length - 1))
+    def max_scored_tokens(self, context: int) -> int:
+        """Leaves room for special tokens, in the training format and if all scored tokens are one removed span."""
+        return max(1, min(context - 3, self.text_cut(context).length - 1))
 
-    def _sizes(self, n: int) -> tuple[int, int]:
-        """Number of tokens removed from n, and number of spans."""
+    def _noise_sizes(self, n: int) -> tuple[int, int]:
+        """Returns how many of n tokens are removed, and in how many spans."""
         n_noise = min(max(1, round(self.spec.rate * n)), max(1, n - 1))
         n_spans = max(1, round(n_noise / self.spec.mean_length))
         return n_noise, min(n_spans, n_noise, max(1, n - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
 
-    def _lengths(self, n: int) -> tuple[int, int]:
-        """Tokens of source and target of n tokens."""
-        n_noise, n_spans = self._sizes(n)
+    def _source_and_target_lengths(self, n: int) -> tuple[int, int]:
+        """Returns the lengths of the source and the target of n tokens."""
+        n_noise, n_spans = self._noise_sizes(n)
         return n - n_noise + n_spans, n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         corrupted = (self.corrupt(example.tokens, example.rng) for example in examples)
-        pairs = [Pair(source, self.vocabulary.starts, target) for source, target in corrupted]
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+        pairs = [SourceTargetPair(source, self.vocabulary.target_start_ids, target) for source, target in corrupted]
+        return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
     def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Source and target of a text."""
-        n_noise, n_spans = self._sizes(len(tokens))
-        noise = _partition(n_noise, n_spans, rng)
-        rest = _partition(len(tokens) - n_noise, n_spans, rng)
+        """Returns the source and the target of a text."""
+        n_noise, n_spans = self._noise_sizes(len(tokens))
+        noise = _random_composition(n_noise, n_spans, rng)
+        rest = _random_composition(len(tokens) - n_noise, n_spans, rng)
         source: list[int] = []
         target: list[int] = []
         parts = iter(np.split(tokens, np.cumsum([n for pair in zip(rest, noise, strict=True) for n in pair])))
@@ -149,25 +149,25 @@ class SpanCorruptionObjective(TokenObjective):
         return np.array(source), np.array(target)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """All scored tokens form one removed span at the end of the text."""
+        """Collates rows whose scored tokens form one removed span at the end."""
         sentinel = self.vocabulary.sentinels[0]
         pairs = []
         for tokens, first in spans:
-            behind = np.where(tokens[first:] == self.vocabulary.start_of_text, IGNORE, tokens[first:])
+            behind = np.where(tokens[first:] == self.vocabulary.unpredicted_bos, IGNORE, tokens[first:])
             source = np.append(tokens[:first], sentinel)
-            pairs.append(Pair(source, self.vocabulary.starts, np.concatenate(([IGNORE], behind))))
-        return batch_of(pairs, self.shares_row, sentinel)
+            pairs.append(SourceTargetPair(source, self.vocabulary.target_start_ids, np.concatenate(([IGNORE], behind))))
+        return collate_pairs(pairs, self.shares_row, sentinel)
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """As in training, but with the same removed spans each time."""
-        return self.collate([Example(tokens, rng_of(tokens)) for tokens, _ in spans])
+        """Collates rows as in training, but with the same removed spans each time."""
+        return self.collate([Example(tokens, rng_from_tokens(tokens)) for tokens, _ in spans])
 
 
 @dataclass(frozen=True)
 class Seq2SeqObjective(TokenObjective):
     """Mean over the tokens of a target, its [EOS] included, of -log p(w_t | w_<t, source) (Sutskever et al. 2014).
 
-    is_causal: for a decoder, which reads source and target as one text, from left to right.
+    is_causal: whether a decoder reads source and target as one text, from left to right.
     """
 
     spec: Seq2Seq
@@ -175,38 +175,34 @@ class Seq2SeqObjective(TokenObjective):
     shares_row: bool
     is_causal: bool = False
 
-    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Right-padded pairs; the target follows the tokens that start one, for a decoder its source.
+    def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
+        """Right-pads pairs. The target follows the tokens that start one; for a decoder it follows its source.
 
         Raises ValueError for an example without a target.
         """
-        batch = self._causal(examples) if self.is_causal else self._pairs(examples)
-        return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
-
-    def _pairs(self, examples: Sequence[Example]) -> Batch:
-        pairs = [Pair(example.tokens, self.vocabulary.starts, _target(example)) for example in examples]
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
-
-    def _causal(self, examples: Sequence[Example]) -> Batch:
-        """Rows of a source and its target, the first token of which is predicted from the last one of the source."""
-        rows, wanted = [], []
-        for example in examples:
-            source, target = example.tokens, _target(example)
-            learned = np.zeros(len(source), dtype=bool) if example.learned is None else example.learned
-            rows.append(np.concatenate((source, target))[:-1])
-            wanted.append(np.concatenate((np.where(learned, source, IGNORE), target))[1:])
-        tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
-        return Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
-
-
-def _target(example: Example) -> Ints:
-    if example.other is None:
-        raise ValueError("a source without a target has no loss")
-    return example.other
+        start_ids = self.vocabulary.target_start_ids
+        pairs = [SourceTargetPair(one.tokens, start_ids, one.second) for one in examples if one.second is not None]
+        if len(pairs) < len(examples):
+            raise ValueError("a source without a target has no loss")
+        if self.is_causal:
+            # the first token of the target is predicted from the last one of the source
+            rows = [np.concatenate((source, target))[:-1] for source, _, target in pairs]
+            targets = []
+            for example, (source, _, target) in zip(examples, pairs, strict=True):
+                kept = np.full_like(source, IGNORE)
+                if example.has_loss is not None:
+                    kept = np.where(example.has_loss, source, IGNORE)
+                targets.append(np.concatenate((kept, target))[1:])
+            tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
+            batch = Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT)
+        else:
+            batch = collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
+        spec, length = self.spec.scheduled_sampling, batch.tokens_BT.shape[1]
+        return replace(batch, draws_BT=draw_sampling_numbers(spec, examples, length, training_fraction))
 
 
-def _partition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
-    """A uniformly random composition of n into `parts` integers of at least 1; the first may be 0 if n is too small."""
+def _random_composition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
+    """Draws a uniformly random composition of n into `parts` integers of at least 1; the first are 0 if n < parts."""
     if n < parts:
         return [0] * (parts - n) + [1] * n
     cuts = np.sort(rng.permutation(n - 1)[: parts - 1]) + 1

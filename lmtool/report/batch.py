@@ -21,7 +21,7 @@ from lmtool.data.prepare import encode_chunks
 from lmtool.data.store import StoreWriter
 from lmtool.data.survey import Progress
 from lmtool.inference.load import build_for_training
-from lmtool.model.transformer import positions_in_text
+from lmtool.model.transformer import text_positions
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.causal import BidirectionalObjective
 from lmtool.objective.skipgram import SkipGramObjective
@@ -82,7 +82,7 @@ def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Pr
     batch = read = objective.collate(examples, (step - 1) / recipe.training.steps)
     if batch.draws_BT is not None:
         lm, _ = build_for_training(recipe, tokenizer, CPU, data.set_statistics, base=plan.base)
-        read = objective.as_read(lm, batch)
+        read = objective.sample_inputs(lm, batch)
     return Collated(batch, read, recipe, tokenizer, objective)
 
 
@@ -95,8 +95,8 @@ def _windows(texts: Sequence[str], recipe: Recipe, data: TrainingData, objective
             for chunk in encode_chunks(iter([Chunk(list(map(replace_surrogates, texts)))]), tokenizer):
                 writer.append(chunk)
             store = writer.finish()
-        cuts = [objective.cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
-        cut = next((cut for cut in cuts if 1 < cut.length <= len(store) and cut.step < len(store)), cuts[0])
+        cuts = [objective.text_cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
+        cut = next((cut for cut in cuts if 1 < cut.length <= len(store) and cut.stride < len(store)), cuts[0])
         marks = tokenizer.bos_id, tokenizer.eos_id
         yield Windows(store, cut, recipe.seed, None, marks, recipe.data.isolate_documents)
 
@@ -105,7 +105,7 @@ def describe(collated: Collated) -> Iterator[BatchTable]:
     """The rows of a batch; of word vectors all rows in one table, for they are single words."""
     batch, read, recipe, tokenizer, objective = collated
     if recipe.model.reads == "words" and batch.targets_BT is not None:
-        yield BatchTable("words", _words(batch, tokenizer), [f"pairs in the loss: {objective.count(batch)}"])
+        yield BatchTable("words", _words(batch, tokenizer), [f"pairs in the loss: {objective.count_targets(batch)}"])
         return
     for number in range(len(batch.tokens_BT)):
         row, title = batch.row(number), f"row {number + 1}"
@@ -131,7 +131,7 @@ def _words(batch: Batch, tokenizer: Tokenizer) -> CellsByColumn:
 def _tokens(row: Batch, tokenizer: Tokenizer) -> CellsByColumn:
     """Of each position: its number in its text, id and piece, and what else the model is told of it."""
     ids = row.tokens_BT[0].tolist()
-    columns = {"position": positions_in_text(row)[0].tolist(), "id": ids, "piece": _pieces(ids, tokenizer)}
+    columns = {"position": text_positions(row)[0].tolist(), "id": ids, "piece": _pieces(ids, tokenizer)}
     told = ("segment", row.segments_BT), ("document", row.documents_BT)
     columns |= {name: values[0].tolist() for name, values in told if values is not None}
     at_T, marks = torch.arange(len(ids)), dict[str, Tensor]()
@@ -161,7 +161,7 @@ def _targets(collated: Collated) -> CellsByColumn:
         if isinstance(recipe.objective, ReplacedTokens):
             columns["is"] = _fates(sampled, wanted, "original", "replaced")
     if isinstance(objective, BidirectionalObjective):
-        columns["target backwards"] = _pieces(objective.targets_before(batch)[0].tolist(), tokenizer)
+        columns["target backwards"] = _pieces(objective.backward_targets(batch)[0].tolist(), tokenizer)
     if batch.places_BW is not None and batch.tags_BW is not None:
         tags = dict(zip(batch.places_BW[0].tolist(), batch.tags_BW[0].tolist(), strict=True))
         columns["tag"] = [_label(recipe, tags[t]) if t in tags else None for t in range(batch.tokens_BT.shape[1])]

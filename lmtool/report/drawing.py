@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from lmtool.batch import Batch, Mask
 from lmtool.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 from lmtool.errors import RecipeError
-from lmtool.model.layers.memory_attention import earlier
+from lmtool.model.layers.memory_attention import past_mask
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
-from lmtool.model.size import BEYOND, size_of
+from lmtool.model.size import UNCOUNTABLE, count_parameters
 from lmtool.printable import aligned, plain
 from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.objective import HeadSpec
@@ -88,7 +88,7 @@ def draw(recipe: Recipe, name: str) -> Drawing:
     if vocab_size is None:
         vocab_size = CHARACTERS
         notes.append(f"the vocabulary depends on the text; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
-    if size_of(spec, vocab_size) == BEYOND:
+    if count_parameters(spec, vocab_size) == UNCOUNTABLE:
         raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])
     if isinstance(recipe.objective, HeadSpec):
         notes.append("the labels depend on the table, so the head for them is not in the tree")
@@ -130,7 +130,7 @@ def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
     elif spec.shape == "decoder":
         present = spec.attention.present
         mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        allowed_TT = earlier(mask, n, n, CPU, present)[0]
+        allowed_TT = past_mask(mask, n, n, CPU, present)[0]
         yield _pooled("the states up to the own one" if present else "the states before the own one", allowed_TT)
     if source is not None and spec.shape == "encoder-decoder":
         allowed_TS = Mask(keep_BS=batch.source_keep_BS).allowed(n, source.shape[1], CPU)[0]
@@ -235,7 +235,7 @@ def _relative(spec: Transformer, position: positions.RelativePosition) -> Signal
     rule = RelativePositions(1, position.buckets, position.max_distance, both_sides)
     most = min(spec.context - 1, position.max_distance + 1)
     away = torch.arange(-most, most + 1 if both_sides else 1)
-    rows = list(zip(away.tolist(), rule.bucket(away).tolist(), strict=True))
+    rows = list(zip(away.tolist(), rule.relative_position_bucket(away).tolist(), strict=True))
     side = ", in a decoder all of them for keys before the query" if spec.shape == "encoder-decoder" else ""
     what = f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances"
     chart = LineChart([Line("bucket", rows)], x="distance", y="bucket", label=f"{what}{side}.")

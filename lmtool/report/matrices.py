@@ -11,10 +11,10 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import Attend, SelfAttention
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.attention import AttentionOp, SelfAttention
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.layers.positions import SinusoidalPositions, build_position
-from lmtool.model.size import check_fits
+from lmtool.model.size import check_fits_memory
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -32,18 +32,18 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
     if not isinstance(spec, Transformer) or not _is_plain(spec) or spec.d_model > WIDEST:
         what = f"--numbers are for Transformers at most {WIDEST} wide, of scaled dot products of plain queries and keys"
         raise UsageError(what, where="model", fix="name one, with -s model.d_model=6 -s model.n_heads=1")
-    check_fits(recipe, LARGEST)
+    check_fits_memory(recipe, LARGEST)
     T = min(spec.context, ROWS)
     torch.manual_seed(recipe.seed)
     lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
-    inputs: list[tuple[Tensor, Attend]] = []
+    inputs: list[tuple[Tensor, AttentionOp]] = []
     part.register_forward_pre_hook(lambda _, called_with: inputs.append(called_with[:2]))
-    with torch.no_grad(), observed(lm) as weights:
-        lm.layers(Batch(tokens_1T))
+    with torch.no_grad(), record_attention_weights(lm) as weights:
+        lm.layer_outputs(Batch(tokens_1T))
         x_1TD, attend = inputs[0]
         widths = part.head_width, part.head_width, part.value_width
-        q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.parts(x_1TD), widths, strict=True))
+        q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.split_outputs(x_1TD), widths, strict=True))
         q_TH, k_TH = (attend.rotate(one[None, None])[0, 0] for one in (q_TH, k_TH))
         a_TT = weights[name][0, 0]
         steps = _sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
@@ -68,7 +68,11 @@ def _is_plain(spec: Transformer) -> bool:
 def _sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
     T = tokens_1T.shape[1]
     pe_TD = positions(torch.zeros(1, T, positions.d_model), tokens_1T)[0]
-    by_pair = (pe_TD * pe_TD[0]).view(T, *((2, -1) if positions.halves else (-1, 2))).sum(1 if positions.halves else 2)
+    by_pair = (
+        (pe_TD * pe_TD[0])
+        .view(T, *((2, -1) if positions.sines_first else (-1, 2)))
+        .sum(1 if positions.sines_first else 2)
+    )
     return [
         ("PE(p): positions down, components across", pe_TD),
         ("PE(p) . PE(q): p down, q across; it depends on q - p alone", pe_TD @ pe_TD.T),

@@ -21,7 +21,7 @@ from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token
 from lmtool.generation.strategy import RequestState
-from lmtool.model.language_model import KeyValue
+from lmtool.model.language_model import KeyValueCache
 from lmtool.serving.errors import QueueFull, ShuttingDown
 from lmtool.serving.metrics import Metrics
 from lmtool.tokenization.prompt_format import Prompt
@@ -315,7 +315,7 @@ def _measure_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
     one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
     with generator.computing():
         _, state = runner.read_tokens([one.tokens], runner.start_state([one]))
-    caches = [layer for layer in state.layers if isinstance(layer, KeyValue)]
+    caches = [layer for layer in state.layers if isinstance(layer, KeyValueCache)]
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
 
 

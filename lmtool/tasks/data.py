@@ -138,7 +138,7 @@ class TableData:
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.count_features(self.objective.collate([rows[i].example() for i in group]) for group in groups)
+            lm.fit_feature_statistics_(self.objective.collate([rows[i].example() for i in group]) for group in groups)
 
     def measure_baselines(self, vectors_of: VectorsOf | None) -> None:
         """Set the baselines. vectors_of: of the encoder that is fine-tuned, if any."""

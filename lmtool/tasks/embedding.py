@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.objective import Loss
-from lmtool.objective.contrastive import EmbeddingObjective, texts_of
+from lmtool.objective.contrastive import EmbeddingObjective, split_texts
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tasks.labels import LabelKind
@@ -71,7 +71,7 @@ class EmbeddingTask(Task):
 
         def read(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
             batch = objective.collate([rows[i].example() for i in indices]).to(model.compute.device)
-            return None, list(objective.vectors(model.lm, batch).of_texts_NKD.float().cpu().numpy())
+            return None, list(objective.embed_rows(model.lm, batch).vectors_NKD.float().cpu().numpy())
 
         items = EvaluationItems([row.lengths for row in rows], read, dtype=np.float32)
         return np.stack(evaluate_items(model.lm, items, model.compute).arrays)
@@ -124,7 +124,7 @@ class RankingTask(EmbeddingTask):
 
     def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         texts = [
-            [part.tobytes() for part in texts_of(row.tokens, cast(NDArray[np.int64], row.segments))] for row in rows
+            [part.tobytes() for part in split_texts(row.tokens, cast(NDArray[np.int64], row.segments))] for row in rows
         ]
         queries = {key: i for i, key in enumerate(dict.fromkeys(row[0] for row in texts))}
         documents = {key: i for i, key in enumerate(dict.fromkeys(text for row in texts for text in row[1:]))}

@@ -86,7 +86,7 @@ class TagTask(Task):
 
         def read(scores_BWC: Tensor, batch: Batch, indices: list[int]) -> list[NDArray[np.float64]]:
             assert batch.places_BW is not None
-            tags_BW = cast(Tagger, model.lm).decode(scores_BWC, batch.places_BW >= 0).cpu().double().numpy()
+            tags_BW = cast(Tagger, model.lm).decode_tags(scores_BWC, batch.places_BW >= 0).cpu().double().numpy()
             return [tags_BW[n, : len(sentences[i].placed_W)] for n, i in enumerate(indices)]
 
         evaluated = model.evaluate(rows, read)

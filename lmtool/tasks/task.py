@@ -15,6 +15,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.inference.evaluation import EvaluationItems, EvaluationSums, Validation, evaluate_items
 from lmtool.model import LanguageModel
+from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import RowObjective
 from lmtool.recipe.spec.recipe import Recipe
@@ -86,7 +87,7 @@ class AnsweringModel:
             if read is None:
                 return self.objective.score(self.lm, batch), ()
             objective, is_labelled = cast(RowObjective, self.objective), rows[indices[0]].label is not None
-            scores, _ = objective.read(self.lm, batch)
+            scores = cast(HeadedModel, self.lm).run_head(batch).scores
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read(scores, batch, indices)
 

@@ -15,7 +15,7 @@ from lmtool.compute.shards import held
 from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
-from lmtool.model.lora import kept
+from lmtool.model.lora import tensors_to_save
 from lmtool.recipe.changes import selection_criteria
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
@@ -170,7 +170,7 @@ class CheckpointManager:
         yield from self.finish_pending()
         if self.run is None and self.peers.size == 1:
             return
-        model, optimizer = (held(part, self.peers.rank) for part in (kept(lm), moments))
+        model, optimizer = (held(part, self.peers.rank) for part in (tensors_to_save(lm), moments))
         if self.spec.background:
             model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
         snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)

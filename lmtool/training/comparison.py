@@ -14,7 +14,7 @@ from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.inference.perplexity import EvaluationWindows
-from lmtool.model.language_model import CountingModel, LanguageModel, evaluating
+from lmtool.model.language_model import CountingModel, LanguageModel, evaluation_mode
 from lmtool.model.ngram import NGramModel
 from lmtool.objective.base import Objective
 from lmtool.recipe.spec.text import BpeTokenizer
@@ -101,9 +101,9 @@ def count_ngrams(windows: Windows, vocab_size: int) -> NGramModel:
     """Returns the n-gram model of a text."""
     model = NGramModel(NGram(kind="ngram", order=ORDER, context=NGRAM_WINDOW), vocab_size)
     n = windows.n_tokens
-    model.count(
+    model.fit_counts_(
         (
-            windows.read_in_order(a, min(n, a + COUNTED_TOKENS_PER_BATCH), model.width)
+            windows.read_in_order(a, min(n, a + COUNTED_TOKENS_PER_BATCH), model.n_context_tokens)
             for a in range(0, n, COUNTED_TOKENS_PER_BATCH)
         ),
         n,
@@ -117,7 +117,7 @@ def compute_log_probabilities(
 ) -> NDArray[np.float64]:
     """Returns log p of the scored tokens of all windows (N,), in their order."""
     parts = []
-    with evaluating(model), compute.autocast():
+    with evaluation_mode(model), compute.autocast():
         for first in range(0, len(text.windows), WINDOWS_PER_BATCH):
             windows = text.windows[first : first + WINDOWS_PER_BATCH]
             rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
@@ -125,7 +125,7 @@ def compute_log_probabilities(
             scored_BT = batch.known_targets_BT != IGNORE
             hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.known_targets_BT[scored_BT]
             if isinstance(model, CountingModel):
-                log_p_M = model.log_p(hidden_MD, target_M)
+                log_p_M = model.token_log_probs(hidden_MD, target_M)
             else:
                 log_p_M = model.logits(hidden_MD).float().log_softmax(-1).gather(1, target_M[:, None])[:, 0]
             parts.append(log_p_M.double().cpu().numpy())

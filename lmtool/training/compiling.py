@@ -6,7 +6,7 @@ from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.model import LanguageModel
-from lmtool.model.language_model import evaluating
+from lmtool.model.language_model import evaluation_mode
 from lmtool.recipe.spec.recipe import Recipe
 
 MIN_COMPILED_TOKENS = 100_000_000
@@ -31,7 +31,7 @@ def compile_model(model: LanguageModel, batch: Batch, compute: Compute) -> str:
     """
     # what fails later is computed without being compiled; private names, read in torch 2.13
     torch._dynamo.config.suppress_errors = True
-    with torch.no_grad(), evaluating(model), compute.autocast():
+    with torch.no_grad(), evaluation_mode(model), compute.autocast():
         plain_BTD = model(batch).hidden_BTD
         model.compile()
         try:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import cpu_threads
-from lmtool.model.averaging import RatioHead, log_ratios
+from lmtool.model.averaging import NaiveBayesHead, log_count_ratios
 from lmtool.model.heads import Classifier
-from lmtool.model.language_model import evaluating
+from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
@@ -153,7 +153,7 @@ class HeadProblem:
         """Factors on the weights: log ratios of naive Bayes, or 1."""
         if not self.from_naive_bayes:
             return 1.0
-        return np.ascontiguousarray(log_ratios(self.features, self.target_RC).T)
+        return np.ascontiguousarray(log_count_ratios(self.features, self.target_RC).T)
 
     def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
         """Returns the problem of some of the rows."""
@@ -279,7 +279,9 @@ class HeadProblem:
             torch.mul(found_FC, unit_FC, out=away_FC)
             scores_RC = (linear.forward(away_FC[:-1]) + away_FC[-1] + origin_RC).double().requires_grad_()
             with torch.enable_grad():
-                loss = self.objective.head_loss(self.model, self.model.pair(scores_RC), self.labels, trains=True).total
+                loss = self.objective.head_loss(
+                    self.model, self.model.expand_single_score(scores_RC), self.labels, is_training=True
+                ).total
                 (slope_RC,) = torch.autograd.grad(loss, scores_RC)
             penalty_FC, slope_RC = l2_F1 * away_FC, slope_RC.to(dtype)
             slope_FC[:-1] = penalty_FC[:-1] + linear.backward(slope_RC)
@@ -305,7 +307,7 @@ class HeadProblem:
     def compute_scores(self, weight_FC: Floats, features: Any) -> Floats:
         """Computes the scores (R, C) of other rows by weights that `fit` returned."""
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
-        return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
+        return np.asarray(self.model.expand_single_score(torch.from_numpy(scores_RC)))
 
     def choose_penalty(self, seed: int) -> ChosenPenalty:
         """Chooses the penalty with the smallest loss on held-out rows, for the best factor on the scores.
@@ -402,17 +404,17 @@ class ModelHeadProblem:
     ) -> "ModelHeadProblem":
         """Computes the features. batches: all labelled rows, on the CPU."""
         device = model.head.weight.device
-        is_linear = isinstance(model.head, RatioHead) or model.pool is None
-        with evaluating(model):
+        is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
+        with evaluation_mode(model):
             model.to("cpu" if is_linear else device)
-            features = model.vectors(batches if is_linear else [batch.to(device) for batch in batches])
+            features = model.feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
             model.to(device)
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
         used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
         # log ratios tell one class from the others, and do not suit several labels
         labels, from_naive_bayes = (
             _join_labels(batches),
-            isinstance(model.head, RatioHead) and objective.spec.task == "class",
+            isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class",
         )
         return cls(HeadProblem(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale)
 
@@ -436,7 +438,7 @@ class ModelHeadProblem:
         weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.from_naive_bayes else self.scale))
         if not problem.from_naive_bayes:
             head.weight.zero_()
-            if isinstance(head, RatioHead):
+            if isinstance(head, NaiveBayesHead):
                 head.ratios_CF.fill_(1.0)
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:

@@ -43,8 +43,8 @@ class CountedPairs(ExampleSource):
         pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
         for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):
             batch = text.read_in_order(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
-            pairs.add(batch, is_word_V, window, by_distance=True)
-        return cls(*pairs.merged(), len(is_word_V), length, seed)
+            pairs.add_batch(batch, is_word_V, window, by_distance=True)
+        return cls(*pairs.merge(), len(is_word_V), length, seed)
 
     @property
     def per_epoch(self) -> int:
@@ -60,7 +60,7 @@ class CountedPairs(ExampleSource):
             chosen = permute(position, len(self._sums_P), derive_seed(self._seed, "pairs", epoch))
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", sample)))
             words, contexts = self._words_P[chosen], self._contexts_P[chosen]
-            examples.append(Example(words, rng, other=contexts, label=self._sums_P[chosen]))
+            examples.append(Example(words, rng, second=contexts, label=self._sums_P[chosen]))
         return examples
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:

@@ -22,8 +22,8 @@ from lmtool.errors import DataError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.inference.perplexity import EvaluationWindows, compute_perplexity, entropy_limit
 from lmtool.model import LanguageModel
-from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.objective import CausalObjective, Cut, Loss, Objective, Vocabulary, build_objective
+from lmtool.model.layers.ngrams import find_ngram_embeddings
+from lmtool.objective import CausalObjective, Loss, Objective, TextCut, Vocabulary, build_objective
 from lmtool.objective.skipgram import GloveObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Causal
@@ -187,13 +187,13 @@ class TextData:
             counts[list(self.prompt_format.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
-        for ngrams in ngrams_of(lm):
-            ngrams.count(torch.from_numpy(self._train.sample_evenly(MAX_EMBEDDING_NGRAM_TOKENS)))
+        for ngrams in find_ngram_embeddings(lm):
+            ngrams.select_ngrams_(torch.from_numpy(self._train.sample_evenly(MAX_EMBEDDING_NGRAM_TOKENS)))
 
     def windows(self, objective: Objective) -> Windows:
         """Returns windows of the training text: of the head of a streamed one, of the first text of a mixture."""
         tokenizer = self.prompt_format.tokenizer
-        cut, special_ids = objective.cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
+        cut, special_ids = objective.text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self._seed, self._lanes, special_ids, self._spec.isolate_documents)
 
     def check(self) -> None:
@@ -212,7 +212,7 @@ class TextData:
 
     def _make_windows(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
         """Returns the windows of the text that examples are made of. Raises DataError if there are none."""
-        cut = objective.cut(self._context)
+        cut = objective.text_cut(self._context)
         special_ids = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
@@ -229,7 +229,7 @@ class TextData:
             return self._stream_text(0, cut, self._seed)
         return self.windows(objective)
 
-    def _mix_texts(self, cut: Cut, special_ids: tuple[int, int]) -> Mixture | StreamedMixture:
+    def _mix_texts(self, cut: TextCut, special_ids: tuple[int, int]) -> Mixture | StreamedMixture:
         """Returns windows of each text of the mixture, in proportion to its weight."""
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
@@ -246,7 +246,7 @@ class TextData:
         ]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
-    def _stream_text(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
+    def _stream_text(self, n: int, cut: TextCut, seed: int) -> StreamedWindows:
         """Returns the windows of the n-th streamed text, from its mark on."""
         mark = self._marks[n] if self._marks else None
         return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, mark, self._spec.isolate_documents)
@@ -280,7 +280,7 @@ class TextData:
         if self._validation_pairs is not None:
             return _validate_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
         if self._held_out is None:
-            longest = objective.window(self._context)
+            longest = objective.max_scored_tokens(self._context)
             self._held_out = EvaluationWindows.sample(self._valid, longest, self._max_validation_tokens, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
@@ -328,8 +328,10 @@ class TextData:
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > comparison.MAX_COUNTED_TOKENS:
             return alone
-        causal = CausalObjective.of(Causal(), Vocabulary.of(tokenizer, None), self._spec.isolate_documents)
-        windows = Windows(train, causal.cut(min(NGRAM_WINDOW, len(train) - 1)), self._seed)
+        causal = CausalObjective.from_vocabulary(
+            Causal(), Vocabulary.from_tokenizer(tokenizer, None), self._spec.isolate_documents
+        )
+        windows = Windows(train, causal.text_cut(min(NGRAM_WINDOW, len(train) - 1)), self._seed)
         model = comparison.count_ngrams(windows, tokenizer.check_embedding_rows(None))
         exact = choose_compute("cpu", "float32")
         counts = compute_perplexity(
@@ -340,7 +342,8 @@ class TextData:
         if not has_same_tokens or compute.world.size > 1 or counts.tokens < 2:
             return both
         texts = [
-            EvaluationWindows.sample(self._valid, causal.window(n), None, 0) for n in (self._context, NGRAM_WINDOW)
+            EvaluationWindows.sample(self._valid, causal.max_scored_tokens(n), None, 0)
+            for n in (self._context, NGRAM_WINDOW)
         ]
         loss, weight = comparison.interpolate(
             comparison.compute_log_probabilities(lm, texts[0], causal, compute),
@@ -426,5 +429,5 @@ def _validate_pairs(
         batch = objective.collate(pairs.read(np.array(chosen)))
         return objective.score(lm, batch.to(compute.device)), ()
 
-    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metrics), compute)
+    evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metric_names), compute)
     return Validation(evaluated.loss, evaluated.metrics)

@@ -9,9 +9,9 @@ from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_trained_model, prediction_target
 from lmtool.inference.reference import Reference, resolve_reference
-from lmtool.model.size import outline
+from lmtool.model.size import build_on_meta
 from lmtool.objective import Objective
-from lmtool.objective.distillation import DistilledObjective
+from lmtool.objective.distillation import DistillationObjective
 from lmtool.recipe.load import ResolvedRecipe
 from lmtool.recipe.spec.objective import AnyObjective, Classification
 from lmtool.recipe.spec.recipe import Model, Recipe
@@ -63,7 +63,7 @@ def distill(
         lm = load_trained_model(teacher, compute)
     lm.eval().requires_grad_(False)
     head = teacher.recipe.objective if isinstance(teacher.recipe.objective, Classification) else None
-    return DistilledObjective(objective, recipe.distillation, lm, head, tokenizer.vocab_size)
+    return DistillationObjective(objective, recipe.distillation, lm, head, tokenizer.vocab_size)
 
 
 def check_teacher(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> None:
@@ -71,7 +71,7 @@ def check_teacher(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> N
     _check_tokenizer(teacher, tokenizer, "the student")
     _check_objective(teacher, recipe, tokenizer)
     ours, theirs = recipe.model, teacher.recipe.model
-    longest = outline(theirs, tokenizer.vocab_size).longest
+    longest = build_on_meta(theirs, tokenizer.vocab_size).max_positions
     if longest is not None and ours.context > longest:
         what = f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}"
         raise UsageError(

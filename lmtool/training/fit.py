@@ -21,9 +21,9 @@ from lmtool.inference.evaluation import group_by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
-from lmtool.model.layers.stack import recompute_layers
+from lmtool.model.layers.stack import enable_recomputation_
 from lmtool.objective import Example, Objective
-from lmtool.objective.contrastive import BatchObjective, cached_gradients, from_gradient
+from lmtool.objective.contrastive import BatchObjective, cached_gradients, surrogate_loss
 from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.recipe import Recipe
@@ -96,7 +96,7 @@ class LossModule(nn.Module):
         """
         if gradient_NKD is not None:
             assert isinstance(self.objective, BatchObjective)
-            return from_gradient(self.objective.vectors(self.model, batch), gradient_NKD), None
+            return surrogate_loss(self.objective.embed_rows(self.model, batch), gradient_NKD), None
         if initial_state is None:
             return self.objective.loss(self.model, batch).total, None
         carrying = CarriedModel(self.model, initial_state)
@@ -227,7 +227,7 @@ def _fit_head_to_all_rows(
     assert isinstance(objective, ClassificationObjective)
     fitted = fit_head(model, objective, batches, l2, recipe.seed)
     message = fitted.describe(METRICS[cast(LabelKind, objective.spec.task)])
-    return fitted, message, sum(map(objective.count_computed, batches))
+    return fitted, message, sum(map(objective.count_computed_units, batches))
 
 
 def is_validation_step(recipe: Recipe, step: int) -> bool:
@@ -271,13 +271,13 @@ class CountingSteps(Stepper):
         def batches() -> Iterator[Batch]:
             nonlocal nats, n_targets
             for first in range(begin, end, at_once):
-                part = self.examples.read_in_order(first, min(end, first + at_once), model.width)
+                part = self.examples.read_in_order(first, min(end, first + at_once), model.n_context_tokens)
                 batch = part.to(self.compute.device)
                 nats += _sum_nats(model, batch)
                 n_targets += batch.n_targets
                 yield batch
 
-        model.count(batches(), end - begin)
+        model.fit_counts_(batches(), end - begin)
         (stops,) = self.compute.world.sum((float(should_stop()),))
         return Step(
             step=step + 1,
@@ -297,7 +297,7 @@ def _sum_nats(model: CountingModel, batch: Batch) -> float:
     """Returns the sum of -log p over the targets."""
     targets_BT = batch.known_targets_BT
     scored_BT = targets_BT != IGNORE
-    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
+    return -float(model.token_log_probs(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
 class GradientSteps(Stepper):
@@ -323,7 +323,7 @@ class GradientSteps(Stepper):
         self.recomputes, self.n_skipped = False, 0
         self.model.train()
         if recipe.training.recompute == "layers":
-            recompute_layers(self.model)
+            enable_recomputation_(self.model)
         self.threads = torch.get_num_threads()
 
     def __enter__(self) -> Self:
@@ -378,7 +378,7 @@ class GradientSteps(Stepper):
                 if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
                 alone = self.world.size == 1
-                if self.recipe.training.recompute == "auto" and alone and recompute_layers(self.model):
+                if self.recipe.training.recompute == "auto" and alone and enable_recomputation_(self.model):
                     self.recomputes = True
                 elif self.rows > 1 and alone:
                     self.rows //= 2
@@ -412,9 +412,9 @@ class GradientSteps(Stepper):
                 self.optimizers.backward(total)
             losses.append(total.detach())
             states += [] if final_state is None else [final_state]
-            count += self.objective.count(batch)
-        self.carried_state = DecodeState.join(states) if states else None
-        n_computed = sum(map(self.objective.count_computed, batches))
+            count += self.objective.count_targets(batch)
+        self.carried_state = DecodeState.join_rows(states) if states else None
+        n_computed = sum(map(self.objective.count_computed_units, batches))
         total = torch.stack(losses).sum(dtype=torch.float32) if batch_total is None else batch_total
         return float(total), count, n_computed
 
@@ -431,8 +431,8 @@ class GradientSteps(Stepper):
             self._seed_micro_batch(step, index)
             with self.compute.autocast():
                 # with a graph, which is freed at once, since kernels without one may draw other dropout
-                vectors.append(objective.vectors(self.model, batch).detached())
-        return cached_gradients(objective, vectors, [objective.answers(batch) for batch in on_device], self.world)
+                vectors.append(objective.embed_rows(self.model, batch).detach())
+        return cached_gradients(objective, vectors, [objective.row_labels(batch) for batch in on_device], self.world)
 
     def _seed_micro_batch(self, step: int, index: int) -> None:
         """Seeds the random numbers of a micro-batch, such as those of dropout."""
@@ -503,7 +503,7 @@ def estimate_step_tokens(examples: ExampleSource, objective: Objective, recipe: 
     rows = training.rows_per_process(1)
     read = (examples.read(sample_numbers_of_rank(step, training.batch_size)) for step in steps)
     parts = (part for batch in read for part in split_into_micro_batches(batch, rows, training.micro_tokens))
-    return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)
+    return sum(objective.count_computed_units(objective.collate(part)) for part in parts) / len(steps)
 
 
 def split_into_micro_batches(
@@ -515,7 +515,7 @@ def split_into_micro_batches(
     """
     if max_tokens is None:
         return [examples[i : i + max_rows] for i in range(0, len(examples), max_rows)]
-    lengths = [(len(e.tokens), 0 if e.other is None else len(e.other)) for e in examples]
+    lengths = [(len(e.tokens), 0 if e.second is None else len(e.second)) for e in examples]
     parts = [[examples[i] for i in group] for group in group_by_length(lengths, max_tokens, max_rows)]
     while len(parts) < min_parts:
         at = max(range(len(parts)), key=lambda i: len(parts[i]))

@@ -72,7 +72,7 @@ class TrainingJob:
         if self.checkpoint is not None:
             load_weights(lm, self.checkpoint)
         objective = build_objective(recipe, tokenizer, lm.counts_V)
-        for parameter in objective.idle(lm):
+        for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
         return lm, objective, notice
 

@@ -13,8 +13,8 @@ from lmtool.compute.device import Compute
 from lmtool.compute.shards import group_of, is_sharded, norm_over, own_rows, own_slice, sharded_like
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
-from lmtool.model.layers.attention import layer_matrices
-from lmtool.model.layers.ngrams import ngrams_of
+from lmtool.model.layers.attention import find_layer_matrices
+from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.training import Adam, AdamW, Lbfgs, Muon, Optimizer, Sgd, Tuning
 from lmtool.run.tensors import get_meta_tensors, read_tensor_rows
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
@@ -41,7 +41,7 @@ class Optimizers:
         self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}
         self._wholes: dict[Tensor, Parameter] = {rows: parameter for parameter, rows in self._rows.items()}
         self._names: dict[Tensor, str] = {self._rows.get(p, p): name for p, name in trained.items()}
-        depths = {parameter: n for parameter, n in model.depths().items() if parameter.requires_grad}
+        depths = {parameter: n for parameter, n in model.parameter_depths().items() if parameter.requires_grad}
         layers_below = {self._rows.get(p, p): max(depths.values()) - n for p, n in depths.items()}
         self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in layers_below.items()}
         # a model that counts has no parameters
@@ -198,7 +198,7 @@ def _make_rules(
     """
     if isinstance(spec, Lbfgs):
         return  # fits the head as a whole
-    weights = (rows.get(part.weight, part.weight) for part in ngrams_of(model))
+    weights = (rows.get(part.weight, part.weight) for part in find_ngram_embeddings(model))
     tables = {table: rate_factors[table] for table in weights if table in rate_factors}
     if tables:
         groups = [{"params": [table], "lr": spec.lr * factor} for table, factor in tables.items()]
@@ -212,7 +212,7 @@ def _make_rules(
         case Adam() | AdamW():
             yield _make_adam(spec, rate_factors)
         case Muon():
-            matrices = layer_matrices(model)
+            matrices = find_layer_matrices(model)
             blocks = {rows.get(p, p): parts for p, parts in matrices.items() if rows.get(p, p) in rate_factors}
             if blocks:
                 groups = _group_parameters({p: rate_factors[p] for p in blocks}, spec)

@@ -11,7 +11,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.pretrained import describe_features, open_features, open_vectors
 from lmtool.inference.reference import Reference, resolve_for_text, resolve_model_names, resolve_reference
-from lmtool.model.size import check_fits, training_bytes
+from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import ResolvedRecipe, Setting
@@ -199,7 +199,7 @@ def check_device(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -
     memory = device_memory(compute.device)
     sharded = _must_shard(recipe, compute, memory)
     if memory is not None:
-        check_fits(recipe, memory, origins, world.size if sharded else 1)
+        check_fits_memory(recipe, memory, origins, world.size if sharded else 1)
     return replace(compute, world=replace(world, sharded=sharded))
 
 
@@ -213,7 +213,7 @@ def _must_shard(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         return False
     if training.shard == "auto":
         available = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
-        is_short = available is not None and training_bytes(recipe) > available
+        is_short = available is not None and estimate_min_training_bytes(recipe) > available
         # machines may differ, and all must do the same
         if not compute.world.sum((float(is_short),))[0]:
             return False

@@ -20,7 +20,7 @@ from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
-from lmtool.model.size import held_in_training
+from lmtool.model.size import estimate_persistent_memory
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -164,7 +164,7 @@ class TrainingSession:
         recipe, world = self.recipe, self.compute.world
         steps = None if self.length.minutes is not None else recipe.training.steps
         counts = isinstance(self.lm, CountingModel)
-        held = held_in_training(recipe, self.lm.vocab_size)
+        held = estimate_persistent_memory(recipe, self.lm.vocab_size)
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
@@ -432,7 +432,7 @@ class TrainingSession:
                 yield Ended("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
                 return
         load_weights(self.lm, checkpoint)
-        with self.evaluating(self.objective.measures_in_one_pass) as compute:
+        with self.evaluating(self.objective.scores_text_in_one_pass) as compute:
             results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]

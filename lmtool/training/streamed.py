@@ -15,7 +15,7 @@ from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError
-from lmtool.objective import Cut, Example
+from lmtool.objective import Example, TextCut
 from lmtool.run.files import StreamPosition
 from lmtool.run.order import derive_seed
 from lmtool.training.windows import ExampleSource, Mixture, Windows
@@ -70,7 +70,7 @@ class StreamedWindows(ExampleSource):
     def __init__(
         self,
         blocks: BlockStores,
-        cut: Cut,
+        cut: TextCut,
         seed: int,
         batch_size: int,
         mark: StreamPosition | None,

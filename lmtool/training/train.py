@@ -11,7 +11,7 @@ from lmtool.errors import NumericalError
 from lmtool.inference.embedding import Vectors
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import Reference
-from lmtool.model.size import outline
+from lmtool.model.size import build_on_meta
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
@@ -73,7 +73,7 @@ def _create_run(recipe_name: str, job: TrainingJob, options: SessionOptions) -> 
 
 def describe_model(recipe: Recipe) -> str:
     """Describes the model of a recipe and its size in a few words, for lists of runs."""
-    lm = outline(recipe.model, recipe.model.vocab_size or 0)
+    lm = build_on_meta(recipe.model, recipe.model.vocab_size or 0)
     count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
     return f"{lm.description}, {size} parameters" if count else lm.description

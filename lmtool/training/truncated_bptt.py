@@ -12,40 +12,40 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
 from lmtool.model import DecodeState, LanguageModel, Output
-from lmtool.model.language_model import Wrapper
+from lmtool.model.language_model import ModelWrapper
 
 TENSOR_PREFIX = "carried/"
 """Prefix of the names of carried states among the tensors of a checkpoint."""
 
 
-class CarriedModel(Wrapper):
-    """A model whose rows start from `initial_state`; after a forward pass `final_state` is their last one, detached."""
+class CarriedModel(ModelWrapper):
+    """A model whose rows start from `carried_state`; after a forward pass `final_state` is their last one, detached."""
 
-    def __init__(self, model: LanguageModel, initial_state: DecodeState) -> None:
+    def __init__(self, model: LanguageModel, carried_state: DecodeState) -> None:
         super().__init__(model)
-        self.initial_state = initial_state
-        self.final_state = initial_state
+        self.carried_state = carried_state
+        self.final_state = carried_state
 
     def forward(self, batch: Batch) -> Output:
-        hidden, state = self.body.advance(batch.tokens_BT, self.initial_state)
+        hidden, state = self.body.forward_incremental(batch.tokens_BT, self.carried_state)
         layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in state.layers)
         # of fixed size, whatever the number of tokens read
         self.final_state = replace(state, length=0, layers=layers)
         return Output(hidden)
 
-    def start(self, batch: Batch) -> DecodeState:
+    def initial_state(self, batch: Batch) -> DecodeState:
         """Returns the initial state of the rows."""
-        return self.initial_state
+        return self.carried_state
 
 
 def make_initial_state(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:
     """Returns the state of rows that have read nothing."""
-    return model.start(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
+    return model.initial_state(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
 
 
 def take_rows(state: DecodeState, start: int, stop: int) -> DecodeState:
     """Returns the state of the rows start..stop."""
-    return state[torch.arange(start, stop, device=state.layers[0][0].device)]
+    return state.select_rows(range(start, stop))
 
 
 def to_tensors(state: DecodeState) -> dict[str, Tensor]:

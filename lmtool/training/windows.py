@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
-from lmtool.objective import Cut, Example
+from lmtool.objective import Example, TextCut
 from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
 
 MAX_DOCUMENT_DRAWS = 8
@@ -80,17 +80,17 @@ class _DocumentCutter:
     the beginning is seen.
     """
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
+    def __init__(self, store: TokenStore, cut: TextCut, seed: int) -> None:
         self._store = store
         self._length = cut.length
         self._seed = seed
-        self._per_row = max(1, round(cut.step * store.n_documents / len(store)))
+        self._per_row = max(1, round(cut.stride * store.n_documents / len(store)))
         self.n_items = max(1, store.n_documents // self._per_row)
 
     @staticmethod
-    def is_suitable(store: TokenStore, cut: Cut) -> bool:
+    def is_suitable(store: TokenStore, cut: TextCut) -> bool:
         """Whether a row holds two documents or more, and almost all tokens are in documents that fit into a row."""
-        if len(store) < cut.length or 2 * len(store) > cut.step * store.n_documents:
+        if len(store) < cut.length or 2 * len(store) > cut.stride * store.n_documents:
             return False
         length_D = store.document_lengths()
         return int(length_D[length_D > cut.length].sum()) <= MAX_LONG_FRACTION * len(store)
@@ -120,12 +120,12 @@ class _PairCutter:
     content distinguishes it from the true one.
     """
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int, special_ids: Sequence[int]) -> None:
+    def __init__(self, store: TokenStore, cut: TextCut, seed: int, special_ids: Sequence[int]) -> None:
         self._store = store
         self._special_ids = special_ids
         self._cut = cut
         self._seed = seed
-        self.n_items = max(1, len(store) // cut.step)
+        self.n_items = max(1, len(store) // cut.stride)
         usable_documents = (number for number in range(store.n_documents) if self._count_tokens(number) >= 2)
         key, n, requirement = ("next_sentence", 2, "two documents")
         if cut.unit == "swapped pair":
@@ -137,7 +137,7 @@ class _PairCutter:
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """Returns the window around this item's anchor, or in the next usable document."""
-        anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
+        anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.stride) % len(self._store)
         number = self._find_usable(anchor)
         start, stop = self._place_window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
@@ -203,7 +203,7 @@ class Windows:
     def __init__(
         self,
         store: TokenStore,
-        cut: Cut,
+        cut: TextCut,
         seed: int,
         n_lanes: int | None = None,
         special_ids: Sequence[int] = (),
@@ -218,7 +218,7 @@ class Windows:
         elif isolated and _DocumentCutter.is_suitable(store, cut):
             self._cutter = _DocumentCutter(store, cut, seed)
         else:
-            self._cutter = _StreamCutter(len(store), cut.step, seed, cut.length)
+            self._cutter = _StreamCutter(len(store), cut.stride, seed, cut.length)
         n_items = self._cutter.n_items
         self._order = SampleOrder(n_items, seed) if n_lanes is None else LaneOrder(n_items, n_lanes, seed)
 
@@ -238,8 +238,8 @@ class Windows:
             Example(
                 np.concatenate([self._store.read(*span) for span in window.spans]),
                 rng,
-                other=None if window.other is None else self._store.read(*window.other),
-                follows=window.follows,
+                second=None if window.other is None else self._store.read(*window.other),
+                second_follows=window.follows,
             )
             for window, rng in self._cut_windows(sample_S)
         ]

@@ -17,7 +17,7 @@ from lmtool.inference.load import LoadedModel, load_run
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import MemoryAttention
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.observing import record_attention_weights
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
 from tests.reference import attribution as plain
 
@@ -121,7 +121,7 @@ def test_a_target_attends_to_its_source(load: Any, name: str) -> None:
     assert found.parts[0].kind == "cross"
     ids = loaded.tokenizer.encode
     batch = Batch(torch.tensor([[loaded.tokenizer.bos_id, *ids("the sea")]]), source_BS=torch.tensor([ids(TEXT)]))
-    with torch.no_grad(), observed(loaded.model) as alone:
+    with torch.no_grad(), record_attention_weights(loaded.model) as alone:
         loaded.model(batch)
     of_kind = {part.kind: part.weights_LNTS for part in found.parts}
     for module, weights_BNTS in alone.items():
@@ -247,7 +247,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
     row = row_input(loaded, [text])
 
     def score(ids: list[int]) -> torch.Tensor:
-        scores_C = model.answer(Batch(torch.tensor([ids]))).scores_BC[0]
+        scores_C = model.run_head(Batch(torch.tensor([ids]))).scores[0]
         if found.label == "":
             return 2.0 * scores_C[0] + 3.0
         index = CLASSES["labels"].index(found.label)
@@ -257,7 +257,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
     assert len(set(ids)) == len(ids)
     assert found.score == pytest.approx(float(score(ids).detach()), rel=1e-5)
     if found.label:
-        scores_C = model.answer(Batch(torch.tensor([ids]))).scores_BC[0]
+        scores_C = model.run_head(Batch(torch.tensor([ids]))).scores[0]
         assert CLASSES["labels"][int(scores_C.argmax())] == found.label
     assert "".join(found.words) == "Theywalkedhome,alone"
     first = len(loaded.prompt_format.before)

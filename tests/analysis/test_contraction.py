@@ -38,11 +38,11 @@ def test_distances_equal_a_plain_elman_network():
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_the_state_is_that_of_all_layers_and_cells(cell):
     lm = model(kind="recurrent", cell=cell, n_layers=2)
-    empty = lm.start(Batch(torch.zeros(2, 1, dtype=torch.int64)))
+    empty = lm.initial_state(Batch(torch.zeros(2, 1, dtype=torch.int64)))
     parts = iter(random_state(0, sum(map(len, empty.layers)) * D).split(D))
     layers = tuple(tuple(torch.stack((zero[0], next(parts))) for zero in layer) for layer in empty.layers)
     with torch.no_grad():
-        _, state = lm.advance(torch.tensor([TOKENS] * 2), replace(empty, layers=layers))
+        _, state = lm.forward_incremental(torch.tensor([TOKENS] * 2), replace(empty, layers=layers))
     apart = math.hypot(*(float((part[0] - part[1]).norm()) for layer in state.layers for part in layer))
     assert contraction(lm, TOKENS).distances[-1] == pytest.approx(apart)
 

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.inference.load import load_run
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.observing import record_attention_weights
 
 TEXT = "The twin sold a map"
 
@@ -17,7 +17,7 @@ def weights_of(run, text):
     loaded = load_run(str(run))
     opening = [loaded.tokenizer.bos_id] if loaded.recipe.data.split == "document" else []
     ids = [*opening, *loaded.tokenizer.encode(text)]
-    with torch.inference_mode(), observed(loaded.model) as found:
+    with torch.inference_mode(), record_attention_weights(loaded.model) as found:
         loaded.model(Batch(torch.tensor([ids])))
     return [loaded.tokenizer.display_token(i) for i in ids], np.stack(
         [weights[0].numpy() for weights in found.values()]

@@ -33,7 +33,7 @@ def layers_of(run, text):
     marks = loaded.recipe.data.split == "document"
     row = [loaded.tokenizer.bos_id, *ids, loaded.tokenizer.eos_id] if marks else ids
     with torch.inference_mode():
-        layers = [layer[0] for layer in loaded.model.layers(Batch(torch.tensor([row])))]
+        layers = [layer[0] for layer in loaded.model.layer_outputs(Batch(torch.tensor([row])))]
     return [layer[1:-1] if marks else layer for layer in layers], places, layers
 
 

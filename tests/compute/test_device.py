@@ -176,4 +176,4 @@ def test_the_pseudo_likelihood_is_measured_without_float64(monkeypatch: pytest.M
     objective = masked.MaskedObjective(Masked.model_validate({"kind": "masked"}), vocabulary)
     tokens_BT = tiny.tokens(2, 5)
     with WithoutFloat64():
-        assert objective.measure(lm, Batch(tokens_BT, tokens_BT)).total.dtype == torch.float32
+        assert objective.score_text(lm, Batch(tokens_BT, tokens_BT)).total.dtype == torch.float32

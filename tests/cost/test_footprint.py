@@ -9,7 +9,7 @@ from lmtool.cost import footprint as module
 from lmtool.cost.devices import DeviceGroup
 from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory
 from lmtool.model import build
-from lmtool.model.size import held_in_training
+from lmtool.model.size import estimate_persistent_memory
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Model
 
@@ -53,7 +53,7 @@ def traced(
 ) -> MemoryEstimate:
     recipe = load("tiny").recipe.model_copy(update={"model": model})
     return estimate_memory(
-        model, V, held_in_training(recipe, V), rows_of(model, **more), n, DeviceGroup(precision, on_gpu)
+        model, V, estimate_persistent_memory(recipe, V), rows_of(model, **more), n, DeviceGroup(precision, on_gpu)
     )
 
 
@@ -95,7 +95,9 @@ def test_padding_and_a_window_are_traced_without_values() -> None:
     tokens, keep = torch.zeros(3, T, dtype=torch.int64), torch.ones(3, T, dtype=torch.bool)
     padded = TracedBatch(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    found = estimate_memory(model, V, held_in_training(recipe, V), lambda n: padded, 2, DeviceGroup("float32", True))
+    found = estimate_memory(
+        model, V, estimate_persistent_memory(recipe, V), lambda n: padded, 2, DeviceGroup("float32", True)
+    )
     assert 0 < found.activations < 2 * traced(model, on_gpu=True).activations
 
 
@@ -137,8 +139,8 @@ def test_deep_models_are_extrapolated(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_many_rows_are_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "chunk_rows", lambda device, vocab_size: 8)
-    monkeypatch.setattr("lmtool.objective.cross_entropy.chunk_rows", lambda device, vocab_size: 8)
+    monkeypatch.setattr(module, "rows_per_chunk", lambda device, vocab_size: 8)
+    monkeypatch.setattr("lmtool.objective.cross_entropy.rows_per_chunk", lambda device, vocab_size: 8)
     monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 100)
     whole = traced(spec("gpt"), 16)
     monkeypatch.setattr(module, "MAX_TRACED_CHUNKS", 12)

@@ -16,7 +16,7 @@ from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
-from lmtool.objective import build as build_objective
+from lmtool.objective import build_with_vocabulary as build_objective
 from lmtool.objective.base import Example
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
@@ -66,7 +66,7 @@ def objective_of(recipe: Recipe) -> Objective:
 def counted(recipe: Recipe) -> int:
     """Operations of forward and backward pass of a row, as torch counts them, with all pairs of query and key."""
     objective = objective_of(recipe)
-    tokens = np.random.default_rng(1).integers(40, V, objective.cut(T).length)
+    tokens = np.random.default_rng(1).integers(40, V, objective.text_cut(T).length)
     batch = objective.collate([Example(tokens, np.random.default_rng(1))])
     torch.manual_seed(1)
     lm = build(recipe.model, V).train()
@@ -100,7 +100,7 @@ def test_operations_are_those_that_torch_counts(name: str, overrides: list[str],
 def test_operations_of_an_encoder_decoder_follow_from_the_lengths_of_source_and_target() -> None:
     recipe = tiny("t5-tiny", *HEADS, "tokenizer.sentinels=20")
     objective = objective_of(recipe)
-    row = Example(np.arange(40, 40 + objective.cut(T).length), np.random.default_rng(1))
+    row = Example(np.arange(40, 40 + objective.text_cut(T).length), np.random.default_rng(1))
     n_target = objective.collate([row]).tokens_BT.shape[1]
     expected = counted(recipe) - 2 * n_target * (n_target - 1) // 2 * PER_PAIR
     assert planned(recipe).flops_per_token == pytest.approx(expected / T, rel=1e-3)

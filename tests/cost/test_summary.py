@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtool.batch import Batch, Mask
 from lmtool.cost.summary import count_attention_pairs, make_layer_mask, summarize_model
 from lmtool.model import build
-from lmtool.model.size import outline
+from lmtool.model.size import build_on_meta
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
@@ -43,7 +43,7 @@ def own(part):
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_parameters_are_those_of_the_built_model(name):
     model = load(name).recipe.model
-    built = outline(model, 500)
+    built = build_on_meta(model, 500)
     found = summarize_model(model, 500, 16)
     assert found.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert found.parameters == sum(own(part)[0] for part in parts(found))

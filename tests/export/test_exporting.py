@@ -22,7 +22,7 @@ from lmtool.export import exporting
 from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.perplexity import measure_perplexity
-from lmtool.model.heads import Classifier, Tagger
+from lmtool.model.heads import Classifier, Tagger, TokenHeadModel
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -147,11 +147,11 @@ def ours(loaded: LoadedModel, peer_inputs: Any) -> Tensor:
             return lm.logits(lm(batch).hidden_BTD)
         batch = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments)
         if isinstance(lm, Classifier):
-            scores = lm.answer(batch).scores_BC
+            scores = lm.run_head(batch).scores
             spec = loaded.recipe.objective
             return scores * (getattr(spec, "scale", None) or 1.0) + (getattr(spec, "center", None) or 0.0)
         if isinstance(lm, Tagger):
-            return lm.scores(batch).scores_BTC[keep_BT]
+            return TokenHeadModel.run_head(lm, batch).scores[keep_BT]
         hidden = lm(batch).hidden_BTD
         return (hidden if loaded.recipe.objective.kind == "embedding" else lm.logits(hidden))[keep_BT]
 
@@ -228,11 +228,11 @@ def test_generation(case: str, tmp_path: Path) -> None:
     framed = loaded.prompt_format.make_prompt("They waited")
     batch = Batch(torch.tensor([framed.tokens]), source_BS=torch.tensor([framed.source]) if framed.source else None)
     wanted: list[int] = []
-    state = loaded.model.start(batch)
+    state = loaded.model.initial_state(batch)
     step = batch.tokens_BT
     with torch.no_grad():
         for _ in range(8):
-            hidden, state = loaded.model.advance(step, state)
+            hidden, state = loaded.model.forward_incremental(step, state)
             token = int(loaded.model.logits(hidden)[0, -1].argmax())
             if token in loaded.prompt_format.end_ids:
                 break

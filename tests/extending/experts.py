@@ -8,10 +8,10 @@ import torch
 
 from lmtool.batch import IGNORE, Batch, Mask
 from lmtool.model import LanguageModel
-from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.attention import AttentionOp
+from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.experts import Experts
-from lmtool.model.layers.parts import FeedForward
-from lmtool.model.lora import AdaptedLinear, adapt
+from lmtool.model.lora import LoraLinear, add_adapters_
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.training import Lora
@@ -29,7 +29,7 @@ def experts() -> Experts:
 
 def read(layer: Experts, x_BTD: torch.Tensor, keep_BT: torch.Tensor | None = None) -> Any:
     T = x_BTD.shape[1]
-    return layer(x_BTD, Attend(Mask(True, keep_BS=keep_BT), T, torch.arange(T, device=x_BTD.device)[None]), None)
+    return layer(x_BTD, AttentionOp(Mask(True, keep_BS=keep_BT), T, torch.arange(T, device=x_BTD.device)[None]), None)
 
 
 def model(balance: float = BALANCE, **changes: Any) -> LanguageModel:
@@ -83,7 +83,7 @@ def test_the_auxiliary_loss_is_trained_on_and_not_measured() -> None:
     assert (auxiliary_B >= 0.9 * 2 * BALANCE).all()
     plain = CAUSAL.score(without, batch).total
     torch.testing.assert_close(CAUSAL.score(with_balance, batch).total, plain)
-    torch.testing.assert_close(CAUSAL.measure(with_balance, batch).total, plain)
+    torch.testing.assert_close(CAUSAL.score_text(with_balance, batch).total, plain)
     torch.testing.assert_close(CAUSAL.loss(with_balance, batch).total, plain + (n_targets_B * auxiliary_B).sum())
 
 
@@ -112,5 +112,5 @@ def test_an_expert_that_nobody_asks_still_has_a_gradient_of_zeros() -> None:
 
 def test_adapters_reach_every_expert() -> None:
     adapted = model()
-    adapt(adapted, Lora(targets=("feed-forward",)))
-    assert sum(isinstance(module, AdaptedLinear) for module in adapted.modules()) == 2 * 3 * 2
+    add_adapters_(adapted, Lora(targets=("feed-forward",)))
+    assert sum(isinstance(module, LoraLinear) for module in adapted.modules()) == 2 * 3 * 2

@@ -7,7 +7,7 @@ import torch
 
 from lmtool.batch import Mask
 from lmtool.errors import RecipeError
-from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.mingru import MinGru, scan
 from lmtool.recipe.load import load
 from tests.model import tiny
@@ -34,8 +34,8 @@ def test_parallel_training_equals_stepping_by_the_formula_of_the_paper() -> None
     keep = [[True] * T, [False, True, True, False, True, True, False, False, True, True, False]]
     documents = [[0] * T, [5, 5, 5, 5, 5, 6, 6, 5, 6, 7, 7]]
     mask = Mask(True, keep_BS=torch.tensor(keep), documents_BS=torch.tensor(documents))
-    hidden_BTD = layer(x_BTD, Attend(mask, T, torch.arange(T, device=x_BTD.device)[None]), None).x_BTD.tolist()
-    z_BTD, new_BTD = (part.tolist() for part in layer.gates.parts(x_BTD))
+    hidden_BTD = layer(x_BTD, AttentionOp(mask, T, torch.arange(T, device=x_BTD.device)[None]), None).x_BTD.tolist()
+    z_BTD, new_BTD = (part.tolist() for part in layer.gates.split_outputs(x_BTD))
     for row in range(2):
         h, last = [0.0] * D, documents[row][0]
         for t in range(T):
@@ -70,9 +70,9 @@ def test_every_parameter_gets_a_gradient_also_behind_padding_and_documents() -> 
 
 def test_the_state_has_one_size() -> None:
     model = tiny.model(mixer="mingru")
-    state = model.start(tiny.Batch(tiny.tokens(2, 1)))
+    state = model.initial_state(tiny.Batch(tiny.tokens(2, 1)))
     sizes = [[tensor.shape for tensor in layer] for layer in state.layers]
-    _, state = model.advance(tiny.tokens(2, 20), state)
+    _, state = model.forward_incremental(tiny.tokens(2, 20), state)
     assert [[tensor.shape for tensor in layer] for layer in state.layers] == sizes
 
 

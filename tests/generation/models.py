@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Output
+from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, Output
 
 
 class HistoryModel(LanguageModel):
@@ -32,29 +32,29 @@ class HistoryModel(LanguageModel):
         return self.logits_after(ids)
 
     def forward(self, batch):
-        return Output(self.advance(batch.tokens_BT, self.start(batch))[0])
+        return Output(self.forward_incremental(batch.tokens_BT, self.initial_state(batch))[0])
 
     def logits(self, hidden):
         return hidden
 
-    def start(self, batch):
+    def initial_state(self, batch):
         nothing = torch.zeros(len(batch.tokens_BT), 1, 0, 1)
-        return DecodeState(0, None, (KeyValue(nothing, nothing), ()))
+        return DecodeState(0, None, (KeyValueCache(nothing, nothing), ()))
 
-    def advance(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT, state):
         assert torch.equal(*state.layers[0])
-        assert state.width > 1 or state.layers[0].k_BNSH.shape[2] == state.length
+        assert state.rows_per_line > 1 or state.layers[0].k_BNSH.shape[2] == state.length
         self.read += tokens_BT.numel()
         T = tokens_BT.shape[1]
-        after = state.longer(T)
-        new_GNQH = after.on_lines(tokens_BT)[:, None, :, None].float()
-        now = state.layers[0].plus(new_GNQH, new_GNQH)
-        ids_BS = now.k_BNSH[:, 0, :, 0].int().repeat_interleave(state.width, 0)
-        if after.branches is None:
+        after = state.reserve_positions(T)
+        new_GNQH = after.rows_to_lines(tokens_BT)[:, None, :, None].float()
+        now = state.layers[0].append(new_GNQH, new_GNQH)
+        ids_BS = now.k_BNSH[:, 0, :, 0].int().repeat_interleave(state.rows_per_line, 0)
+        if after.shared_lines is None:
             padding_B = torch.zeros(len(tokens_BT)) if state.padding_B is None else state.padding_B
             seen_BS = torch.arange(after.length) >= padding_B[:, None]
         else:
-            seen_BS = after.branches.seen_BS
+            seen_BS = after.shared_lines.seen_BS
         rows = [ids[seen].tolist() for ids, seen in zip(ids_BS, seen_BS, strict=True)]
         assert self.context is None or all(len(row) <= self.context for row in rows)
         hidden_BTV = torch.stack(
@@ -99,16 +99,16 @@ class AnswerModel(HistoryModel):
 
     reads = "source"
 
-    def start(self, batch):
+    def initial_state(self, batch):
         assert batch.source_BS is not None
-        state = super().start(batch)
+        state = super().initial_state(batch)
         source_BS = batch.source_BS.float()
         kept = torch.nn.functional.pad(source_BS, (0, 40 - source_BS.shape[1]), value=99.0)
         return replace(state, layers=(state.layers[0], (kept,)))
 
-    def advance(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT, state):
         self.sources = state.layers[1][0].int().tolist()
-        hidden, after = super().advance(tokens_BT, state)
+        hidden, after = super().forward_incremental(tokens_BT, state)
         return hidden, replace(after, layers=(after.layers[0], state.layers[1]))
 
     def logits_of_row(self, row, ids):
@@ -121,10 +121,10 @@ class PrefixModel(HistoryModel):
 
     reads = "source"
 
-    def start(self, batch):
+    def initial_state(self, batch):
         assert batch.source_BS is not None
-        state = super().start(batch)
+        state = super().initial_state(batch)
         if not batch.source_BS.shape[1]:
             return state
         ids_BNSH = batch.source_BS[:, None, :, None].float()
-        return replace(state, length=batch.source_BS.shape[1], layers=(KeyValue(ids_BNSH, ids_BNSH.clone()), ()))
+        return replace(state, length=batch.source_BS.shape[1], layers=(KeyValueCache(ids_BNSH, ids_BNSH.clone()), ()))

@@ -11,7 +11,7 @@ from lmtool.generation.generate import generate
 from lmtool.generation.mask_predict import fill
 from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.model import NGramModel, build
-from lmtool.model.packed import pack
+from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import NGram
@@ -54,7 +54,7 @@ def model_of(family, dtype):
     model = build(FAMILIES[family], VOCAB_SIZE)
     if isinstance(model, NGramModel):
         text_BT = torch.randint(VOCAB_SIZE, (1, 300))
-        model.count([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+        model.fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.6)
@@ -90,13 +90,13 @@ def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, mon
     model = model_of(family, torch.float64)
     prompts = [Prompt(tuple(range(n))) for n in (8, 15, 10, 9)]
     alone = tokens_of(model, prompts, STRATEGIES[0], 1)
-    read, advance = [], model.advance
+    read, advance = [], model.forward_incremental
 
     def reading(tokens_BT, state):
         read.append(tokens_BT)
         return advance(tokens_BT, state)
 
-    monkeypatch.setattr(model, "advance", reading)
+    monkeypatch.setattr(model, "forward_incremental", reading)
     assert tokens_of(model, prompts, STRATEGIES[0], 4) == alone
     assert sum(tokens_BT.shape[1] > 1 for tokens_BT in read) == n_reads
 
@@ -109,7 +109,7 @@ def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, s
     prompts = prompts_of(model_of(family, torch.float32), 12)
     exact = tokens_of(model_of(family, torch.float64), prompts, settings, 1)
     packed = model_of(family, torch.float32)
-    pack(packed, "float32", torch.device("cpu"))
+    pack_weights_(packed, "float32", torch.device("cpu"))
     for max_rows in (1, 7, 64):
         assert tokens_of(packed, prompts, settings, max_rows) == exact
 
@@ -128,7 +128,9 @@ def test_cached_equals_uncached(family, settings):
         def logits_after(ids):
             tokens_BT = torch.tensor([ids])
             if model.reads == "source":  # a prefix LM has no forward pass with a separate source
-                hidden_BTD, _ = model.advance(tokens_BT, model.start(Batch(tokens_BT, source_BS=source_BS)))
+                hidden_BTD, _ = model.forward_incremental(
+                    tokens_BT, model.initial_state(Batch(tokens_BT, source_BS=source_BS))
+                )
             else:
                 hidden_BTD = model(Batch(tokens_BT)).hidden_BTD
             return model.logits(hidden_BTD[0, -1]).float().tolist()

@@ -268,9 +268,9 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
     seen = []
 
     class Watching(HistoryModel):
-        def start(self, batch):
+        def initial_state(self, batch):
             seen.extend(batch.tokens_BT.tolist())
-            return super().start(batch)
+            return super().initial_state(batch)
 
     model = Watching(ByteTokenizer.vocab_size)
     list(

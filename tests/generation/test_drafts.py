@@ -13,7 +13,7 @@ from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.strategy import verify_draft_token
 from lmtool.model import NGramModel, build
-from lmtool.model.packed import pack
+from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import NGram
@@ -83,7 +83,7 @@ def drafts_for(model):
     counted = build(NGram(kind="ngram", order=3), 17)
     assert isinstance(counted, NGramModel)
     text_BT = torch.randint(17, (1, 300))
-    counted.count([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+    counted.fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     lstm = build(Recurrent.model_validate({"kind": "recurrent", "n_layers": 1, "d_model": 8, "context": 9}), 17)
     small = transformer(seed=9, n_layers=1, d_model=8, context=10)
     return {
@@ -167,7 +167,7 @@ def test_look_up_leaves_every_text_as_it_is_sampled_ones_too(settings):
 def test_float32_and_packed_matrices_write_the_same_greedy_texts():
     for precision in ("float32", "int8"):
         model = transformer(dtype=torch.float32)
-        pack(model, precision, torch.device("cpu"))
+        pack_weights_(model, precision, torch.device("cpu"))
         prompts, settings = prompts_of(model, 6), SamplingParams("greedy", max_new_tokens=16)
         plainly = texts(model, prompts, settings)
         for draft in (NGramDraft(), ModelDraft(model)):
@@ -181,18 +181,18 @@ def test_float32_and_packed_matrices_write_the_same_greedy_texts():
 def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(variant):
     """Whose inputs are rounded to few values: without that, last bits would become differences of texts."""
     model = transformer(dtype=torch.float32, d_model=64, context=64, **VARIANTS[variant])
-    pack(model, "int8", torch.device("cpu"))
+    pack_weights_(model, "int8", torch.device("cpu"))
     tokens_BT = torch.randint(17, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        _, start = model.advance(tokens_BT[:, :20], model.start(Batch(tokens_BT)))
+        _, start = model.forward_incremental(tokens_BT[:, :20], model.initial_state(Batch(tokens_BT)))
         state, steps = start, []
         for i in range(20, 40):
-            hidden_BTD, state = model.advance(tokens_BT[:, i : i + 1], state)
+            hidden_BTD, state = model.forward_incremental(tokens_BT[:, i : i + 1], state)
             steps.append(hidden_BTD)
         state, chunks = start, []
         for n in (5, 2, 1, 9, 3):
             first = state.length
-            hidden_BTD, state = model.advance(tokens_BT[:, first : first + n], state)
+            hidden_BTD, state = model.forward_incremental(tokens_BT[:, first : first + n], state)
             chunks.append(hidden_BTD)
     assert torch.equal(torch.cat(chunks, 1), torch.cat(steps, 1))
 
@@ -311,9 +311,9 @@ def test_the_model_reads_once_what_is_proposed():
     class Passing(Repeating):
         passes = 0
 
-        def advance(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.passes += 1
-            return super().advance(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Passing()
     events = list(generate(model, [[0, 1, 2, 0, 1]], SamplingParams("greedy", max_new_tokens=50), draft=NGramDraft(4)))

@@ -42,8 +42,8 @@ SETTINGS = [
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each step that is taken with a cache of fixed size, on a CPU too."""
     monkeypatch.setattr(module, "GRAPH_DEVICES", ("cpu", "cuda"))
-    monkeypatch.setattr(fixed, "LEAST_SLOTS", 16)
-    monkeypatch.setattr(fixed, "SOURCE_STEP", 4)
+    monkeypatch.setattr(fixed, "MIN_SLOTS", 16)
+    monkeypatch.setattr(fixed, "SOURCE_LENGTH_MULTIPLE", 4)
     monkeypatch.setattr(module, "STEPS_BEFORE_CAPTURE", 2)
     rows: list[int] = []
     call = FastStep.__call__

@@ -213,9 +213,9 @@ def test_greedy_among_choices_is_that_of_all_prefixes(seed):
 class Counting(HistoryModel):
     passes = 0
 
-    def advance(self, tokens_BT, state):
+    def forward_incremental(self, tokens_BT, state):
         self.passes += 1
-        return super().advance(tokens_BT, state)
+        return super().forward_incremental(tokens_BT, state)
 
 
 def test_what_is_certain_is_read_at_once(monkeypatch):

@@ -187,9 +187,9 @@ def test_at_most_max_rows_are_in_work():
     class Counting(HistoryModel):
         most = 0
 
-        def advance(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             self.most = max(self.most, len(tokens_BT))
-            return super().advance(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Counting()
     collect(
@@ -200,16 +200,16 @@ def test_at_most_max_rows_are_in_work():
 
 def test_the_state_keeps_no_positions_that_nobody_needs():
     class Watching(HistoryModel):
-        longest = 0
+        max_positions = 0
 
-        def advance(self, tokens_BT, state):
-            self.longest = max(self.longest, state.length)
-            return super().advance(tokens_BT, state)
+        def forward_incremental(self, tokens_BT, state):
+            self.max_positions = max(self.max_positions, state.length)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Watching(context=12)
     prompts = [[i] * (1 + i) for i in range(11)]
     collect(generate(model, prompts, SamplingParams(max_new_tokens=200), max_rows=5))
-    assert model.longest < model.context
+    assert model.max_positions < model.context
 
 
 def test_finish_reasons():
@@ -266,10 +266,10 @@ def test_logits_that_are_not_finite_are_an_error(settings, wrong):
 
 def test_the_model_is_in_evaluation_mode_meanwhile():
     class Watching(HistoryModel):
-        def advance(self, tokens_BT, state):
+        def forward_incremental(self, tokens_BT, state):
             assert not self.training
             assert torch.is_inference_mode_enabled()
-            return super().advance(tokens_BT, state)
+            return super().forward_incremental(tokens_BT, state)
 
     model = Watching().train()
     for _ in generate(model, [[1]], SamplingParams("greedy", max_new_tokens=3)):

@@ -13,7 +13,7 @@ from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.native_step import NativeLayers
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, fixed
-from lmtool.model.packed import pack
+from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
 from tests.model import tiny
 from tests.model.tiny import CACHED, FAMILIES, TRANSFORMERS
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 def packed(family: str, precision: str = "float32", **changes: Any) -> LanguageModel:
     model = tiny.model(dtype=torch.float32, **{**FAMILIES[family], **changes})
-    pack(model, precision, CPU)
+    pack_weights_(model, precision, CPU)
     return model
 
 
@@ -50,9 +50,9 @@ def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = tiny.tokens(1, n + 3)
     runner = ModelRunner(model)
     with torch.inference_mode():
-        state = model.start(Batch(tokens[:, :3], source_BS=source))
-        _, state = model.advance(tokens[:, :3], state)
-        wanted, _ = model.advance(tokens[:, 3:], state)
+        state = model.initial_state(Batch(tokens[:, :3], source_BS=source))
+        _, state = model.forward_incremental(tokens[:, :3], state)
+        wanted, _ = model.forward_incremental(tokens[:, 3:], state)
         found = []
         for token in tokens[0, 3:].tolist():
             assert runner._steps.find_step(state) is not None
@@ -107,8 +107,8 @@ def test_neither_are_weights_that_may_change() -> None:
 @pytest.mark.parametrize("family", ["rotary", "modern", "alibi", "window", "t5", "prefix"])
 def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: Any) -> None:
     """Through several sizes of the cache, sliding windows, texts that join and leave, and hypotheses that share one."""
-    monkeypatch.setattr(fixed, "LEAST_SLOTS", 8)
-    monkeypatch.setattr(fixed, "SOURCE_STEP", 4)
+    monkeypatch.setattr(fixed, "MIN_SLOTS", 8)
+    monkeypatch.setattr(fixed, "SOURCE_LENGTH_MULTIPLE", 4)
 
     def written(rows: int) -> list[Any]:
         model = packed(family, context=20)
@@ -126,11 +126,11 @@ def test_a_padded_source() -> None:
     tokens, keep = tiny.padded([[3, 4, 5], [6]])
     runner = ModelRunner(model)
     with torch.inference_mode():
-        state = model.start(Batch(tiny.tokens(2, 3), source_BS=tokens, source_keep_BS=keep))
-        _, state = model.advance(tiny.tokens(2, 3), state)
+        state = model.initial_state(Batch(tiny.tokens(2, 3), source_BS=tokens, source_keep_BS=keep))
+        _, state = model.forward_incremental(tiny.tokens(2, 3), state)
         for row in range(2):
-            wanted, _ = model.advance(torch.tensor([[8]]), state.pick([row]))
-            assert away(runner.decode_step([8], state.pick([row]))[0], wanted[0]) < 1e-4
+            wanted, _ = model.forward_incremental(torch.tensor([[8]]), state.select_rows([row]))
+            assert away(runner.decode_step([8], state.select_rows([row]))[0], wanted[0]) < 1e-4
 
 
 def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -150,11 +150,11 @@ def test_a_state_grows_in_the_type_of_the_model() -> None:
     model = packed("modern", "bfloat16", **WIDE)
     runner = ModelRunner(model)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        _, state = model.advance(tiny.tokens(1, 3), model.start(Batch(tiny.tokens(1, 3))))
+        _, state = model.forward_incremental(tiny.tokens(1, 3), model.initial_state(Batch(tiny.tokens(1, 3))))
         before = state.dtype
         for token in (3, 4):
             _, state = runner.decode_step([token], state)
-        assert (before, state.dtype, state.growing().dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+        assert (before, state.dtype, state.to_growable().dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
 
 
 def test_a_step_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request
 from lmtool.model.language_model import DecodeState
-from lmtool.model.packed import pack
+from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation.models import HistoryModel
 from tests.model import tiny
@@ -99,7 +99,7 @@ def test_a_prompt_after_kept_blocks_has_the_sums_of_one_read_in_such_chunks(prec
     """Bit for bit, in every precision."""
     model = tiny.model(dtype=torch.float32, **tiny.TRANSFORMERS["rotary"])
     if precision == "int8":
-        pack(model, precision, torch.device("cpu"))
+        pack_weights_(model, precision, torch.device("cpu"))
     text = tiny.tokens(18).tolist()
     cache = PrefixCache(ROOM, n_block=4)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
@@ -222,7 +222,7 @@ def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkey
     cache = PrefixCache(ROOM, n_block=2)
     engine = Engine(model, chunk=6, prefixes=cache, isolate_failures=True)
     runner = engine.runner
-    advance, part, n_parts = runner.read_tokens, DecodeState.part, 0
+    advance, part, n_parts = runner.read_tokens, DecodeState.copy_positions, 0
 
     def advancing(tokens, state):
         if any(9 in ids for ids in tokens):
@@ -240,7 +240,7 @@ def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkey
         if fault == "reading":
             patch.setattr(runner, "read_tokens", advancing)
         else:
-            patch.setattr(DecodeState, "part", cutting)
+            patch.setattr(DecodeState, "copy_positions", cutting)
         finished(engine, request_for(engine, [1, 2, 3, 4, 5, 6, 9, 5], SETTINGS[0]))
     assert is_whole(cache)
     assert cache.n_cached_tokens([[1, 2, 3, 4, 5, 6]]) == (6 if fault == "reading" else 4)

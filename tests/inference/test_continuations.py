@@ -181,7 +181,7 @@ def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedMode
     texts = ["a cat sat", "the dog ran away and " * 8, ""]
     for text, total in zip(texts, score_long_texts(loaded, texts), strict=True):
         ids, wanted = t.encode(text), 0.0
-        longest = loaded.model.longest or loaded.model.context or 1000
+        longest = loaded.model.max_positions or loaded.model.context or 1000
         longest -= 2 * (name == "encoder")
         for i, token in enumerate(ids):
             first = i // longest * longest

@@ -34,7 +34,7 @@ BASES: dict[str, tuple[str, ...]] = {
 def states(loaded: LoadedModel, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
     """The states of a row of tokens, read alone."""
     with torch.inference_mode():
-        return loaded.model.layers(Batch(torch.tensor([tokens])))[layer][0].numpy()
+        return loaded.model.layer_outputs(Batch(torch.tensor([tokens])))[layer][0].numpy()
 
 
 def marks(loaded: LoadedModel) -> tuple[str, str]:

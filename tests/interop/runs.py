@@ -64,7 +64,7 @@ def made(
     cpu = choose_compute("cpu", "float32")
     lm, _ = build_for_training(recipe, tokenizer, cpu, lambda lm: None, base=found)
     torch.manual_seed(2)
-    trained = lora.kept(lm)
+    trained = lora.tensors_to_save(lm)
     with torch.no_grad():
         for name, tensor in trained.items():
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)

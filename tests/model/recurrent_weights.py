@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.reference import recurrent as reference
 
@@ -85,7 +85,7 @@ class Weights:
 
 def alignments(model: LanguageModel, batch: Batch) -> torch.Tensor:
     """Attention weights (B, T, S) of each position over the memory: its past states, or the source."""
-    with observed(model) as weights:
+    with record_attention_weights(model) as weights:
         model(batch)
     (weights_BNTS,) = weights.values()
     return weights_BNTS[:, 0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmtool.batch import Mask
 from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import Attend, Heads, SelfAttention
+from lmtool.model.layers.attention import AttentionOp, HeadSizes, SelfAttention
 from lmtool.model.layers.positions import RelativePositions
 from tests.model.tiny import array
 from tests.reference import attention as plain_attention
@@ -66,7 +66,7 @@ def sees(mask: dict[str, Any], row: int, query: int, key: int) -> bool:
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Both kernels of CPU training."""
     if request.param == "fused":
-        monkeypatch.setattr(kernels, "PLAIN_LIMIT", 0)
+        monkeypatch.setattr(kernels, "MAX_PLAIN_KEYS", 0)
     return request.param
 
 
@@ -78,7 +78,7 @@ def test_equals_loops_over_heads_and_positions(
     kernel: str, mask: dict[str, Any], n_kv_heads: int, n_queries: int
 ) -> None:
     q, k, v = heads(N, n_queries, 1), heads(n_kv_heads, S, 2), heads(n_kv_heads, S, 3)
-    mixed = Attend(Mask(**mask), n_queries, torch.arange(S)[None])(q, k, v, 0.0)
+    mixed = AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])(q, k, v, 0.0)
     assert mixed.shape == (B, N, n_queries, H)
     for row in range(B):
         wanted = reference.multi_head(
@@ -99,10 +99,10 @@ def test_kernels_agree(
     monkeypatch: pytest.MonkeyPatch, mask: dict[str, Any], n_kv_heads: int, n_queries: int, dtype: torch.dtype
 ) -> None:
     results = []
-    for limit in (kernels.PLAIN_LIMIT, 0):
-        monkeypatch.setattr(kernels, "PLAIN_LIMIT", limit)
+    for limit in (kernels.MAX_PLAIN_KEYS, 0):
+        monkeypatch.setattr(kernels, "MAX_PLAIN_KEYS", limit)
         q, k, v = (heads(*size, dtype) for size in ((N, n_queries, 1), (n_kv_heads, S, 2), (n_kv_heads, S, 3)))
-        attend = Attend(Mask(**mask), n_queries, torch.arange(S)[None])
+        attend = AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])
         mixed = attend(q, k, v, 0.0)
         mixed.cos().sum().backward()
         assert q.grad is not None
@@ -110,7 +110,9 @@ def test_kernels_agree(
         assert v.grad is not None
         results.append([mixed.detach(), q.grad, k.grad, v.grad])
         with torch.no_grad():
-            results.append([Attend(Mask(**mask), n_queries, torch.arange(S)[None])(q, k, v, 0.0), *results[-1][1:]])
+            results.append(
+                [AttentionOp(Mask(**mask), n_queries, torch.arange(S)[None])(q, k, v, 0.0), *results[-1][1:]]
+            )
     tolerance = 1e-10 if dtype == torch.float64 else 2e-5
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):
@@ -122,21 +124,21 @@ def test_the_kernels_differ() -> None:
 
     def names(with_grad: bool) -> str:
         q = torch.randn(1, 1, 3, 4, requires_grad=with_grad)
-        return type(Attend(Mask(causal=True), 3, torch.arange(3)[None])(q, q, q, 0.0).grad_fn).__name__
+        return type(AttentionOp(Mask(causal=True), 3, torch.arange(3)[None])(q, q, q, 0.0).grad_fn).__name__
 
     with pytest.MonkeyPatch.context() as patch:
         before = names(True)
-        patch.setattr(kernels, "PLAIN_LIMIT", 2)
+        patch.setattr(kernels, "MAX_PLAIN_KEYS", 2)
         after = names(True)
     assert "Scaled" not in before
     assert "Scaled" in after
 
 
-@pytest.mark.parametrize("n_keys", [kernels.PLAIN_LIMIT, kernels.PLAIN_LIMIT + 1])
+@pytest.mark.parametrize("n_keys", [kernels.MAX_PLAIN_KEYS, kernels.MAX_PLAIN_KEYS + 1])
 def test_long_rows_train_through_the_fused_kernel(n_keys: int) -> None:
     q = torch.randn(1, 1, n_keys, 2, requires_grad=True)
-    mixed = Attend(Mask(causal=True), n_keys, torch.arange(n_keys)[None])(q, q, q, 0.0)
-    assert ("Scaled" in type(mixed.grad_fn).__name__) == (n_keys > kernels.PLAIN_LIMIT)
+    mixed = AttentionOp(Mask(causal=True), n_keys, torch.arange(n_keys)[None])(q, q, q, 0.0)
+    assert ("Scaled" in type(mixed.grad_fn).__name__) == (n_keys > kernels.MAX_PLAIN_KEYS)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_dropout_of_attention_weights(kernel: str, mask: dict[str, Any]) -> None
     p, repeats = 0.3, 400
     q, k = torch.randn(2, B, N, S, S, generator=torch.Generator().manual_seed(0))
     v = torch.eye(S).expand(B, N, S, S)
-    attend = Attend(Mask(**mask), S, torch.arange(S)[None])
+    attend = AttentionOp(Mask(**mask), S, torch.arange(S)[None])
     with torch.enable_grad():
         weights = attend(q, k, v, 0.0)
         torch.manual_seed(0)
@@ -165,12 +167,12 @@ def test_dropout_of_attention_weights(kernel: str, mask: dict[str, Any]) -> None
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
     """Query head n reads columns n H to (n+1) H and uses key head n // (N / K)."""
-    layer = SelfAttention(Heads(N * H, N, n_kv_heads, H, H), 0.0).double()
+    layer = SelfAttention(HeadSizes(N * H, N, n_kv_heads, H, H), 0.0).double()
     torch.manual_seed(0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(1, S, N * H, dtype=torch.float64)
-    y, kept, auxiliary_B = layer(x, Attend(Mask(causal=True), S, torch.arange(S)[None]), None)
+    y, kept, auxiliary_B = layer(x, AttentionOp(Mask(causal=True), S, torch.arange(S)[None]), None)
     assert kept is None
     assert auxiliary_B is None
     weight, bias = array(layer.qkv.weight), array(layer.qkv.bias)
@@ -183,9 +185,9 @@ def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
 
 
 def test_self_attention_drops_only_in_training() -> None:
-    layer = SelfAttention(Heads(N * H, N, N, H, H), 0.5)
+    layer = SelfAttention(HeadSizes(N * H, N, N, H, H), 0.5)
     x = torch.randn(1, S, N * H)
-    attend = Attend(Mask(causal=True), S, torch.arange(S)[None])
+    attend = AttentionOp(Mask(causal=True), S, torch.arange(S)[None])
     assert not torch.equal(layer(x, attend, None)[0], layer(x, attend, None)[0])
     layer.eval()
     assert torch.equal(layer(x, attend, None)[0], layer(x, attend, None)[0])
@@ -193,7 +195,7 @@ def test_self_attention_drops_only_in_training() -> None:
 
 def test_very_large_scores_stay_finite(kernel: str) -> None:
     q = (1e4 * torch.randn(B, N, S, H)).requires_grad_()
-    mixed = Attend(Mask(causal=True, keep_BS=KEEP), S, torch.arange(S)[None])(q, q, q, 0.0)
+    mixed = AttentionOp(Mask(causal=True, keep_BS=KEEP), S, torch.arange(S)[None])(q, q, q, 0.0)
     mixed.sum().backward()
     assert torch.isfinite(mixed).all()
     assert q.grad is not None
@@ -206,7 +208,7 @@ def test_more_queries_than_keys_of_a_source(kernel: str, n_queries: int) -> None
     q, k, v = heads(N, n_queries, 1), heads(N, S, 2), heads(N, S, 3)
     keep_BS = KEEP.clone()
     keep_BS[2] = False
-    mixed = Attend(Mask(keep_BS=keep_BS), n_queries, torch.arange(S)[None])(q, k, v, 0.0)
+    mixed = AttentionOp(Mask(keep_BS=keep_BS), n_queries, torch.arange(S)[None])(q, k, v, 0.0)
     assert torch.isfinite(mixed).all()
     for row in range(2):
         wanted = reference.multi_head(
@@ -226,7 +228,7 @@ def test_positions_are_added_to_scores(kernel: str, mask: dict[str, Any], n_quer
     rule = RelativePositions(N, 8, 20, True).double()
     positions_BS = torch.randint(0, 30, (B, S), generator=torch.Generator().manual_seed(4))
     q, k, v = heads(N, n_queries, 1), heads(N, S, 2), heads(N, S, 3)
-    mixed = Attend(Mask(**mask), n_queries, positions_BS, rule)(q, k, v, 0.0)
+    mixed = AttentionOp(Mask(**mask), n_queries, positions_BS, rule)(q, k, v, 0.0)
     table = array(rule.table.weight)
     wanted = torch.zeros_like(mixed)
     for row in range(B):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.averaging import AveragingModel, RatioHead
+from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.heads import Classifier
 from lmtool.objective import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
@@ -24,7 +24,7 @@ from tests.reference import classifiers as reference
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB
 VOCABULARY = Vocabulary(
-    VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+    VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, target_start_ids=(1,), sentinels=(), specials=frozenset(range(7))
 )
 KEEP = torch.tensor([[True] * 6, [True, True, True, False, False, False], [False] * 6])
 
@@ -37,22 +37,22 @@ def model(**keys: Any) -> AveragingModel:
 
 def same(built: AveragingModel) -> nn.Linear:
     """A head that returns its input."""
-    head = nn.Linear(built.width, built.width).double()
+    head = nn.Linear(built.head_input_width, built.head_input_width).double()
     with torch.no_grad():
-        head.weight.copy_(torch.eye(built.width))
+        head.weight.copy_(torch.eye(built.head_input_width))
         head.bias.zero_()
     return head
 
 
 def vectors(built: AveragingModel, batch: Batch) -> Tensor:
-    return built.scores(batch, same(built), 0.0).detach()
+    return built.score_texts(batch, same(built), 0.0).detach()
 
 
 def expected(built: AveragingModel, texts: list[list[int]], ngrams: int = 1) -> Tensor:
     weights = {name: value.numpy() for name, value in built.state_dict().items()}
     layers = [(weights[f"dense.{i}.weight"], weights[f"dense.{i}.bias"]) for i in range(len(built.dense))]
     activation = "relu" if built.activation is torch.relu else "tanh"
-    table = weights.get("embedding.weight", np.eye(built.width))
+    table = weights.get("embedding.weight", np.eye(built.head_input_width))
     features = [reference.features(text, VOCAB, ngrams, built.spec.buckets) for text in texts]
     return torch.from_numpy(np.array([reference.deep_average(text, table, layers, activation) for text in features]))
 
@@ -106,7 +106,7 @@ def test_word_dropout_leaves_out_its_share_and_never_a_whole_text(ngrams: int) -
 
 def test_every_parameter_gets_a_gradient() -> None:
     built = model(n_layers=2, activation="tanh").train()
-    built.scores(Batch(torch.arange(VOCAB)[None].repeat(40, 1)), same(built), 0.1).sum().backward()
+    built.score_texts(Batch(torch.arange(VOCAB)[None].repeat(40, 1)), same(built), 0.1).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in built.parameters())
 
 
@@ -143,10 +143,10 @@ def test_what_has_no_use_is_refused() -> None:
 def test_it_gives_vectors_of_words_and_writes_nothing() -> None:
     built, batch = model(ngrams=2, buckets=7), Batch(tiny.tokens(2, 3))
     assert built.embedding is not None
-    assert torch.equal(built.layers(batch)[0], built.embedding.weight[batch.tokens_BT])
+    assert torch.equal(built.layer_outputs(batch)[0], built.embedding.weight[batch.tokens_BT])
     assert built.token_vectors().shape == (VOCAB, 5)
     with pytest.raises(UsageError, match="does not generate text"):
-        built.start(batch)
+        built.initial_state(batch)
     with pytest.raises(UsageError, match="no vectors of tokens"):
         model(one_hot=True, n_layers=0).token_vectors()
 
@@ -161,14 +161,14 @@ def linear(task: str, n: int) -> tuple[Classifier, ClassificationObjective]:
     return model, ClassificationObjective(spec, VOCABULARY)
 
 
-def bayes(task: str, n: int) -> tuple[AveragingModel, RatioHead]:
+def bayes(task: str, n: int) -> tuple[AveragingModel, NaiveBayesHead]:
     spec = Classification.model_validate({"kind": "classification", "task": task, "labels": list("abcde"[:n])})
     body = Averaging(
         kind="averaging", one_hot=True, n_layers=0, log_ratios=True, word_dropout=0.0, ngrams=3, buckets=11
     )
     built = Classifier(AveragingModel(body, VOCAB), spec, body).double()
     assert isinstance(built.body, AveragingModel)
-    assert isinstance(built.head, RatioHead)
+    assert isinstance(built.head, NaiveBayesHead)
     return built.body, built.head
 
 
@@ -184,14 +184,14 @@ def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
         is_BC = torch.tensor([[float(c in has) for c in range(3)] for has in labels[rows]])
         answers = {"labels_B": is_BC.argmax(1)} if task == "class" else {"values_BC": is_BC}
         batches.append(Batch(tokens_BT[rows], keep_BT=keep_BT[rows], **answers))
-    head.count(body, batches)
+    head.set_log_ratios_(body, batches)
     texts = [set(reference.features(text, VOCAB, 3, 11)) for text in texts_of(tokens_BT, keep_BT)]
     ratios = [reference.log_count_ratios(texts, [c in has for has in labels], VOCAB + 11) for c in range(3)]
     scores = np.array([[sum(ratios_F[f] for f in text) for ratios_F in ratios] for text in texts])
     scale = float(np.sqrt(np.mean(scores**2)))
     torch.testing.assert_close(head.ratios_CF, torch.tensor(ratios, dtype=torch.float64) / scale, **EXACT)
     # untrained, it predicts as naive Bayes with uniform class priors
-    found = torch.cat([body.scores(batch, head, 0.0) for batch in batches])
+    found = torch.cat([body.score_texts(batch, head, 0.0) for batch in batches])
     torch.testing.assert_close(found.detach(), torch.from_numpy(scores) / scale, **EXACT)
 
 
@@ -199,7 +199,7 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
     """Counted on some texts, weighted in others; padding has no weight, and a text without known features none."""
     built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0)
     counted_BT = torch.cat((tiny.tokens(4, 6) % 9, torch.tensor([[5, 5, 5, 2, 5, 5]])))
-    built.count([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
+    built.fit_feature_statistics_([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
     tokens_BT = torch.tensor([[5, 5, 2, 3, 5, 0], [2, 2, 2, 12, 1, 1], [12, 12, 12, 12, 12, 12]])
     keep_BT = torch.tensor([[True] * 5 + [False], [True] * 4 + [False] * 2, [True] * 6])
     texts = texts_of(tokens_BT, keep_BT)
@@ -212,7 +212,7 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
 def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     """In as few buckets as three, each stands for one of the pairs that were counted, the most frequent one."""
     built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
-    built.count([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
+    built.fit_feature_statistics_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
     assert built.owner_K is not None
     known = {int(h) for h in built.owner_K if h >= 0}
     hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
@@ -241,7 +241,9 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         tokens = [[alphabet.index(char) for char in text.ljust(longest, "g")] for text in of]
         return Batch(torch.tensor(tokens), keep_BT=torch.tensor([[i < len(t) for i in range(longest)] for t in of]))
 
-    built.count([batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])])  # the last is shorter than n-grams are
+    built.fit_feature_statistics_(
+        [batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])]
+    )  # the last is shorter than n-grams are
     plain = []
     for part in (0, 1):
         of_counted, of_texts = ([reference.words_and_ngrams(t, 4)[part] for t in some] for some in (counted, texts))
@@ -249,9 +251,9 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         ids = [[[names.index(name) for name in counts.elements()] for counts in of] for of in (of_texts, of_counted)]
         plain.append(reference.tf_idf(*ids, len(names)))
     expected_BB = sum(x_BF @ x_BF.T for x_BF in plain) / 2
-    x_BF = built.matrix([batch(texts)])
+    x_BF = built.feature_matrix([batch(texts)])
     np.testing.assert_allclose((x_BF @ x_BF.T).toarray(), expected_BB, rtol=1e-6, atol=1e-7)
-    alone_BF = built.matrix([batch([text]) for text in texts if text])
+    alone_BF = built.feature_matrix([batch([text]) for text in texts if text])
     kept = [i for i, text in enumerate(texts) if text]
     np.testing.assert_allclose((alone_BF @ alone_BF.T).toarray(), expected_BB[np.ix_(kept, kept)], rtol=1e-6, atol=1e-7)
 
@@ -267,7 +269,9 @@ def test_a_feature_counts_its_ratio_times_its_trained_weight() -> None:
     weight = (head.weight * head.ratios_CF).detach().numpy()
     has = sorted(set(reference.features(text, VOCAB, 3, 11)))
     expected_C = torch.from_numpy(weight[:, has].sum(1)) + head.bias.detach()
-    torch.testing.assert_close(body.scores(Batch(torch.tensor([text])), head, 0.0)[0].detach(), expected_C, **EXACT)
+    torch.testing.assert_close(
+        body.score_texts(Batch(torch.tensor([text])), head, 0.0)[0].detach(), expected_C, **EXACT
+    )
 
 
 @pytest.mark.parametrize("label", range(3))
@@ -276,7 +280,7 @@ def test_the_softmax_classifier_has_the_gradient_of_its_closed_form(label: int) 
     (built, objective), tokens_BT = linear("class", 3), tiny.tokens(1, 6)
     assert isinstance(built.body, AveragingModel)
     batch = Batch(tokens_BT, labels_B=torch.tensor([label]))
-    loss = objective.head_loss(built, built.body.scores(batch, built.head, 0.0), batch).total
+    loss = objective.head_loss(built, built.body.score_texts(batch, built.head, 0.0), batch).total
     loss.backward()
     x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
     expected_loss, gradient = reference.softmax_gradient(built.head.weight.detach().numpy(), x, label)
@@ -289,7 +293,7 @@ def test_the_sigmoid_classifier_has_the_gradient_of_its_closed_form() -> None:
     (built, objective), tokens_BT, labels = linear("multi", 2), tiny.tokens(1, 6), [1, 0]
     assert isinstance(built.body, AveragingModel)
     batch = Batch(tokens_BT, values_BC=torch.tensor([labels]).double())
-    loss = objective.head_loss(built, built.body.scores(batch, built.head, 0.0), batch).total
+    loss = objective.head_loss(built, built.body.score_texts(batch, built.head, 0.0), batch).total
     loss.backward()
     x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
     parts = [

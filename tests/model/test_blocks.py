@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch, Mask
 from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.transformer import ScoreName
@@ -24,8 +24,8 @@ B, N, H = 2, 2, 4
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 3)
-    monkeypatch.setattr(kernels, "STEP", 2)
+    monkeypatch.setattr(kernels, "MIN_BLOCK_QUERIES", 3)
+    monkeypatch.setattr(kernels, "KEY_MULTIPLE", 2)
 
 
 def heads(length: int, seed: int) -> Tensor:
@@ -91,11 +91,11 @@ def test_blocks_equal_the_dense_mask(
     score = build_score(kind, N, H, 3, H).double()
     with pytest.MonkeyPatch.context() as patch:
         if not plain:
-            patch.setattr(kernels, "PLAIN_LIMIT", 0)
-        blocks = Attend(mask, length, positions, position_rule)
-        assert blocks.in_blocks
-        found = blocks(blocks.rotate(q), score.keys(blocks.rotate(k)), v, 0.0, score)
-    scores = score(blocks.rotate(q), score.keys(blocks.rotate(k)))
+            patch.setattr(kernels, "MAX_PLAIN_KEYS", 0)
+        blocks = AttentionOp(mask, length, positions, position_rule)
+        assert blocks.uses_window_blocks
+        found = blocks(blocks.rotate(q), score.transform_keys(blocks.rotate(k)), v, 0.0, score)
+    scores = score(blocks.rotate(q), score.transform_keys(blocks.rotate(k)))
     bias = position_rule.bias(positions, positions)
     scores = scores if bias is None else scores + bias
     weights = scores.masked_fill(~mask.allowed(length, length, CPU)[:, None], -torch.inf).softmax(-1)
@@ -123,7 +123,7 @@ def test_a_model_with_a_window_is_the_same_in_blocks_and_dense(monkeypatch: pyte
     model = tiny.model(pattern=pattern, context=64, position={"kind": "rotary"})
     tokens_BT = tiny.tokens(2, 40)
     in_blocks = model(Batch(tokens_BT)).hidden_BTD
-    monkeypatch.setattr(kernels, "BLOCK", 1000)
+    monkeypatch.setattr(kernels, "MIN_BLOCK_QUERIES", 1000)
     torch.testing.assert_close(in_blocks, model(Batch(tokens_BT)).hidden_BTD, rtol=1e-9, atol=1e-9)
 
 
@@ -137,15 +137,15 @@ def kept_bytes(length: int, windowed: bool) -> int:
 
     mask = Mask(True, 16 if windowed else None, n_global=2 if windowed else 0)
     q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
-    attend = Attend(mask, length, torch.arange(length)[None], rule=AlibiPositions(1))
+    attend = AttentionOp(mask, length, torch.arange(length)[None], position=AlibiPositions(1))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         attend(q, k, v, 0.0)
     return sum(sizes.values())
 
 
 def test_memory_grows_linearly_under_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 64)
-    monkeypatch.setattr(kernels, "STEP", 16)
+    monkeypatch.setattr(kernels, "MIN_BLOCK_QUERIES", 64)
+    monkeypatch.setattr(kernels, "KEY_MULTIPLE", 16)
     shortest = kept_bytes(512, True)
     for times in (2, 4, 8, 16):
         assert kept_bytes(512 * times, True) < 1.05 * times * shortest
@@ -156,8 +156,8 @@ def test_memory_grows_linearly_under_a_window(monkeypatch: pytest.MonkeyPatch) -
 def test_dropout_under_a_window(causal: bool) -> None:
     """With values of ones the output is the sum of the weights: 1 in the mean, and not always 1."""
     q, k = torch.randn(2, 64, N, 40, H, generator=torch.Generator().manual_seed(0))
-    attend = Attend(Mask(causal, 4, n_global=2), 40, torch.arange(40)[None])
-    assert attend.in_blocks
+    attend = AttentionOp(Mask(causal, 4, n_global=2), 40, torch.arange(40)[None])
+    assert attend.uses_window_blocks
     sums = attend(q, k, torch.ones(64, N, 40, H), 0.25)
     assert float(sums.mean()) == pytest.approx(1.0, abs=0.02)
     assert float((sums - 1.0).abs().max()) > 0.2

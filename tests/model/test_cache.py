@@ -17,7 +17,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model import state as state_module
-from lmtool.model.state import KeyValue, Memory, RowTokens
+from lmtool.model.state import KeyValueCache, Memory, RowTokens
 from tests.model import tiny
 from tests.model.tiny import CACHED, FAMILIES
 
@@ -44,7 +44,7 @@ def read(model: LanguageModel, tokens_BT: Tensor, cuts: list[int], state: Decode
     state = tiny.start(model, len(tokens_BT)) if state is None else state
     hidden = []
     for start, stop in zip([0, *cuts], [*cuts, tokens_BT.shape[1]], strict=True):
-        chunk, state = model.advance(tokens_BT[:, start:stop], state)
+        chunk, state = model.forward_incremental(tokens_BT[:, start:stop], state)
         hidden.append(chunk.detach())
     return torch.cat(hidden, 1), state
 
@@ -104,7 +104,7 @@ def test_rows_of_a_state_can_be_picked_dropped_and_doubled(family: str, rows: li
     tokens_BT = tiny.tokens(3, 8)
     picked = torch.tensor(rows)
     _, state = read(model, tokens_BT[:, :cut], [])
-    chosen = state[picked].trimmed()
+    chosen = state.select_rows(picked.tolist()).trim_common_padding()
     hidden, _ = read(model, tokens_BT[picked][:, cut:], [], chosen)
     torch.testing.assert_close(hidden, full(model, tokens_BT)[picked][:, cut:], **EXACT)
 
@@ -118,11 +118,11 @@ def test_a_state_is_a_value(family: str) -> None:
     _, state = read(model, tokens_BT[:, :3], [])
     before = [[t.clone() for t in layer] for layer in state.layers]
     length = state.length
-    model.advance(tokens_BT[:, 3:], state)
+    model.forward_incremental(tokens_BT[:, 3:], state)
     assert state.length == length
     for layer, copies in zip(state.layers, before, strict=True):
         assert all(torch.equal(t, copy) for t, copy in zip(layer, copies, strict=True))
-    again, _ = model.advance(tokens_BT[:, 3:], state)
+    again, _ = model.forward_incremental(tokens_BT[:, 3:], state)
     torch.testing.assert_close(again, full(model, tokens_BT)[:, 3:], **EXACT)
 
 
@@ -136,7 +136,7 @@ def test_a_state_before_the_first_token(family: str) -> None:
     for layer in state.layers:
         for tensor in layer:
             assert tensor.shape[0] == 3
-        if isinstance(layer, KeyValue):
+        if isinstance(layer, KeyValueCache):
             assert layer.k_BNSH.shape[2] == layer.v_BNSH.shape[2] == in_state
         if isinstance(layer, Memory):
             assert layer.k_BNSH.shape[2] == layer.v_BNSH.shape[2] == 2
@@ -149,7 +149,7 @@ def test_a_prefix_may_be_empty(family: str, padding: bool) -> None:
     texts: list[list[int]] = [[], [3, 1, 4]] if padding else [[], []]
     hidden, _ = read(model, tiny.tokens(2, 6), [2], tiny.start(model, 2, texts))
     torch.testing.assert_close(hidden, full(model, tiny.tokens(2, 6), texts), **EXACT)
-    without_source, _ = read(model, tiny.tokens(2, 6), [2], model.start(Batch(tiny.tokens(2, 1))))
+    without_source, _ = read(model, tiny.tokens(2, 6), [2], model.initial_state(Batch(tiny.tokens(2, 1))))
     torch.testing.assert_close(hidden[0], without_source[0], **EXACT)
 
 
@@ -157,7 +157,7 @@ def test_a_prefix_may_be_empty(family: str, padding: bool) -> None:
 def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 5), [])
     n_kv_heads = FAMILIES[family]["n_kv_heads"]
-    kept = [layer for layer in state.layers if isinstance(layer, KeyValue | Memory)]
+    kept = [layer for layer in state.layers if isinstance(layer, KeyValueCache | Memory)]
     assert kept
     for layer in kept:
         assert layer.k_BNSH.shape[:2] == layer.v_BNSH.shape[:2] == (2, n_kv_heads)
@@ -179,7 +179,7 @@ def test_joined_rows_equal_each_row_alone(family: str, lengths: list[int], cuts:
     states = [
         read(model, row[:, :-5], [], tiny.start(model, 1, [text]))[1] for row, text in zip(rows, texts, strict=True)
     ]
-    joined = DecodeState.join(states)
+    joined = DecodeState.join_rows(states)
     read_so_far = [state.length for state in states]
     assert joined.length == max(read_so_far)
     assert (joined.padding_B is None) == (len(set(read_so_far)) == 1)
@@ -205,15 +205,15 @@ def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataOb
             read(model, arrival, [], tiny.start(model, 1, [text]))[1]
             for arrival, text in zip(arrivals, texts, strict=True)
         ]
-        state = DecodeState.join(states if state is None else [state, *states])
+        state = DecodeState.join_rows(states if state is None else [state, *states])
         rows += [(text, arrival[0].tolist()) for text, arrival in zip(texts, arrivals, strict=True)]
         step = tiny.tokens(len(rows), data.draw(st.integers(1, 3)), seed=100 + turn)
-        hidden, state = model.advance(step, state)
+        hidden, state = model.forward_incremental(step, state)
         rows = [(text, own + more) for (text, own), more in zip(rows, step.tolist(), strict=True)]
         for (text, own), last in zip(rows, hidden[:, -1], strict=True):
             torch.testing.assert_close(last.detach(), full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
         stay = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=3))
-        state, rows = state[torch.tensor(stay)].trimmed(), [rows[i] for i in stay]
+        state, rows = state.select_rows(stay).trim_common_padding(), [rows[i] for i in stay]
 
 
 @pytest.mark.sampled(12)
@@ -226,7 +226,7 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
         read(model, tiny.tokens(1, length), [], tiny.start(model, 1, [text]))[1]
         for length, text in zip(lengths, texts, strict=True)
     ]
-    joined = DecodeState.join(states)
+    joined = DecodeState.join_rows(states)
     missing = states[1].length - states[0].length
     assert joined.padding_B is not None
     assert joined.padding_B.tolist() == [missing, 0]
@@ -237,11 +237,11 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
             if isinstance(layer, RowTokens):
                 t[0, :missing] = 3
             else:
-                t[0, :, slice(0, missing) if isinstance(layer, KeyValue) else slice(2, None)] = 1e6
+                t[0, :, slice(0, missing) if isinstance(layer, KeyValueCache) else slice(2, None)] = 1e6
         spoiled.append(type(layer)(*copies) if copies else ())
     step = tiny.tokens(2, 3, seed=5)
-    one, _ = model.advance(step, joined)
-    two, _ = model.advance(step, replace(joined, layers=tuple(spoiled)))
+    one, _ = model.forward_incremental(step, joined)
+    two, _ = model.forward_incremental(step, replace(joined, layers=tuple(spoiled)))
     torch.testing.assert_close(one, two, **EXACT)
 
 
@@ -253,24 +253,24 @@ def search(model: LanguageModel, parents: Sequence[Sequence[int]], width: int, l
     texts = tiny.sources(len(lengths), seed=5)
     beginnings = [tiny.tokens(1, length, seed=length) for length in lengths]
     states = [
-        read(model, tokens, [], tiny.start(model, 1, [text]))[1][torch.zeros(width, dtype=torch.long)]
+        read(model, tokens, [], tiny.start(model, 1, [text]))[1].select_rows([0] * width)
         for tokens, text in zip(beginnings, texts, strict=True)
     ]
-    state = DecodeState.join(states)
+    state = DecodeState.join_rows(states)
     rows = [(text, tokens[0].tolist()) for text, tokens in zip(texts, beginnings, strict=True) for _ in range(width)]
     for step, chosen in enumerate(parents):
         new = tiny.tokens(len(rows), 1, seed=100 + step)
-        hidden, state = model.advance(new, state)
+        hidden, state = model.forward_incremental(new, state)
         rows = [(text, own + more) for (text, own), more in zip(rows, new.tolist(), strict=True)]
         for (text, own), last in zip(rows, hidden[:, -1], strict=True):
             torch.testing.assert_close(last, full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
         kept = [line * width + parent for line in range(len(lengths)) for parent in chosen]
-        state, rows = state[torch.tensor(kept)].trimmed(), [rows[i] for i in kept]
+        state, rows = state.select_rows(kept).trim_common_padding(), [rows[i] for i in kept]
     return state
 
 
 def keeps_lines(state: DecodeState) -> bool:
-    return any(isinstance(layer, KeyValue | Memory) for layer in state.layers)
+    return any(isinstance(layer, KeyValueCache | Memory) for layer in state.layers)
 
 
 @pytest.mark.sampled(6)
@@ -284,7 +284,7 @@ def test_rows_that_share_a_line_equal_each_row_alone(family: str, parents: list[
     """As in a beam search: any reordering of hypotheses, each of which attends to its own past only."""
     with torch.inference_mode():
         state = search(model_of(family), parents, 3, lengths)
-    assert state.width == (3 if keeps_lines(state) else 1)
+    assert state.rows_per_line == (3 if keeps_lines(state) else 1)
     assert state.n_rows == 3 * len(lengths)
 
 
@@ -297,11 +297,11 @@ def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) ->
     text = [[3, 1, 4]]
     with torch.inference_mode():
         _, state = read(model, tokens_BT[:1, :3], [], tiny.start(model, 1, text))
-        shared, state = read(model, tokens_BT[:, 3:6], [2], state[torch.tensor([0, 0, 0])])
-        apart = state[torch.tensor([2, 0])]
-        assert apart.width == (2 if keeps_lines(state) else 1)
-        apart = apart.pick([1, 0], apart=True)
-        assert apart.branches is None
+        shared, state = read(model, tokens_BT[:, 3:6], [2], state.select_rows([0, 0, 0]))
+        apart = state.select_rows([2, 0])
+        assert apart.rows_per_line == (2 if keeps_lines(state) else 1)
+        apart = apart.select_rows([1, 0], own_lines=True)
+        assert apart.shared_lines is None
         alone, _ = read(model, tokens_BT[[0, 2], 6:], [1], apart)
     wanted = full(model, tokens_BT, text * 3)
     torch.testing.assert_close(shared, wanted[:, 3:6], **EXACT)
@@ -311,11 +311,11 @@ def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) ->
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["gpt2", "rotary", "window", "relative", "2017", "lstm with a memory"])
 def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "LEAST_ROOM", 0)
+    monkeypatch.setattr(state_module, "MIN_SPARE_SLOTS", 0)
     with torch.inference_mode():
         state = search(model_of(family), [[0, 0, 0]] * 16, 3, (2, 4))
-    assert state.branches is not None
-    assert state.branches.seen_BS.shape[1] < 2 * (state.length + 3)
+    assert state.shared_lines is not None
+    assert state.shared_lines.seen_BS.shape[1] < 2 * (state.length + 3)
 
 
 @pytest.mark.sampled(18)
@@ -325,18 +325,18 @@ def test_a_search_copies_no_keys_and_values(family: str) -> None:
     model = model_of(family)
     with torch.inference_mode():
         _, state = read(model, tiny.tokens(1, 3), [], tiny.start(model, 1))
-        state = state[torch.tensor([0, 0, 0])]
-        _, state = model.advance(tiny.tokens(3, 1), state)
+        state = state.select_rows([0, 0, 0])
+        _, state = model.forward_incremental(tiny.tokens(3, 1), state)
         before = places_of(state)
         for parents in ([0, 0, 2], [2, 1, 0], [1, 1, 1]):
-            _, state = model.advance(tiny.tokens(3, 1), state[torch.tensor(parents)])
+            _, state = model.forward_incremental(tiny.tokens(3, 1), state.select_rows(parents))
     assert places_of(state) == before
-    assert all(len(layer.k_BNSH) == 1 for layer in state.layers if isinstance(layer, KeyValue | Memory))
+    assert all(len(layer.k_BNSH) == 1 for layer in state.layers if isinstance(layer, KeyValueCache | Memory))
 
 
 def places_of(state: DecodeState) -> list[int]:
     """Memory addresses of keys and values."""
-    return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValue | Memory) for t in layer]
+    return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValueCache | Memory) for t in layer]
 
 
 @pytest.mark.sampled(18)
@@ -350,8 +350,8 @@ def test_two_futures_of_one_state(family: str) -> None:
         _, state = read(model, tokens_BT[:, :3], [])
         one, first = read(model, tokens_BT[:, 3:6], [1], state)
         two, second = read(model, other_BT[:, 3:6], [2], state)
-        more_one, _ = model.advance(tokens_BT[:, 6:], first)
-        more_two, _ = model.advance(other_BT[:, 6:], second)
+        more_one, _ = model.forward_incremental(tokens_BT[:, 6:], first)
+        more_two, _ = model.forward_incremental(other_BT[:, 6:], second)
     torch.testing.assert_close(torch.cat((one, more_one), 1), full(model, tokens_BT)[:, 3:], **EXACT)
     torch.testing.assert_close(torch.cat((two, more_two), 1), full(model, other_BT)[:, 3:], **EXACT)
 
@@ -359,9 +359,9 @@ def test_two_futures_of_one_state(family: str) -> None:
 def test_caches_grow_by_half_at_a_time() -> None:
     """So that copies for n tokens are O(n), not O(n^2)."""
     with torch.inference_mode():
-        state, rooms = KeyValue(torch.zeros(1, 1, 0, 1), torch.zeros(1, 1, 0, 2)), set()
+        state, rooms = KeyValueCache(torch.zeros(1, 1, 0, 1), torch.zeros(1, 1, 0, 2)), set()
         for i in range(2000):
-            state = state.plus(torch.full((1, 1, 1, 1), float(i)), torch.full((1, 1, 1, 2), -float(i)))
+            state = state.append(torch.full((1, 1, 1, 1), float(i)), torch.full((1, 1, 1, 2), -float(i)))
             rooms.add(state.k_BNSH.data_ptr())
     assert len(rooms) < 12
     assert torch.equal(state.k_BNSH.flatten(), torch.arange(2000.0))
@@ -382,7 +382,7 @@ def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> N
 @families
 def test_a_state_of_no_rows(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 3), [])
-    assert state[torch.tensor([], dtype=torch.long)].n_rows == 0
+    assert state.select_rows([]).n_rows == 0
 
 
 @pytest.mark.sampled(18)
@@ -393,10 +393,10 @@ def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
     lengths = (4, 6, 2)
     with torch.inference_mode():
         _, together = read(model, tokens_BT[:, :6], [])
-        if not together.goes_back:
+        if not together.can_rewind:
             return
         n_source = together.length - 6  # of a prefix
-        hidden, _ = read(model, tokens_BT[:, 6:9], [2], together.each_upto([n_source + n for n in lengths]))
+        hidden, _ = read(model, tokens_BT[:, 6:9], [2], together.truncate_rows([n_source + n for n in lengths]))
         for row, n in enumerate(lengths):
             _, alone = read(model, tokens_BT[:, :n], [])
             expected, _ = read(model, tokens_BT[:, 6:9], [2], alone)
@@ -411,16 +411,16 @@ def test_states_that_hold_all_positions_go_back(family: str) -> None:
     with torch.inference_mode():
         _, before = read(model, tokens_BT[:, :5], [])
         _, after = read(model, tiny.tokens(1, 4, seed=9), [], before)
-        kept = after.upto(before.length)
-        assert after.goes_back == (kept is not None)
+        kept = after.truncate(before.length)
+        assert after.can_rewind == (kept is not None)
         if kept is None:
-            assert any(layer and not isinstance(layer, KeyValue | Memory) for layer in after.layers)
+            assert any(layer and not isinstance(layer, KeyValueCache | Memory) for layer in after.layers)
             return
         expected = full(model, tokens_BT)[:, 5:]
         hidden, _ = read(model, tokens_BT[:, 5:], [3], kept)
         torch.testing.assert_close(hidden, expected, **EXACT)
-        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaimed())
+        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaim_slots_())
         torch.testing.assert_close(hidden, expected, **EXACT)
         for old, new in zip(after.layers, later.layers, strict=True):
-            if isinstance(old, KeyValue) and isinstance(new, KeyValue):
+            if isinstance(old, KeyValueCache) and isinstance(new, KeyValueCache):
                 assert old.k_BNSH.data_ptr() == new.k_BNSH.data_ptr()

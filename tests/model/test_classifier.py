@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.heads import Classifier, Pool, Tagger, pooling
+from lmtool.model.heads import Classifier, Pooling, Tagger, TokenHeadModel, resolve_pooling
 from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
 from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
@@ -23,7 +23,7 @@ def states() -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
 def test_pools_equal_loops(kind: str) -> None:
     torch.manual_seed(0)
-    pool, hidden = Pool(kind, 4).double(), states()  # type: ignore[arg-type]
+    pool, hidden = Pooling(kind, 4).double(), states()  # type: ignore[arg-type]
     found = pool(hidden, KEEP).detach().numpy()
     for row in range(3):
         kept = [hidden[row, t].numpy() for t in range(5) if KEEP[row, t]]
@@ -48,7 +48,7 @@ def test_pools_equal_loops(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
 def test_without_padding_all_positions_count(kind: str) -> None:
     torch.manual_seed(0)
-    pool, hidden = Pool(kind, 4).double(), states()  # type: ignore[arg-type]
+    pool, hidden = Pooling(kind, 4).double(), states()  # type: ignore[arg-type]
     everything = torch.ones(3, 5, dtype=torch.bool)
     torch.testing.assert_close(pool(hidden, None), pool(hidden, everything))
 
@@ -77,10 +77,10 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
     rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 1, 4)]
     tokens, keep = tiny.padded(rows)
     assert keep is not None
-    together = model.answer(Batch(tokens, keep_BT=keep)).scores_BC
+    together = model.run_head(Batch(tokens, keep_BT=keep)).scores
     assert together.shape == (4, 3)
     for row, scores in zip(rows, together, strict=True):
-        alone = model.answer(Batch(torch.tensor([row]))).scores_BC
+        alone = model.run_head(Batch(torch.tensor([row]))).scores
         torch.testing.assert_close(scores, alone[0], rtol=1e-6, atol=1e-6)
 
 
@@ -94,10 +94,10 @@ def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, fi
     assert model.mix is not None
     with torch.no_grad():
         model.mix.scalars_L.copy_(torch.arange(len(model.mix.scalars_L)).double())
-        states = [layer[0].numpy() for layer in body.layers(batch)][first:]
+        states = [layer[0].numpy() for layer in body.layer_outputs(batch)][first:]
         mixed = scalar_mix(states, model.mix.scalars_L.tolist(), 1.0)
         wanted = model.head.weight.numpy() @ mixed[-1] + model.head.bias.numpy()
-        np.testing.assert_allclose(model.answer(batch).scores_BC[0], wanted, rtol=1e-5)
+        np.testing.assert_allclose(model.run_head(batch).scores[0], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["elmo", "bert"])
@@ -111,15 +111,15 @@ def test_a_probe_reads_one_layer(family: str, kind: str, layer: int) -> None:
     model: Classifier | Tagger
     if kind == "tagging":
         model = Tagger(body, Tagging.model_validate(values), of).double().eval()
-        scores = model.scores(batch).scores_BTC[0]
+        scores = TokenHeadModel.run_head(model, batch).scores[0]
     else:
         spec = {**values, "task": "class", "pool": "last"}
         model = Classifier(body, Classification.model_validate(spec), of).double().eval()
-        scores = model.answer(batch).scores_BC
-    states = body.layers(batch)[layer][0, -scores.shape[0] :].detach()
+        scores = model.run_head(batch).scores
+    states = body.layer_outputs(batch)[layer][0, -scores.shape[0] :].detach()
     wanted = states @ model.head.weight.T + model.head.bias
     torch.testing.assert_close(scores, wanted.float())
-    depths = body.depths()
+    depths = body.parameter_depths()
     learning = {depths[parameter] for parameter in body.parameters() if parameter.requires_grad}
     assert max(learning) == layer
 
@@ -142,7 +142,7 @@ def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
     seen: list[torch.Tensor] = []
     model.head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
     batch = Batch(tiny.tokens(3, 6))
-    scores_BC = model.answer(batch).scores_BC
+    scores_BC = model.run_head(batch).scores
     loss = torch.nn.functional.cross_entropy(scores_BC, torch.tensor([1, 0, 1]), reduction="sum")
     (found,) = torch.autograd.grad(loss, [model.head.weight])
     row = np.append(model.head.weight[0].detach().numpy(), model.head.bias.detach().numpy())
@@ -163,9 +163,9 @@ def test_one_score_is_for_two_classes() -> None:
 
 def test_auto_pooling_is_that_of_the_papers() -> None:
     spec = Classification(kind="classification")
-    assert pooling(spec, tiny.spec(shape="encoder")) == "first"
-    assert pooling(spec, tiny.spec(shape="decoder")) == "last"
-    assert pooling(Classification(kind="classification", pool="max"), tiny.spec()) == "max"
+    assert resolve_pooling(spec, tiny.spec(shape="encoder")) == "first"
+    assert resolve_pooling(spec, tiny.spec(shape="decoder")) == "last"
+    assert resolve_pooling(Classification(kind="classification", pool="max"), tiny.spec()) == "max"
 
 
 def test_a_classifier_still_is_its_language_model() -> None:
@@ -174,7 +174,7 @@ def test_a_classifier_still_is_its_language_model() -> None:
     batch = Batch(tiny.tokens(2, 7))
     assert torch.equal(model.logits(model(batch).hidden_BTD), body.logits(body(batch).hidden_BTD))
     assert torch.equal(model.token_vectors(), body.token_vectors())
-    assert all(torch.equal(*pair) for pair in zip(model.layers(batch), body.layers(batch), strict=True))
-    state = model.start(batch)
-    hidden, _ = model.advance(batch.tokens_BT, state)
+    assert all(torch.equal(*pair) for pair in zip(model.layer_outputs(batch), body.layer_outputs(batch), strict=True))
+    state = model.initial_state(batch)
+    hidden, _ = model.forward_incremental(batch.tokens_BT, state)
     torch.testing.assert_close(hidden, body(batch).hidden_BTD)

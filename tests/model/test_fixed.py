@@ -8,7 +8,7 @@ import torch
 
 from lmtool.model import DecodeState
 from lmtool.model import fixed as module
-from lmtool.model.fixed import FixedState, Shape
+from lmtool.model.fixed import FixedState, StateShape
 from lmtool.model.state import RowTokens
 from tests.model import tiny
 from tests.model.tiny import CACHED, TRANSFORMERS
@@ -19,8 +19,8 @@ families = pytest.mark.parametrize("family", [name for name in CACHED if name in
 
 @pytest.fixture(autouse=True)
 def _few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_SLOTS", 16)
-    monkeypatch.setattr(module, "SOURCE_STEP", 4)
+    monkeypatch.setattr(module, "MIN_SLOTS", 16)
+    monkeypatch.setattr(module, "SOURCE_LENGTH_MULTIPLE", 4)
 
 
 def state_of(family: str, lengths: tuple[int, ...], seed: int = 0) -> tuple[Any, DecodeState]:
@@ -29,14 +29,14 @@ def state_of(family: str, lengths: tuple[int, ...], seed: int = 0) -> tuple[Any,
     states = []
     for row, length in enumerate(lengths):
         texts = [tiny.sources(4, seed)[row]]
-        _, state = model.advance(tiny.tokens(1, length, seed=seed + row), tiny.start(model, 1, texts))
+        _, state = model.forward_incremental(tiny.tokens(1, length, seed=seed + row), tiny.start(model, 1, texts))
         states.append(state)
-    return model, DecodeState.join(states).trimmed()
+    return model, DecodeState.join_rows(states).trim_common_padding()
 
 
 def fixed_of(state: DecodeState) -> FixedState:
-    fixed = FixedState.like(state, Shape.of(state))
-    fixed.load(state)
+    fixed = FixedState.empty_like(state, StateShape.from_state(state))
+    fixed.copy_from_(state)
     return fixed
 
 
@@ -48,13 +48,13 @@ def test_steps_equal_those_of_a_growing_cache(family: str, lengths: tuple[int, .
     model, state = state_of(family, lengths)
     fixed: DecodeState = fixed_of(state)
     # what was there before another state was loaded changes nothing
-    fixed.load(state_of(family, lengths, seed=40)[1])  # type: ignore[attr-defined]
-    model.advance(tiny.tokens(len(lengths), 1, seed=3), fixed)
-    fixed.load(state)  # type: ignore[attr-defined]
+    fixed.copy_from_(state_of(family, lengths, seed=40)[1])  # type: ignore[attr-defined]
+    model.forward_incremental(tiny.tokens(len(lengths), 1, seed=3), fixed)
+    fixed.copy_from_(state)  # type: ignore[attr-defined]
     for step in range(5):
         tokens_B1 = tiny.tokens(len(lengths), 1, seed=50 + step)
-        wanted, state = model.advance(tokens_B1, state)
-        found, fixed = model.advance(tokens_B1, fixed)
+        wanted, state = model.forward_incremental(tokens_B1, state)
+        found, fixed = model.forward_incremental(tokens_B1, fixed)
         torch.testing.assert_close(found, wanted, **EXACT)
         torch.testing.assert_close(model.logits(found), model.logits(wanted), **EXACT)
 
@@ -67,17 +67,17 @@ def test_it_grows_on(family: str) -> None:
     model, state = state_of(family, (2, 4, 3))
     fixed = fixed_of(state)
     tokens_B1 = tiny.tokens(3, 1, seed=9)
-    _, state = model.advance(tokens_B1, state)
-    _, stepped = model.advance(tokens_B1, replace(fixed, length=state.length - 1))
+    _, state = model.forward_incremental(tokens_B1, state)
+    _, stepped = model.forward_incremental(tokens_B1, replace(fixed, length=state.length - 1))
     other = state_of(family, (5,), seed=7)[1]
     for before, after in (
-        (state, stepped.growing()),
-        (state.pick([2, 0]), stepped.pick([2, 0])),
-        (DecodeState.join([state, other]), DecodeState.join([stepped, other])),
+        (state, stepped.to_growable()),
+        (state.select_rows([2, 0]), stepped.select_rows([2, 0])),
+        (DecodeState.join_rows([state, other]), DecodeState.join_rows([stepped, other])),
     ):
         tokens_BT = tiny.tokens(before.n_rows, 3, seed=11)
-        wanted, _ = model.advance(tokens_BT, before)
-        torch.testing.assert_close(model.advance(tokens_BT, after)[0], wanted, **EXACT)
+        wanted, _ = model.forward_incremental(tokens_BT, before)
+        torch.testing.assert_close(model.forward_incremental(tokens_BT, after)[0], wanted, **EXACT)
 
 
 @torch.inference_mode()
@@ -87,7 +87,7 @@ def test_tokens_of_ngrams_grow_into_those_that_were_loaded() -> None:
     assert families
     for family in families:
         _, state = state_of(family, (1, 2, 2))
-        grown = replace(fixed_of(state), length=state.length).growing()
+        grown = replace(fixed_of(state), length=state.length).to_growable()
         loaded, again = ([part for part in one.layers if isinstance(part, RowTokens)] for one in (state, grown))
         assert len(loaded) == len(again) > 0
         for layers in zip(again, loaded, strict=True):
@@ -100,18 +100,18 @@ def test_nothing_is_allocated_for_a_longer_text() -> None:
     fixed = fixed_of(state)
     before = [tensor.data_ptr() for layer in fixed.layers for tensor in layer]
     for step in range(4):
-        _, after = model.advance(tiny.tokens(1, 1, seed=step), fixed)
+        _, after = model.forward_incremental(tiny.tokens(1, 1, seed=step), fixed)
         assert [tensor.data_ptr() for layer in after.layers for tensor in layer] == before
-    assert int(fixed.newest_1) == 6
+    assert int(fixed.newest_position_1) == 6
 
 
 @pytest.mark.parametrize(("length", "n_slots"), [(1, 16), (14, 16), (15, 32), (30, 32)])
 def test_slots_are_a_power_of_two_with_one_for_the_next_position(length: int, n_slots: int) -> None:
     """And one more, at the end."""
-    assert Shape.of(state_of("alibi", (length,))[1]) == (1, n_slots, 0)
+    assert StateShape.from_state(state_of("alibi", (length,))[1]) == (1, n_slots, 0)
 
 
 def test_slots_of_a_source() -> None:
     model, state = state_of("2017", (2, 2, 2))
-    assert Shape.of(state).n_source == 4
-    assert Shape.of(tiny.start(model, 1, [[1, 2, 3, 4, 5]])).n_source == 8
+    assert StateShape.from_state(state).n_source == 4
+    assert StateShape.from_state(tiny.start(model, 1, [[1, 2, 3, 4, 5]])).n_source == 8

@@ -14,9 +14,9 @@ from torch import Tensor
 from lmtool.batch import Batch, Mask
 from lmtool.model import LanguageModel
 from lmtool.model.layers import attention
-from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
-from lmtool.model.layers.scores import Additive, Bilinear, Score
+from lmtool.model.layers.scores import AdditiveScore, BilinearScore, Score
 from tests.model import tiny
 
 CPU = torch.device("cpu")
@@ -76,8 +76,8 @@ def flexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flexes]:
 
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",))
-    monkeypatch.setattr(attention, "FLEX_FROM", 2)
-    monkeypatch.setattr(attention, "FLEX_WIDTH", 1)
+    monkeypatch.setattr(attention, "FLEX_MIN_POSITIONS", 2)
+    monkeypatch.setattr(attention, "FLEX_MIN_HEAD_WIDTH", 1)
     torch._dynamo.reset()
     yield Flexes()
     torch._dynamo.reset()
@@ -103,7 +103,7 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
     )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = Attend(mask, T, positions_PS, rule)
+        attend = AttentionOp(mask, T, positions_PS, rule)
         return attend(q, k, v, 0.0)
 
     found = flexes.of(run)(q, k, v)
@@ -119,7 +119,7 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
 
 def test_a_query_without_keys_stays_finite(flexes: Flexes) -> None:
     q = drawn(B, N, T, H, seed=1).requires_grad_()
-    mixed = flexes.of(lambda q: Attend(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
+    mixed = flexes.of(lambda q: AttentionOp(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
     mixed.sum().backward()
     assert flexes.masks
     assert q.grad is not None
@@ -137,7 +137,7 @@ OTHERS: dict[str, tuple[Mask, AttentionPositions, Score, float]] = {
     "dilated windows": (Mask(True, 5, 2), AttentionPositions(), Score(1.0), 0.0),
     "relative positions": (WINDOW, RelativePositions(N, 8, 20, True).double(), Score(1.0), 0.0),
     "positions derived from others": (WINDOW, _AnotherAlibi(N).double(), Score(1.0), 0.0),
-    "additive scores": (WINDOW, AttentionPositions(), Additive(N, H, H).double(), 0.0),
+    "additive scores": (WINDOW, AttentionPositions(), AdditiveScore(N, H, H).double(), 0.0),
     "dropout": (WINDOW, AttentionPositions(), Score(1.0), 0.1),
 }
 
@@ -149,36 +149,38 @@ def test_what_it_does_not_have_is_computed_as_before(
     mask, rule, score, dropout = case
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x = drawn(B, N, T, H, seed=1)
-    assert not Attend(mask, T, torch.arange(T)[None], rule=rule)._flexes(x, x, dropout, score)
-    assert Attend(WINDOW, T, torch.arange(T)[None], rule=AttentionPositions())._flexes(x, x, 0.0, Score(1.0))
+    assert not AttentionOp(mask, T, torch.arange(T)[None], position=rule)._can_use_flex(x, x, dropout, score)
+    assert AttentionOp(WINDOW, T, torch.arange(T)[None], position=AttentionPositions())._can_use_flex(
+        x, x, 0.0, Score(1.0)
+    )
 
 
 @pytest.mark.slow
 def test_scores_with_weights(flexes: Flexes) -> None:
     """They are dot products of transformed queries and keys."""
-    score, q = Bilinear(N, H).double(), drawn(B, N, T, H, seed=1)
+    score, q = BilinearScore(N, H).double(), drawn(B, N, T, H, seed=1)
 
     def run(q: Tensor) -> Tensor:
-        return Attend(WINDOW, T, torch.arange(T)[None])(q, score.keys(q), q, 0.0, score)
+        return AttentionOp(WINDOW, T, torch.arange(T)[None])(q, score.transform_keys(q), q, 0.0, score)
 
     found = flexes.of(run)(q)
     assert flexes.masks
     torch.testing.assert_close(found, run(q), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("n_keys", [attention.FLEX_FROM - 1, attention.FLEX_FROM])
+@pytest.mark.parametrize("n_keys", [attention.FLEX_MIN_POSITIONS - 1, attention.FLEX_MIN_POSITIONS])
 def test_only_long_rows_on_gpus(monkeypatch: pytest.MonkeyPatch, n_keys: int) -> None:
     """And only while a model is compiled."""
 
     def flexes(device: str, width: int) -> bool:
         monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",) if device in devices else ())
         x = torch.empty(1, 1, n_keys, width)
-        return Attend(WINDOW, n_keys, torch.zeros(1, n_keys))._flexes(x, x, 0.0, Score(1.0))
+        return AttentionOp(WINDOW, n_keys, torch.zeros(1, n_keys))._can_use_flex(x, x, 0.0, Score(1.0))
 
-    devices, wide = attention.FLEX_DEVICES, attention.FLEX_WIDTH
+    devices, wide = attention.FLEX_DEVICES, attention.FLEX_MIN_HEAD_WIDTH
     assert not flexes("cuda", wide)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert flexes("cuda", wide) == (n_keys >= attention.FLEX_FROM)
+    assert flexes("cuda", wide) == (n_keys >= attention.FLEX_MIN_POSITIONS)
     assert not flexes("cuda", wide - 1)
     assert not flexes("cpu", wide)
 
@@ -239,7 +241,7 @@ def test_models(flexes: Flexes, family: str, rows: str, n_masks: int) -> None:
 def test_compiled_on_a_gpu(changes: dict[str, Any], rows: str, precision: torch.dtype) -> None:
     """Its kernels, forward and backward, against those of SDPA."""
     torch.set_float32_matmul_precision("highest")
-    length = attention.FLEX_FROM + 76
+    length = attention.FLEX_MIN_POSITIONS + 76
     model = tiny.model(dtype=torch.float32, d_model=64, n_heads=4, context=length, **{"head_width": 16} | changes)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -120,8 +120,8 @@ def test_padding_anywhere_in_a_source_changes_nothing(
         hidden = model(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD
         alone = model(Batch(answer, source_BS=text)).hidden_BTD
     torch.testing.assert_close(hidden, alone, **EXACT)
-    state = model.start(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS))
-    torch.testing.assert_close(model.advance(answer, state)[0], alone, **EXACT)
+    state = model.initial_state(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS))
+    torch.testing.assert_close(model.forward_incremental(answer, state)[0], alone, **EXACT)
 
 
 @pytest.mark.parametrize("family", [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "prefix"])
@@ -133,7 +133,9 @@ def test_padding_anywhere_in_a_prefix_changes_nothing(family: str, keep: list[bo
     keep_BS = torch.tensor([keep])
     source_BS = torch.tensor([filler])
     source_BS[keep_BS] = text[0]
-    hidden, _ = model.advance(rest, model.start(Batch(rest, source_BS=source_BS, source_keep_BS=keep_BS)))
+    hidden, _ = model.forward_incremental(
+        rest, model.initial_state(Batch(rest, source_BS=source_BS, source_keep_BS=keep_BS))
+    )
     torch.testing.assert_close(hidden, tiny.read(model, rest, text.tolist()), **EXACT)
 
 

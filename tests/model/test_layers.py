@@ -35,7 +35,7 @@ def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, sha
     changes: dict[str, Any] = {**DECODERS[family], "shape": shape, "n_layers": 3}
     model = tiny.model(**changes)
     batch = Batch(tiny.tokens(2, 7), keep_BT=KEEP)
-    layers = model.layers(batch)
+    layers = model.layer_outputs(batch)
     assert [layer.shape for layer in layers] == [(2, 7, 16)] * 4
     torch.testing.assert_close(layers[-1], last_of(model, batch), **EXACT)
     # a model truncated after k layers has the output of layer k, after its own final norm
@@ -45,8 +45,8 @@ def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, sha
             {name: value for name, value in model.state_dict().items() if name in shorter.state_dict()}
         )
         stack = shorter.encoder if shape == "encoder-decoder" else shorter.stack
-        torch.testing.assert_close(stack.norm(layers[k]), shorter.layers(batch)[-1], **EXACT)  # type: ignore[operator, union-attr]
-        torch.testing.assert_close(shorter.layers(batch)[0], layers[0], **EXACT)
+        torch.testing.assert_close(stack.norm(layers[k]), shorter.layer_outputs(batch)[-1], **EXACT)  # type: ignore[operator, union-attr]
+        torch.testing.assert_close(shorter.layer_outputs(batch)[0], layers[0], **EXACT)
 
 
 @shapes
@@ -54,7 +54,9 @@ def test_the_first_is_the_embedding_of_tokens_and_positions(shape: str) -> None:
     model = tiny.model(shape=shape)
     tokens_BT = tiny.tokens(2, 7)
     positions_TD = model.state_dict()["inputs.position.table.weight"][:7]
-    torch.testing.assert_close(model.layers(Batch(tokens_BT))[0], model.token_vectors()[tokens_BT] + positions_TD)
+    torch.testing.assert_close(
+        model.layer_outputs(Batch(tokens_BT))[0], model.token_vectors()[tokens_BT] + positions_TD
+    )
 
 
 @shapes
@@ -76,11 +78,11 @@ def test_recurrent_layers(shape: str, both: bool) -> None:
     )
     model = build(spec, tiny.VOCAB).double().eval()
     tokens_BT = tiny.tokens(2, 7)
-    layers = model.layers(Batch(tokens_BT, keep_BT=KEEP))
+    layers = model.layer_outputs(Batch(tokens_BT, keep_BT=KEEP))
     width = 12 if shape == "bidirectional" else 6
     assert [layer.shape for layer in layers] == [(2, 7, width)] * 4
     torch.testing.assert_close(layers[0][..., :6], model.token_vectors()[tokens_BT], **EXACT)
-    alone = model.layers(Batch(tokens_BT[1:, :4]))
+    alone = model.layer_outputs(Batch(tokens_BT[1:, :4]))
     for together, own in zip(layers, alone, strict=True):
         torch.testing.assert_close(together[1, :4], own[0], **EXACT)
     if shape == "decoder":
@@ -91,13 +93,13 @@ def test_skip_gram_has_the_centres_only() -> None:
     model = build(SkipGram(kind="skipgram", d_model=5), tiny.VOCAB)
     assert isinstance(model, SkipGramModel)
     tokens_BT = tiny.tokens(2, 7)
-    (layer,) = model.layers(Batch(tokens_BT))
+    (layer,) = model.layer_outputs(Batch(tokens_BT))
     assert torch.equal(layer, model.token_vectors()[tokens_BT])
     assert torch.equal(model.token_vectors(), model.centres.weight)
 
 
 def test_counts_are_no_vectors() -> None:
     model = build(NGram(kind="ngram"), tiny.VOCAB)
-    for ask in (model.token_vectors, lambda: model.layers(Batch(tiny.tokens(1, 3)))):
+    for ask in (model.token_vectors, lambda: model.layer_outputs(Batch(tiny.tokens(1, 3)))):
         with pytest.raises(UsageError, match="no token embeddings"):
             ask()

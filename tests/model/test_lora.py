@@ -10,8 +10,8 @@ import torch
 from lmtool import model as models
 from lmtool.batch import Batch
 from lmtool.model.heads import Classifier
-from lmtool.model.layers.attention import JoinedLinear, Mixer, linears_of
-from lmtool.model.lora import AdaptedLinear, adapt, adapters, kept, merge
+from lmtool.model.layers.attention import JoinedLinear, Mixer, find_linears
+from lmtool.model.lora import LoraLinear, adapter_parameter_names, add_adapters_, merge_adapters_, tensors_to_save
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
@@ -25,12 +25,12 @@ def drawn(model: torch.nn.Module, seed: int = 3) -> None:
     """Adapters as after training: without zeros."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if name in set(adapters(model)):
+        if name in set(adapter_parameter_names(model)):
             parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
 
 
 def filled(model: torch.nn.Module, **changes: Any) -> None:
-    adapt(model, Lora(**changes))
+    add_adapters_(model, Lora(**changes))
     drawn(model)
 
 
@@ -47,17 +47,17 @@ def test_quantized_weights_below_adapters(name: str, quantize: Any) -> None:
     wide = {**tiny.TRANSFORMERS[name], "d_model": 32, "d_ff": 64}
     found, wanted = (tiny.model(dtype=torch.float32, **wide) for _ in range(2))
     for model, trains in ((found, True), (wanted, False)):
-        adapt(model, Lora(targets=ALL, quantize=quantize), trains=trains)
+        add_adapters_(model, Lora(targets=ALL, quantize=quantize), keep_quantized=trains)
         drawn(model)
         model.float().logits(model(batch_of(name)).hidden_BTD).square().mean().backward()
     rounded = {key for key, value in found.state_dict().items() if not value.isfinite().all()}
-    assert len(rounded) == len(linears_of(found))
+    assert len(rounded) == len(find_linears(found))
     gradients = dict(wanted.named_parameters())
-    for key in adapters(found):
+    for key in adapter_parameter_names(found):
         torch.testing.assert_close(found.get_parameter(key).grad, gradients[key].grad, rtol=1e-4, atol=1e-6)
-    assert kept(found).keys() == kept(wanted).keys() == set(adapters(found))
+    assert tensors_to_save(found).keys() == tensors_to_save(wanted).keys() == set(adapter_parameter_names(found))
     for model in (found, wanted):
-        merge(model)
+        merge_adapters_(model)
     for key, value in found.state_dict().items():
         torch.testing.assert_close(value, wanted.state_dict()[key], rtol=1e-5, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_a_joined_map_equals_the_plain_formula(adapted: tuple[bool, ...]) -> Non
     torch.manual_seed(0)
     widths, spec = (4, 2, 3), Lora(rank=2, alpha=5.0)
     linear = JoinedLinear(6, widths, bias=True).double()
-    layer = AdaptedLinear(linear, adapted, spec).double()
+    layer = LoraLinear(linear, adapted, spec).double()
     layer.up_OR.data.normal_()
     x = torch.randn(6, dtype=torch.float64)
     lows = iter(layer.down_RI.detach().numpy().reshape(-1, 2, 6))
@@ -89,7 +89,7 @@ def test_a_joined_map_equals_the_plain_formula(adapted: tuple[bool, ...]) -> Non
 
 
 def test_adapters_are_drawn_so_that_what_they_read_keeps_its_size() -> None:
-    layer = AdaptedLinear(torch.nn.Linear(400, 3), (True,), Lora(rank=50))
+    layer = LoraLinear(torch.nn.Linear(400, 3), (True,), Lora(rank=50))
     assert float(layer.down_RI.detach().std()) == pytest.approx(400**-0.5, rel=0.02)
 
 
@@ -100,14 +100,14 @@ def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_i
     batch = batch_of(name)
     with torch.no_grad():
         before = plain.logits(plain(batch).hidden_BTD)
-        adapt(adapted, Lora(rank=2, targets=ALL))
+        add_adapters_(adapted, Lora(rank=2, targets=ALL))
         torch.testing.assert_close(adapted.logits(adapted(batch).hidden_BTD), before, rtol=0, atol=0)
         drawn(adapted)
         after = adapted.logits(adapted(batch).hidden_BTD)
         assert not torch.allclose(after, before)
-        merge(adapted)
+        merge_adapters_(adapted)
         torch.testing.assert_close(adapted.logits(adapted(batch).hidden_BTD), after, rtol=1e-8, atol=1e-9)
-    assert list(adapters(adapted)) == []
+    assert list(adapter_parameter_names(adapted)) == []
     assert {n: p.shape for n, p in adapted.named_parameters()} == {n: p.shape for n, p in plain.named_parameters()}
 
 
@@ -116,7 +116,7 @@ def test_only_targets_have_adapters(targets: tuple[str, ...]) -> None:
     """Names of weights changed by merging."""
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS["2017 pre-norm"]) for _ in range(2))
     filled(adapted, rank=2, targets=targets)
-    merge(adapted)
+    merge_adapters_(adapted)
     changed = set()
     for (name, before), after in zip(plain.named_parameters(), adapted.parameters(), strict=True):
         last = name.split(".")[-2:]
@@ -139,12 +139,12 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     model = Classifier(tiny.model(**tiny.BERT), spec, tiny.spec(**tiny.BERT))
     head = {name for name, _ in model.named_parameters() if not name.startswith("body.")}
     assert {"head.weight", "head.bias", "pool.key.weight"} <= head
-    assert len(kept(model)) == len(model.state_dict())
-    adapt(model.body, Lora())
+    assert len(tensors_to_save(model)) == len(model.state_dict())
+    add_adapters_(model.body, Lora())
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert learning == head | set(adapters(model)) == set(kept(model))
+    assert learning == head | set(adapter_parameter_names(model)) == set(tensors_to_save(model))
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    assert len(set(adapters(model))) == 2 * len(mixers) / 2
+    assert len(set(adapter_parameter_names(model))) == 2 * len(mixers) / 2
 
 
 @pytest.mark.sampled(2)
@@ -156,7 +156,7 @@ def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
         with torch.device("meta"):
             model = models.build(recipe.model, recipe.model.vocab_size or 30_000)
             whole = sum(parameter.numel() for parameter in model.parameters())
-            adapt(model, Lora() if targets is None else Lora(targets=targets))
+            add_adapters_(model, Lora() if targets is None else Lora(targets=targets))
         learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         assert least < learning / whole < most
 
@@ -167,9 +167,9 @@ def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
     tokens = tiny.tokens(2, 9)
     with torch.no_grad():
         whole = model(Batch(tokens)).hidden_BTD
-        state, parts = model.start(Batch(tokens)), []
+        state, parts = model.initial_state(Batch(tokens)), []
         for piece in tokens.split([4, 1, 1, 3], 1):
-            hidden, state = model.advance(piece, state)
+            hidden, state = model.forward_incremental(piece, state)
             parts.append(hidden)
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-8, atol=1e-9)
 
@@ -177,7 +177,7 @@ def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
 def test_dropout_is_of_what_adapters_read() -> None:
     """With zero adapters dropout has no effect."""
     model = tiny.model()
-    adapt(model, Lora(dropout=0.5))
+    add_adapters_(model, Lora(dropout=0.5))
     model.train()
     batch = Batch(tiny.tokens(2, 5))
     assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
@@ -192,5 +192,5 @@ def test_gradients_reach_all_adapters_and_nothing_else() -> None:
     filled(model, targets=ALL)
     model.logits(model(Batch(tiny.tokens(2, 5), source_BS=tiny.tokens(2, 6))).hidden_BTD).square().sum().backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert with_gradient == set(adapters(model))
+    assert with_gradient == set(adapter_parameter_names(model))
     assert all(bool(p.grad.any()) for p in chain(model.parameters()) if p.grad is not None)

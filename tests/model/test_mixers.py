@@ -15,10 +15,10 @@ from lmtool.errors import UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers import stack
-from lmtool.model.layers.attention import Attend, Mixed, Mixer
-from lmtool.model.layers.parts import FeedForward
-from lmtool.model.lora import AdaptedLinear, adapt, merge
-from lmtool.model.packed import PackedMatrix, pack
+from lmtool.model.layers.attention import AttentionOp, Mixer, MixerOutput
+from lmtool.model.layers.blocks import FeedForward
+from lmtool.model.lora import LoraLinear, add_adapters_, merge_adapters_
+from lmtool.model.packed import PackedMatrix, pack_weights_
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
 from tests.model import tiny
@@ -35,21 +35,21 @@ class Traces(Mixer):
         super().__init__()
         self.out = nn.Linear(width, width)
 
-    def start(self, n_rows: int) -> LayerState:
+    def initial_state(self, n_rows: int) -> LayerState:
         return (self.out.weight.new_zeros(n_rows, self.out.in_features),)
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         h_BD = past[0] if past else x_BTD.new_zeros(len(x_BTD), x_BTD.shape[2])
         assert len(h_BD) == len(x_BTD), "a row of its own for each state"
         steps = []
         for t, x_BD in enumerate(x_BTD.unbind(1)):
             before_BD = h_BD
-            if attend.begins_BT is not None:
-                before_BD = before_BD.masked_fill(attend.begins_BT[:, t, None], 0.0)
+            if attend.document_starts_BT is not None:
+                before_BD = before_BD.masked_fill(attend.document_starts_BT[:, t, None], 0.0)
             after_BD = before_BD / 2 + x_BD
             h_BD = after_BD if attend.keep_BT is None else torch.where(attend.keep_BT[:, t, None], after_BD, h_BD)
             steps.append(h_BD)
-        return Mixed(self.out(torch.stack(steps, 1)), (h_BD,) if past else None)
+        return MixerOutput(self.out(torch.stack(steps, 1)), (h_BD,) if past else None)
 
 
 class Team(Mixer):
@@ -59,18 +59,18 @@ class Team(Mixer):
         super().__init__()
         self.members = nn.ModuleList(FeedForward(spec.d_model, 8, "relu", True, 0.0) for _ in range(2))
 
-    def projections(self) -> list[nn.Linear]:
+    def output_projections(self) -> list[nn.Linear]:
         return [member.out for member in self.members]  # type: ignore[misc]
 
-    def start(self, n_rows: int) -> LayerState:
+    def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
         mixed_BTD = sum(member(x_BTD, attend, None).x_BTD for member in self.members)
         if past is not None:
-            return Mixed(mixed_BTD, past)
+            return MixerOutput(mixed_BTD, past)
         keep_BT = torch.ones_like(x_BTD[..., 0]) if attend.keep_BT is None else attend.keep_BT
-        return Mixed(mixed_BTD, None, 0.1 * keep_BT.sum(1))
+        return MixerOutput(mixed_BTD, None, 0.1 * keep_BT.sum(1))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_rows_that_share_a_line_have_a_state_each(with_traces: Callable[..., Lan
     """An encoder-decoder keeps one copy of the source for all rows, in any reordering of these."""
     with torch.inference_mode():
         state = search(with_traces(shape=shape), [[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 2, 2]], 3, [2, 4])
-    assert state.width == (3 if shape == "encoder-decoder" else 1)
+    assert state.rows_per_line == (3 if shape == "encoder-decoder" else 1)
 
 
 def test_padding_and_other_documents_are_told_without_a_mask_of_pairs(
@@ -134,9 +134,9 @@ def test_auxiliary_losses_of_all_layers_add_up(with_teams: Callable[..., Languag
     auxiliary_B = model(batch).auxiliary_B
     torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
     if shape in ("decoder", "encoder"):
-        layers, auxiliary_B = model.layers_and_auxiliary(batch)
+        layers, auxiliary_B = model.layer_outputs_and_auxiliary(batch)
         torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
-        assert all(torch.equal(*pair) for pair in zip(layers, model.layers(batch), strict=True))
+        assert all(torch.equal(*pair) for pair in zip(layers, model.layer_outputs(batch), strict=True))
     if shape == "decoder":
         hidden, _ = read(model, tiny.tokens(2, T), [4])
         torch.testing.assert_close(hidden, full(model, tiny.tokens(2, T)), **EXACT)
@@ -155,19 +155,19 @@ def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) 
         if name.endswith("weight") and parameter.ndim > 1:
             wanted = 0.02 * (4**-0.5 if ".out." in name else 1.0)
             assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.1)
-    assert len(decoder.start(2)) == 4
+    assert len(decoder.initial_state(2)) == 4
 
     model = with_teams()
     batch = Batch(tiny.tokens(2, T))
     whole = model(batch).hidden_BTD
-    adapt(model, Lora(targets=("feed-forward",)))
-    assert sum(isinstance(module, AdaptedLinear) for module in model.modules()) == 2 * 2 * 2
-    merge(model)
+    add_adapters_(model, Lora(targets=("feed-forward",)))
+    assert sum(isinstance(module, LoraLinear) for module in model.modules()) == 2 * 2 * 2
+    merge_adapters_(model)
     torch.testing.assert_close(model(batch).hidden_BTD, whole, **EXACT)
 
     model = with_teams(dtype=torch.float32)
     whole = model(batch).hidden_BTD
-    pack(model, "float32", torch.device("cpu"))
+    pack_weights_(model, "float32", torch.device("cpu"))
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert len(linears) == 2 * (2 + 2 * 2)
     assert all(isinstance(linear.weight, PackedMatrix) for linear in linears)
@@ -176,7 +176,7 @@ def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) 
 
 def test_a_mixer_that_no_adapter_knows_is_left_as_it_is(with_traces: Callable[..., LanguageModel]) -> None:
     model = with_traces()
-    adapt(model, Lora(targets=("query", "feed-forward")))
-    assert sum(isinstance(module, AdaptedLinear) for module in model.modules()) == 2 * 2
+    add_adapters_(model, Lora(targets=("query", "feed-forward")))
+    assert sum(isinstance(module, LoraLinear) for module in model.modules()) == 2 * 2
     with pytest.raises(UsageError, match="no matrices of the kind query or value"):
-        adapt(with_traces(), Lora())
+        add_adapters_(with_traces(), Lora())

@@ -49,8 +49,8 @@ def counted(
 ) -> NGramModel:
     built = build(NGram(kind="ngram", order=order, **keys), vocab_size)
     assert isinstance(built, NGramModel)
-    batches = as_batches(documents, list(cuts), built.width)
-    built.count(batches, sum(map(len, documents)))
+    batches = as_batches(documents, list(cuts), built.n_context_tokens)
+    built.fit_counts_(batches, sum(map(len, documents)))
     return built.eval()
 
 
@@ -89,7 +89,7 @@ def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -
         hidden_BTC = model(Batch(torch.tensor([text]))).hidden_BTD
         for token in range(VOCAB):
             targets_BT = torch.full((1, len(text)), token)
-            torch.testing.assert_close(model.log_p(hidden_BTC, targets_BT)[0], wanted[:, token], **EXACT)
+            torch.testing.assert_close(model.token_log_probs(hidden_BTC, targets_BT)[0], wanted[:, token], **EXACT)
 
 
 @orders
@@ -107,7 +107,7 @@ def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
         inputs, targets = torch.tensor([text[:-1]]), torch.tensor([text[1:]])
         if not inputs.numel():
             continue
-        found = model.counted(model(Batch(inputs)).hidden_BTD, targets)[0].tolist()
+        found = model.has_counted(model(Batch(inputs)).hidden_BTD, targets)[0].tolist()
         assert found == [tuple(text[max(0, end - order + 1) : end + 1]) in seen for end in range(1, len(text))]
 
 
@@ -115,7 +115,7 @@ def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
 def test_discounts_are_estimated_where_the_text_allows_it(order: int) -> None:
     documents = some_documents(400, vocab_size=60)
     plain = KneserNey(order, documents, 60)
-    assert plain.discounts[order] != module.FALLBACK
+    assert plain.discounts[order] != module.FALLBACK_DISCOUNTS
     model = counted(documents, order, 60)
     text = [BOS, 2, 3, 2, 5, 50]
     expected = [[math.log(plain.probability(text[: t + 1], w)) for w in range(60)] for t in range(len(text))]
@@ -130,7 +130,7 @@ def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
     every = model.logits(hidden)
     torch.testing.assert_close(every.exp().sum(-1), torch.ones(5, 12, dtype=torch.float64), **EXACT)
     torch.testing.assert_close(
-        model.log_p(hidden, targets_BT), every.gather(-1, targets_BT[..., None])[..., 0], **EXACT
+        model.token_log_probs(hidden, targets_BT), every.gather(-1, targets_BT[..., None])[..., 0], **EXACT
     )
 
 
@@ -141,7 +141,7 @@ def test_before_anything_is_counted_all_tokens_are_alike(order: int) -> None:
     hidden = model(Batch(tiny.tokens(2, 4))).hidden_BTD
     alike = torch.full((2, 4, VOCAB), -math.log(VOCAB), dtype=torch.float64)
     torch.testing.assert_close(model.logits(hidden), alike, **EXACT)
-    torch.testing.assert_close(model.log_p(hidden, tiny.tokens(2, 4)), alike[..., 0], **EXACT)
+    torch.testing.assert_close(model.token_log_probs(hidden, tiny.tokens(2, 4)), alike[..., 0], **EXACT)
 
 
 @orders
@@ -151,7 +151,7 @@ def test_how_the_text_is_cut_changes_no_count(order: int, cuts: set[int], merge:
     documents = some_documents()
     cut = tuple(sorted(c for c in cuts if c < sum(map(len, documents))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MERGE_ROWS", merge)
+        patch.setattr(module, "MIN_BUFFERED_NGRAMS", merge)
         parts = counted(documents, order, cuts=cut)
     whole = counted(documents, order)
     for name, tensor in whole.state_dict().items():
@@ -168,7 +168,7 @@ def test_wide_vocabularies_are_packed_into_several_words() -> None:
     hidden = model(Batch(torch.tensor([wide[0]]))).hidden_BTD
     plain = KneserNey(5, wide, 10_000_000)
     expected = [math.log(plain.probability(wide[0][: t + 1], wide[0][t])) for t in range(len(wide[0]))]
-    found = model.log_p(hidden, torch.tensor([wide[0]]))[0]
+    found = model.token_log_probs(hidden, torch.tensor([wide[0]]))[0]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
@@ -178,7 +178,7 @@ def test_wide_vocabularies_are_packed_into_several_words() -> None:
 def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list[int]]) -> None:
     model, (length, cuts) = counted(some_documents(), order), chunking
     tokens_BT = tiny.tokens(2, length, seed=length)
-    hidden, state = read(model, tokens_BT, cuts, model.start(Batch(tokens_BT)))
+    hidden, state = read(model, tokens_BT, cuts, model.initial_state(Batch(tokens_BT)))
     assert torch.equal(hidden, model(Batch(tokens_BT)).hidden_BTD)
     assert state.length == length
 
@@ -187,11 +187,10 @@ def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list
 def test_rows_of_states_are_picked_and_joined(order: int) -> None:
     model = counted(some_documents(), order)
     rows = [tiny.tokens(1, length, seed=length) for length in (3, 7)]
-    joined = DecodeState.join([read(model, row, [], model.start(Batch(row)))[1] for row in rows])[
-        torch.tensor([1, 0, 1])
-    ]
+    states = [read(model, row, [], model.initial_state(Batch(row)))[1] for row in rows]
+    joined = DecodeState.join_rows(states).select_rows([1, 0, 1])
     more = tiny.tokens(3, 2, seed=9)
-    hidden, _ = model.advance(more, joined)
+    hidden, _ = model.forward_incremental(more, joined)
     for i, row in enumerate((rows[1], rows[0], rows[1])):
         assert torch.equal(hidden[i], model(Batch(torch.cat([row, more[i : i + 1]], 1))).hidden_BTD[0, -2:])
 
@@ -234,4 +233,4 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Any) -> None:
 
 def test_a_batch_without_targets_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to count"):
-        counted([[BOS, 2]], 2).count([Batch(tiny.tokens(1, 3))], 3)
+        counted([[BOS, 2]], 2).fit_counts_([Batch(tiny.tokens(1, 3))], 3)

@@ -34,7 +34,7 @@ def texts() -> tuple[list[list[int]], int]:
 def ours(model: NGramModel, document: list[int]) -> float:
     """log10 p of all tokens but the first."""
     row = torch.tensor([document])
-    return float(model.log_p(model(Batch(row)).hidden_BTD[:, :-1], row[:, 1:]).sum()) / math.log(10)
+    return float(model.token_log_probs(model(Batch(row)).hidden_BTD[:, :-1], row[:, 1:]).sum()) / math.log(10)
 
 
 @pytest.mark.parametrize("order", [2, 3, 5])

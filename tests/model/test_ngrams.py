@@ -11,7 +11,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.layers.ngrams import NgramEmbedding, ngrams_of
+from lmtool.model.layers.ngrams import NgramEmbedding, find_ngram_embeddings
 from lmtool.recipe.spec.transformer import NgramTable, Transformer
 from tests.model import tiny
 from tests.model.tiny import VOCAB
@@ -48,7 +48,7 @@ def entries(embedding: NgramEmbedding) -> set[tuple[int, ...]]:
 def test_the_frequent_ngrams_of_a_text_have_an_entry(longest: int, min_count: int) -> None:
     tokens = tiny.tokens(300, seed=3)
     embedding = table(entries=5000, longest=longest, min_count=min_count)
-    embedding.count(tokens)
+    embedding.select_ngrams_(tokens)
     wanted = found_in(tokens.tolist(), longest, min_count)
     assert entries(embedding) == set(wanted)
     assert wanted
@@ -57,7 +57,7 @@ def test_the_frequent_ngrams_of_a_text_have_an_entry(longest: int, min_count: in
 def test_of_too_many_the_most_frequent_have_one() -> None:
     tokens = tiny.tokens(500, seed=4)
     embedding = table(entries=12, longest=3, min_count=1)
-    embedding.count(tokens)
+    embedding.select_ngrams_(tokens)
     counts = found_in(tokens.tolist(), 3, 1)
     have = sorted((counts[ngram] for ngram in entries(embedding)), reverse=True)
     assert have == sorted(counts.values(), reverse=True)[:12]
@@ -72,7 +72,7 @@ def test_before_it_has_counted_none_has_one() -> None:
 def test_they_do_not_go_beyond_the_beginning_of_a_text() -> None:
     """Of two documents in a row, and of a row whose padding is on the left."""
     embedding = table(min_count=1)
-    embedding.count(tiny.tokens(400))
+    embedding.select_ngrams_(tiny.tokens(400))
     torch.nn.init.normal_(embedding.weight)
     text = tiny.tokens(1, 8, seed=1)
     alone = embedding(text[:, 3:], torch.arange(5)[None])
@@ -87,8 +87,8 @@ def test_a_model_without_them_is_the_same_at_first() -> None:
     with_them = build(tiny.spec(ngram_embedding={}, position={"kind": "none"}), VOCAB)
     torch.manual_seed(0)
     without = build(tiny.spec(position={"kind": "none"}), VOCAB)
-    (ngrams,) = ngrams_of(with_them)
-    ngrams.count(tiny.tokens(400))
+    (ngrams,) = find_ngram_embeddings(with_them)
+    ngrams.select_ngrams_(tiny.tokens(400))
     batch = Batch(tiny.tokens(2, 9))
     assert torch.equal(with_them(batch).hidden_BTD, without(batch).hidden_BTD)
 
@@ -105,7 +105,7 @@ def test_a_key_has_63_bits_at_most() -> None:
     with torch.device("meta"), pytest.raises(RecipeError, match="longest: 3 is too long for a vocabulary of 3,"):
         build(spec, largest)
     pairs = NgramEmbedding(NgramTable(longest=2, entries=8), 1, largest)
-    pairs.count(torch.tensor([largest - 1] * 9))
+    pairs.select_ngrams_(torch.tensor([largest - 1] * 9))
     torch.nn.init.ones_(pairs.weight)
     tokens = torch.tensor([[largest - 1, largest - 1, largest - 2]])
     assert pairs(tokens, torch.arange(3)[None])[0, :, 0].tolist() == [0.0, 1.0, 0.0]
@@ -114,7 +114,7 @@ def test_a_key_has_63_bits_at_most() -> None:
 def test_gradients_are_those_of_the_rows_alone() -> None:
     """Sparse ones on a CPU, the same numbers as by hand."""
     embedding = table(entries=40, min_count=1)
-    embedding.count(tiny.tokens(60, seed=2))
+    embedding.select_ngrams_(tiny.tokens(60, seed=2))
     tokens_BT, weight = tiny.tokens(3, 7, seed=2), tiny.tokens(3, 7, 5, seed=8).double()
     (embedding(tokens_BT, torch.arange(7)[None]) * weight).sum().backward()
     grad = embedding.weight.grad

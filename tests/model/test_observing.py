@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lmtool.batch import Batch, Mask
 from lmtool.model import build
-from lmtool.model.heads import Classifier, Pool
+from lmtool.model.heads import Classifier, Pooling
 from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import Attend
-from lmtool.model.layers.observing import attending, observed
+from lmtool.model.layers.attention import AttentionOp
+from lmtool.model.layers.observing import find_attention_modules, record_attention_weights
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.transformer import ScoreName, WindowPattern
@@ -42,7 +42,7 @@ def test_equal_those_of_the_plain_model(changes: dict[str, Any], monkeypatch: py
     spec, model = tiny.spec(**changes), tiny.model(**changes)
     tokens_BT = tiny.tokens(1, 6)
     plain, row = tiny.as_reference(model, spec), tokens_BT[0].tolist()
-    with torch.no_grad(), observed(model) as found:
+    with torch.no_grad(), record_attention_weights(model) as found:
         tiny.read(model, tokens_BT, [SOURCE])
     match spec.shape:
         case "decoder":
@@ -65,7 +65,9 @@ def test_each_score_equals_loops(kind: ScoreName) -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
     found: list[Tensor] = []
     with torch.no_grad():
-        mixed = Attend(Mask(causal=True), 5, torch.arange(5)[None])(q, score.keys(k), v, 0.0, score, found.append)
+        mixed = AttentionOp(Mask(causal=True), 5, torch.arange(5)[None])(
+            q, score.transform_keys(k), v, 0.0, score, found.append
+        )
     torch.testing.assert_close(found[0] @ v, mixed)
     for n in range(2):
         parameters = [tiny.array(parameter[n]) for parameter in score.parameters()]
@@ -84,13 +86,13 @@ def test_blocks_of_windows_equal_loops(
     dilation: int, n_global: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows with padding, and with keys that heads share."""
-    monkeypatch.setattr(kernels, "BLOCK", 4)
-    monkeypatch.setattr(kernels, "STEP", 1)
+    monkeypatch.setattr(kernels, "MIN_BLOCK_QUERIES", 4)
+    monkeypatch.setattr(kernels, "KEY_MULTIPLE", 1)
     T, H = 29, 4
     keep_BS = torch.ones(2, T, dtype=torch.bool)
     keep_BS[1, 20:] = False
-    attend = Attend(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, torch.arange(T)[None])
-    assert attend.in_blocks
+    attend = AttentionOp(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, torch.arange(T)[None])
+    assert attend.uses_window_blocks
     torch.manual_seed(0)
     q = torch.randn(2, 4, T, H, dtype=torch.float64)
     k, v = torch.randn(2, 2, 2, T, H, dtype=torch.float64)
@@ -118,12 +120,12 @@ def test_nothing_else_changes_and_rows_sum_to_one(name: str, grad: bool) -> None
     tokens_BT = tiny.tokens(2, 7)
     with torch.set_grad_enabled(grad):
         before = tiny.read(model, tokens_BT)
-        with observed(model) as found:
+        with record_attention_weights(model) as found:
             during = tiny.read(model, tokens_BT)
         after = tiny.read(model, tokens_BT)
     assert torch.equal(before, during)
     assert torch.equal(before, after)
-    assert set(found) == set(attending(model))
+    assert set(found) == set(find_attention_modules(model))
     for weights_BNTS in found.values():
         assert weights_BNTS.dtype == torch.float32
         sums_BNT = weights_BNTS.detach().sum(-1)
@@ -135,12 +137,12 @@ def test_nothing_else_changes_and_rows_sum_to_one(name: str, grad: bool) -> None
 
 @pytest.mark.parametrize("name", [name for name in tiny.FAMILIES if name not in ATTENDING])
 def test_other_families_do_not_attend(name: str) -> None:
-    assert attending(tiny.model(**tiny.FAMILIES[name])) == {}
+    assert find_attention_modules(tiny.model(**tiny.FAMILIES[name])) == {}
 
 
 def test_observed_is_the_precision_of_scores_under_autocast() -> None:
     model = tiny.model(dtype=torch.float32, **tiny.TRANSFORMERS["additive"])
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), observed(model) as found:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), record_attention_weights(model) as found:
         tiny.read(model, tiny.tokens(1, 6))
     for weights_BNTS in found.values():
         torch.testing.assert_close(weights_BNTS.sum(-1), torch.ones_like(weights_BNTS[..., 0]), rtol=1e-6, atol=1e-6)
@@ -150,12 +152,12 @@ def test_steps_of_a_decoder_are_successive_queries() -> None:
     model = tiny.model(**tiny.FAMILIES["bahdanau"])
     tokens_BT = tiny.tokens(2, 5)
     with torch.no_grad():
-        with observed(model) as whole:
+        with record_attention_weights(model) as whole:
             tiny.read(model, tokens_BT)
-        with observed(model) as stepwise:
+        with record_attention_weights(model) as stepwise:
             state = tiny.start(model, 2)
             for t in range(5):
-                _, state = model.advance(tokens_BT[:, t : t + 1], state)
+                _, state = model.forward_incremental(tokens_BT[:, t : t + 1], state)
     (wanted,), (found,) = whole.values(), stepwise.values()
     assert wanted.shape[2] == 5
     torch.testing.assert_close(found, wanted)
@@ -163,19 +165,19 @@ def test_steps_of_a_decoder_are_successive_queries() -> None:
 
 def test_nobody_observes_after_an_error() -> None:
     model = tiny.model()
-    with pytest.raises(IndexError), observed(model):
+    with pytest.raises(IndexError), record_attention_weights(model):
         model(Batch(torch.tensor([[tiny.VOCAB + 5]])))
-    assert all(part.observer is None for part in attending(model).values())
+    assert all(part.observer is None for part in find_attention_modules(model).values())
 
 
 def test_a_pool_by_attention() -> None:
     torch.manual_seed(0)
-    pool = Pool("attention", 6).double()
+    pool = Pooling("attention", 6).double()
     hidden_BTD, keep_BT = (
         torch.randn(2, 4, 6, dtype=torch.float64),
         torch.tensor([[True] * 4, [True, True, False, True]]),
     )
-    with torch.no_grad(), observed(pool) as found:
+    with torch.no_grad(), record_attention_weights(pool) as found:
         pooled_BD = pool(hidden_BTD, keep_BT)
     (weights_BNTS,) = found.values()
     matrix, bias, vector = (tiny.array(p) for p in (pool.key.weight, pool.key.bias, pool.query.weight))
@@ -193,7 +195,7 @@ def test_a_pool_of_another_kind_does_not_attend() -> None:
     for pool, attends in (("mean", False), ("attention", True)):
         spec = Classification(kind="classification", task="class", labels=("a", "b"), pool=pool)
         model = Classifier(build(of, tiny.VOCAB), spec, of).eval()
-        assert set(attending(model)) == ({"pool"} if attends else set())
+        assert set(find_attention_modules(model)) == ({"pool"} if attends else set())
 
 
 def test_windows_of_a_model_are_those_of_its_pattern() -> None:
@@ -202,7 +204,7 @@ def test_windows_of_a_model_are_those_of_its_pattern() -> None:
     pattern = tiny.spec(**changes).pattern
     assert isinstance(pattern, WindowPattern)
     model = tiny.model(dtype=torch.float32, **changes)
-    with torch.no_grad(), observed(model) as found:
+    with torch.no_grad(), record_attention_weights(model) as found:
         model(Batch(tiny.tokens(1, 180)))
     for weights_BNTS in found.values():
         for t in (0, 1, 100, 179):

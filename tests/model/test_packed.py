@@ -12,7 +12,7 @@ from lmtool.compute.kernels.build import library
 from lmtool.compute.kernels.matrices import quantized
 from lmtool.model import LanguageModel
 from lmtool.model import packed as packing
-from lmtool.model.packed import LEVELS, PackedMatrix, Rounded, _Int8ByOneDnn, pack
+from lmtool.model.packed import MAX_QUANTIZED_INPUT, DequantizedProduct, PackedMatrix, _OneDnnInt8Product, pack_weights_
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
 
@@ -28,7 +28,7 @@ def model_of(family: str) -> LanguageModel:
 
 def packed(model: LanguageModel, precision: str, device: torch.device = CPU) -> LanguageModel:
     other = copy.deepcopy(model)
-    pack(other, precision, device)
+    pack_weights_(other, precision, device)
     return other
 
 
@@ -82,8 +82,8 @@ def test_eight_bit_weights_are_each_channel_rounded_to_its_largest() -> None:
             rounded = [round(w / step) * step if step else 0.0 for w in channel]
             outs.append(sum(a * w for a, w in zip(row, rounded, strict=True)) + b)
         expected.append(outs)
-    for product in (_Int8ByOneDnn(weight), Rounded(weight, "int8")):
-        if isinstance(product, _Int8ByOneDnn) and LEVELS < 127:
+    for product in (_OneDnnInt8Product(weight), DequantizedProduct(weight, "int8")):
+        if isinstance(product, _OneDnnInt8Product) and MAX_QUANTIZED_INPUT < 127:
             continue
         torch.testing.assert_close(product(x, bias), torch.tensor(expected), rtol=1e-4, atol=1e-4)
 
@@ -160,7 +160,7 @@ def test_packed_on_cuda(precision: str) -> None:
     model = model_of("gpt2")
     wanted = logits(model)
     other = copy.deepcopy(model).cuda()
-    pack(other, precision, torch.device("cuda"))
+    pack_weights_(other, precision, torch.device("cuda"))
     with torch.inference_mode():
         found = other.logits(other(Batch(tiny.tokens(3, 11).cuda())).hidden_BTD)
     assert found.dtype == torch.float32

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lmtool.model import build
-from lmtool.model.size import size_of
+from lmtool.model.size import count_parameters
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
@@ -52,7 +52,7 @@ def count(module: nn.Module) -> int:
 def test_a_recipe_of_a_paper_has_its_size(name: str) -> None:
     recipe = load(name).recipe
     wanted, _ = PAPERS[name]
-    assert size_of(recipe.model, rows_of(recipe)).parameters == wanted
+    assert count_parameters(recipe.model, rows_of(recipe)).parameters == wanted
     with torch.device("meta"):
         assert count(build(recipe.model, rows_of(recipe))) == wanted
 
@@ -74,7 +74,8 @@ def test_every_recipe_of_a_paper_is_here() -> None:
     large = {
         name
         for name, recipe in recipes.items()
-        if not isinstance(recipe.tokenizer, CharTokenizer) and size_of(recipe.model, rows_of(recipe)).parameters > 5e7
+        if not isinstance(recipe.tokenizer, CharTokenizer)
+        and count_parameters(recipe.model, rows_of(recipe)).parameters > 5e7
     }
     assert large == set(PAPERS)
 

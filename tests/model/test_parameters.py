@@ -45,7 +45,7 @@ def by_name(family: dict[str, object], name: str) -> int:
 def test_layers_that_share_weights_are_one(family: str) -> None:
     """Of each stack, between the embeddings and the head."""
     model = build(tiny.any_spec(**tiny.FAMILIES[family]), tiny.VOCAB)
-    depth_of = model.depths()
+    depth_of = model.parameter_depths()
     found = {name: depth_of[parameter] for name, parameter in model.named_parameters()}
     top = 3 if tiny.FAMILIES[family].get("shape") == "encoder-decoder" else 2
     for name, depth in found.items():
@@ -61,7 +61,7 @@ def test_layers_that_share_weights_are_one(family: str) -> None:
 @pytest.mark.parametrize("family", LAYERS)
 def test_names_tell_the_depth(family: str) -> None:
     model = build(tiny.any_spec(**LAYERS[family]), tiny.VOCAB)
-    found = model.depths()
+    found = model.parameter_depths()
     assert set(found) == set(model.parameters())
     assert {name: found[p] for name, p in model.named_parameters()} == {
         name: by_name(LAYERS[family], name) for name, _ in model.named_parameters()
@@ -75,11 +75,11 @@ def test_a_parameter_changes_the_layers_from_its_depth_on(family: str) -> None:
     batch = Batch(tiny.tokens(2, 6))
     names = {parameter: name for name, parameter in model.named_parameters()}
     with torch.no_grad():
-        before = model.layers(batch)
-        for parameter, depth in model.depths().items():
+        before = model.layer_outputs(batch)
+        for parameter, depth in model.parameter_depths().items():
             kept = parameter.clone()
             parameter += torch.randn(parameter.shape, dtype=parameter.dtype)
-            same = [torch.equal(one, other) for one, other in zip(before, model.layers(batch), strict=True)]
+            same = [torch.equal(one, other) for one, other in zip(before, model.layer_outputs(batch), strict=True)]
             parameter.copy_(kept)
             if (
                 names[parameter].endswith(("segments.weight", "norm.weight", "norm.bias"))
@@ -94,10 +94,13 @@ def test_a_parameter_changes_the_layers_from_its_depth_on(family: str) -> None:
 def test_a_head_stands_above_all_layers() -> None:
     spec = Classification(kind="classification", labels=("a", "b"), pool="attention", layers="mix")
     model = Classifier(build(tiny.spec(), tiny.VOCAB), spec, tiny.spec())
-    found = {name: depth for (name, _), depth in zip(model.named_parameters(), model.depths().values(), strict=True)}
+    found = {
+        name: depth
+        for (name, _), depth in zip(model.named_parameters(), model.parameter_depths().values(), strict=True)
+    }
     assert {depth for name, depth in found.items() if not name.startswith("body.")} == {3}
     assert {depth for name, depth in found.items() if name.startswith("body.")} == {0, 1, 2}
     averaging = Averaging(kind="averaging", d_model=4, n_layers=2)
     plain = Classification(kind="classification", labels=("a", "b"))
     dan = Classifier(build(averaging, tiny.VOCAB), plain, averaging)
-    assert sorted(set(dan.depths().values())) == [0, 1, 2, 3]
+    assert sorted(set(dan.parameter_depths().values())) == [0, 1, 2, 3]

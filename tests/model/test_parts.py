@@ -10,15 +10,15 @@ from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import LayerState
-from lmtool.model.layers.attention import Attend, JoinedLinear, Mixed, Mixer
+from lmtool.model.layers.attention import AttentionOp, JoinedLinear, Mixer, MixerOutput
+from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.norms import build_norm
-from lmtool.model.layers.parts import FeedForward
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions
 from lmtool.model.layers.stack import Sublayer
 from lmtool.recipe.spec.transformer import Norm
 from tests.reference import transformer as reference
 
-ATTEND = Attend(Mask(), 1, torch.arange(1)[None])
+ATTEND = AttentionOp(Mask(), 1, torch.arange(1)[None])
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
@@ -112,11 +112,11 @@ def test_dropout_inside_the_network_scales_what_it_keeps() -> None:
 class Double(Mixer):
     """f(x) = 2 x."""
 
-    def start(self, n_rows: int) -> LayerState:
+    def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: torch.Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        return Mixed(2 * x_BTD, past)
+    def forward(self, x_BTD: torch.Tensor, attend: AttentionOp, past: LayerState | None) -> MixerOutput:
+        return MixerOutput(2 * x_BTD, past)
 
 
 def test_where_the_norm_stands() -> None:
@@ -162,7 +162,7 @@ def test_learned_positions_are_rows_of_a_table() -> None:
 def test_a_joined_map_is_its_parts() -> None:
     joined = JoinedLinear(5, (3, 2, 4), True)
     x = torch.randn(2, 5)
-    parts = joined.parts(x)
+    parts = joined.split_outputs(x)
     rows = [slice(0, 3), slice(3, 5), slice(5, 9)]
     for part, own in zip(parts, rows, strict=True):
         torch.testing.assert_close(part, x @ joined.weight[own].T + joined.bias[own])

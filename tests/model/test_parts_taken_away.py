@@ -13,9 +13,9 @@ from lmtool.batch import Batch
 from lmtool.cost.summary import ModelPart, summarize_model
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import Attend, layer_matrices
-from lmtool.model.lora import adapt
-from lmtool.model.size import size_of
+from lmtool.model.layers.attention import AttentionOp, find_layer_matrices
+from lmtool.model.lora import add_adapters_
+from lmtool.model.size import count_parameters
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lora, Training
 from tests.model import tiny
@@ -44,7 +44,7 @@ def test_plain_attention_alone_takes_weighted_means_of_states() -> None:
         torch.testing.assert_close(found[t], sum(p / powers.sum() * h[s] for s, p in enumerate(powers)))
     assert [name for name, _ in model.named_parameters()] == ["inputs.tokens.weight"]
     with pytest.raises(UsageError, match="no matrices") as caught:
-        adapt(model, Lora())
+        add_adapters_(model, Lora())
     assert "without adapters" in str(caught.value.fix)
 
 
@@ -54,7 +54,7 @@ def test_a_residual_from_the_layer_skips_the_sublayer_before() -> None:
     x = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     positions, mask = torch.arange(4)[None], model.stack.mask
     attention, network = model.stack.sublayers
-    attend = Attend(mask, 4, positions)
+    attend = AttentionOp(mask, 4, positions)
     with torch.no_grad():
         inner = attention.norm(x + attention.mixer(x, attend, None).x_BTD)
         wanted = network.norm(x + network.mixer(inner, attend, None).x_BTD)
@@ -76,19 +76,21 @@ def test_without_its_mask_a_decoder_sees_what_it_predicts_and_writes_nothing() -
     with torch.no_grad():
         assert not torch.allclose(model(Batch(batch)).hidden_BTD[:, 0], model(Batch(other)).hidden_BTD[:, 0])
     with pytest.raises(UsageError, match="causal mask"):
-        model.start(Batch(batch))
+        model.initial_state(Batch(batch))
     with pytest.raises(UsageError, match="causal mask"):
-        model.advance(batch, None)  # type: ignore[arg-type]
+        model.forward_incremental(batch, None)  # type: ignore[arg-type]
 
 
 def test_shared_layers_are_saved_and_updated_once() -> None:
     shared, apart = (build(tiny.spec(n_layers=5, share_layers=yes), tiny.VOCAB) for yes in (True, False))
     one = build(tiny.spec(n_layers=1), tiny.VOCAB)
     assert shared.state_dict().keys() == one.state_dict().keys()
-    assert len(layer_matrices(shared)) == len(layer_matrices(one)) == len(layer_matrices(apart)) // 5
-    assert size_of(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB) == size_of(tiny.spec(n_layers=1), tiny.VOCAB)
+    assert len(find_layer_matrices(shared)) == len(find_layer_matrices(one)) == len(find_layer_matrices(apart)) // 5
+    assert count_parameters(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB) == count_parameters(
+        tiny.spec(n_layers=1), tiny.VOCAB
+    )
     hidden = [model.eval()(Batch(tiny.tokens(1, 4))).hidden_BTD for model in (shared, one)]
-    assert len(shared.layers(Batch(tiny.tokens(1, 4)))) == 6
+    assert len(shared.layer_outputs(Batch(tiny.tokens(1, 4)))) == 6
     assert hidden[0].shape == hidden[1].shape
 
 

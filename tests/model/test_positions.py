@@ -66,7 +66,7 @@ def test_alibi_slopes(n_heads: int) -> None:
 def test_relative_buckets(both_sides: bool, buckets: int, max_distance: int) -> None:
     rule = RelativePositions(2, buckets, max_distance, both_sides)
     away = torch.arange(-1100, 1101)
-    found = rule.bucket(away).tolist()
+    found = rule.relative_position_bucket(away).tolist()
     wanted = [reference.relative_bucket(int(a), buckets, max_distance, both_sides) for a in away]
     # at integer values of the logarithm, rounding may go either way
     differ = [(a, f, w) for a, f, w in zip(away.tolist(), found, wanted, strict=True) if f != w]
@@ -82,19 +82,19 @@ def test_relative_buckets(both_sides: bool, buckets: int, max_distance: int) -> 
 @pytest.mark.parametrize("kind", ["alibi", "relative", "disentangled", "rotary", "none", "sinusoidal"])
 def test_rows_longer_than_in_training_can_be_read(kind: str) -> None:
     model = tiny.model(position={"kind": kind})
-    assert model.longest is None
+    assert model.max_positions is None
     tokens_BT = tiny.tokens(1, 60)
     hidden = model(Batch(tokens_BT)).hidden_BTD
     assert torch.isfinite(hidden).all()
-    state = model.start(Batch(tokens_BT))
-    first, state = model.advance(tokens_BT[:, :40], state)
-    second, _ = model.advance(tokens_BT[:, 40:], state)
+    state = model.initial_state(Batch(tokens_BT))
+    first, state = model.forward_incremental(tokens_BT[:, :40], state)
+    second, _ = model.forward_incremental(tokens_BT[:, 40:], state)
     torch.testing.assert_close(torch.cat((first, second), 1), hidden, rtol=1e-9, atol=1e-9)
 
 
 def test_learned_positions_end_with_their_table() -> None:
-    assert tiny.model().longest == 24
-    assert tiny.model(position={"kind": "learned", "size": 40}).longest == 40
+    assert tiny.model().max_positions == 24
+    assert tiny.model(position={"kind": "learned", "size": 40}).max_positions == 40
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_buckets_are_those_of_transformers(both_sides: bool, buckets: int, max_d
 
     away = torch.arange(-1100, 1101)
     wanted = T5Attention._relative_position_bucket(away, both_sides, buckets, max_distance)
-    assert torch.equal(RelativePositions(2, buckets, max_distance, both_sides).bucket(away), wanted)
+    assert torch.equal(RelativePositions(2, buckets, max_distance, both_sides).relative_position_bucket(away), wanted)
 
 
 def test_yarn_takes_a_base_that_is_hardly_above_one():

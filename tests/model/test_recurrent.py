@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lmtool.batch import Batch, Mask
 from lmtool.model import DecodeState, build
-from lmtool.model.layers.cells import Cell, Texts, build_cell
-from lmtool.model.layers.memory_attention import MemoryAttention, choose, earlier
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.cells import Cell, TextLayout, build_cell
+from lmtool.model.layers.memory_attention import MemoryAttention, past_mask, selection_weights
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.recurrent import RecurrentDecoder
-from lmtool.model.state import KeyValue
+from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
@@ -52,7 +52,7 @@ def cell_of(kind: Any, nonlinearity: str, d_in: int = 3, d_out: int = 4) -> Cell
 def test_a_cell_is_that_of_torch_and_of_the_papers(cell: str, nonlinearity: str) -> None:
     own = cell_of(cell, nonlinearity)
     x = torch.randn(2, 7, 3, dtype=torch.float64)
-    state = tuple(torch.randn(2, 4, dtype=torch.float64) for _ in own.start(2))
+    state = tuple(torch.randn(2, 4, dtype=torch.float64) for _ in own.initial_state(2))
     out, last = own(x, state)
     n_gates = {"rnn": 1, "gru": 3, "lstm": 4}[cell]
     plain = reference.Layer(
@@ -93,9 +93,9 @@ def test_recurrent_matrices_begin_with_a_spectral_radius(cell: str, nonlinearity
 def test_steps_equal_the_kernel(cell: str, nonlinearity: str) -> None:
     own = cell_of(cell, nonlinearity)
     x = torch.randn(3, 5, 3, dtype=torch.float64)
-    out, last = own(x, own.start(3))
-    state = own.start(3)
-    for t, gates in enumerate(own.project(x).unbind(1)):
+    out, last = own(x, own.initial_state(3))
+    state = own.initial_state(3)
+    for t, gates in enumerate(own.project_input(x).unbind(1)):
         state = own.step(gates, state)
         torch.testing.assert_close(state[0], out[:, t], **EXACT)
     torch.testing.assert_close(state, last, **EXACT)
@@ -117,10 +117,10 @@ def test_packed_texts_equal_each_text_alone(
     keep_BT, documents_BT = torch.tensor(keep), torch.tensor(borders).cumsum(1)
     x = torch.randn(ROWS, T, 3, dtype=torch.float64)
     x[~keep_BT] = torch.nan
-    texts = Texts.find(keep_BT.long(), keep_BT, documents_BT if isolated else None)
-    state = tuple(torch.randn(ROWS, 4, dtype=torch.float64) for _ in own.start(1))
+    texts = TextLayout.from_masks(keep_BT.long(), keep_BT, documents_BT if isolated else None)
+    state = tuple(torch.randn(ROWS, 4, dtype=torch.float64) for _ in own.initial_state(1))
     out, last = own(x, state, texts)
-    back, _ = own.backwards(x, own.start(ROWS), texts)
+    back, _ = own.forward_right_to_left(x, own.initial_state(ROWS), texts)
     assert torch.isfinite(out).all()
     for row in range(ROWS):
         now = tuple(part[row : row + 1] for part in state)
@@ -129,9 +129,9 @@ def test_packed_texts_equal_each_text_alone(
             places = keep_BT[row] & (numbers == number)
             alone, now = own(x[row : row + 1, places], now)
             torch.testing.assert_close(out[row, places], alone[0], **EXACT)
-            reversed_alone, _ = own(x[row : row + 1, places].flip(1), own.start(1))
+            reversed_alone, _ = own(x[row : row + 1, places].flip(1), own.initial_state(1))
             torch.testing.assert_close(back[row, places], reversed_alone[0].flip(0), **EXACT)
-            after, now = now, own.start(1)
+            after, now = now, own.initial_state(1)
         if keep_BT[row].any():
             now = after
         for part, other in zip(last, now, strict=True):
@@ -141,17 +141,17 @@ def test_packed_texts_equal_each_text_alone(
 
 
 def test_rows_that_are_full_are_not_packed() -> None:
-    assert Texts.find(tokens(2, 3), None, None) is None
-    assert Texts.find(tokens(2, 3), torch.ones(2, 3, dtype=torch.bool), None) is None
+    assert TextLayout.from_masks(tokens(2, 3), None, None) is None
+    assert TextLayout.from_masks(tokens(2, 3), torch.ones(2, 3, dtype=torch.bool), None) is None
 
 
 @cells
 def test_a_recurrence_is_float32_under_autocast(cell: str, nonlinearity: str) -> None:
     own = cell_of(cell, nonlinearity).float()
     x = torch.randn(2, 5, 3)
-    plain, _ = own(x, own.start(2))
+    plain, _ = own(x, own.initial_state(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out, last = own(x, own.start(2))
+        out, last = own(x, own.initial_state(2))
     assert out.dtype == last[0].dtype == torch.float32
     assert torch.equal(out, plain)
 
@@ -171,9 +171,9 @@ def test_what_is_chosen_by_hand() -> None:
         "soft": [np.exp(i) / (1 + np.exp(1) + np.exp(2)) if i != 3 else 0 for i in (0, 3, 1, 2)],
     }
     for select, weights in wanted.items():
-        np.testing.assert_allclose(choose(score, allowed, select, 2)[0, 0], weights, rtol=1e-12)
-        assert not choose(score, nothing, select, 2).any()
-    np.testing.assert_allclose(choose(score, allowed, "multi-hot", 9)[0, 0], wanted["mean"], rtol=1e-12)
+        np.testing.assert_allclose(selection_weights(score, allowed, select, 2)[0, 0], weights, rtol=1e-12)
+        assert not selection_weights(score, nothing, select, 2).any()
+    np.testing.assert_allclose(selection_weights(score, allowed, "multi-hot", 9)[0, 0], wanted["mean"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("select", ["hard", "multi-hot"])
@@ -184,7 +184,7 @@ def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
     gradients = []
     for how in (select, "soft"):
         score = torch.linspace(-1, 1, 30).double().view(2, 3, 5).requires_grad_()
-        weights = choose(score, allowed, how, 2)
+        weights = selection_weights(score, allowed, how, 2)
         (weights * value).sum().backward()
         assert score.grad is not None
         gradients.append(score.grad)
@@ -199,8 +199,8 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
     h_BTD, contexts = torch.randn(2, 5, 8), []
     for enabled in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            states = KeyValue(memory.keys(h_BTD), h_BTD[:, None])
-            contexts.append(memory(h_BTD, states, earlier(Mask(causal=True), 5, 5, h_BTD.device)))
+            states = KeyValueCache(memory.transform_keys(h_BTD), h_BTD[:, None])
+            contexts.append(memory(h_BTD, states, past_mask(Mask(causal=True), 5, 5, h_BTD.device)))
     assert torch.equal(*contexts)
 
 
@@ -235,7 +235,7 @@ def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> 
     model = built(of)
     assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
-    logits, layers = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(), model.layers(Batch(tokens_BT))
+    logits, layers = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(), model.layer_outputs(Batch(tokens_BT))
     for row in range(2):
         xs = weights.embed(tokens_BT[row])
         every, _ = reference.run_layers(weights.layers("rnn.cells"), xs)
@@ -247,11 +247,11 @@ def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> 
 def test_states_stay_small_without_a_memory_and_grow_with_one() -> None:
     for attention, grows in ((None, False), ({"select": "soft"}, True)):
         model = built(spec(attention=attention))
-        state = model.start(Batch(tokens(2, 1)))
+        state = model.initial_state(Batch(tokens(2, 1)))
         for length in (4, 9):
-            _, state = model.advance(tokens(2, length - state.length), state)
+            _, state = model.forward_incremental(tokens(2, length - state.length), state)
             assert all(part.shape == (2, 6) for layer in state.layers[:2] for part in layer)
-            assert isinstance(state.layers[-1], KeyValue) == grows
+            assert isinstance(state.layers[-1], KeyValueCache) == grows
             if grows:
                 assert state.layers[-1][0].shape == state.layers[-1][1].shape == (2, 1, length, 6)
 
@@ -269,7 +269,7 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
 def test_a_decoder_without_attention_has_no_alignments() -> None:
     model = built(spec())
     assert isinstance(model, RecurrentDecoder)
-    with observed(model) as weights:
+    with record_attention_weights(model) as weights:
         model(Batch(tokens(1, 2)))
     assert not weights
 
@@ -314,13 +314,13 @@ decoders = pytest.mark.parametrize("changes", DECODERS.values(), ids=list(DECODE
 def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any]) -> None:
     model = built(spec(**changes))
     texts = [tokens(1, length + 6, seed=length) for length in (2, 5, 3)]
-    states = [model.advance(text[:, :-6], model.start(Batch(text)))[1] for text in texts]
-    state = DecodeState.join(states)
+    states = [model.forward_incremental(text[:, :-6], model.initial_state(Batch(text)))[1] for text in texts]
+    state = DecodeState.join_rows(states)
     step = torch.cat([text[:, -6:] for text in texts])
-    one, state = model.advance(step[:, :1], state)
-    two, state = model.advance(step[:, 1:4], state)
+    one, state = model.forward_incremental(step[:, :1], state)
+    two, state = model.forward_incremental(step[:, 1:4], state)
     picked = torch.tensor([2, 0, 2])
-    three, state = model.advance(step[picked, 4:], state[picked].trimmed())
+    three, state = model.forward_incremental(step[picked, 4:], state.select_rows(picked.tolist()).trim_common_padding())
     for row, text in enumerate(texts):
         whole = model(Batch(text)).hidden_BTD[0, -6:]
         torch.testing.assert_close(torch.cat((one, two), 1)[row], whole[:4], **EXACT)

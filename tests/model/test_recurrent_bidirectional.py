@@ -36,10 +36,12 @@ def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlin
     forth, back = two_models(model, **changes)
     batch, reversed_batch = Batch(tokens(2, 8)), Batch(tokens(2, 8).flip(1))
     torch.testing.assert_close(model(batch).hidden_BTD, forth(batch).hidden_BTD, **EXACT)
-    torch.testing.assert_close(model.backward(batch).hidden_BTD, back(reversed_batch).hidden_BTD.flip(1), **EXACT)
-    layers = model.layers(batch)
+    torch.testing.assert_close(
+        model.forward_right_to_left(batch).hidden_BTD, back(reversed_batch).hidden_BTD.flip(1), **EXACT
+    )
+    layers = model.layer_outputs(batch)
     assert len(layers) == 3
-    pairs = zip(layers, forth.layers(batch), back.layers(reversed_batch), strict=True)
+    pairs = zip(layers, forth.layer_outputs(batch), back.layer_outputs(reversed_batch), strict=True)
     for joined, one, other in pairs:
         torch.testing.assert_close(joined, torch.cat((one, other.flip(1)), -1), **EXACT)
 
@@ -53,9 +55,9 @@ def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
     batch = Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT)
     for places in ([1, 2, 4], [5, 6]):
         alone = Batch(tokens_BT[:, places])
-        together = model.backward(batch).hidden_BTD[:, places]
-        torch.testing.assert_close(together, model.backward(alone).hidden_BTD, **EXACT)
-        for joined, own in zip(model.layers(batch), model.layers(alone), strict=True):
+        together = model.forward_right_to_left(batch).hidden_BTD[:, places]
+        torch.testing.assert_close(together, model.forward_right_to_left(alone).hidden_BTD, **EXACT)
+        for joined, own in zip(model.layer_outputs(batch), model.layer_outputs(alone), strict=True):
             torch.testing.assert_close(joined[:, places], own, **EXACT)
 
 
@@ -65,7 +67,7 @@ def test_a_backward_state_sees_no_token_before_it() -> None:
     one = tokens(1, 8)
     two = one.clone()
     two[0, 3] = (two[0, 3] + 1) % VOCAB
-    before, after = (model.backward(Batch(row)).hidden_BTD[0] for row in (one, two))
+    before, after = (model.forward_right_to_left(Batch(row)).hidden_BTD[0] for row in (one, two))
     torch.testing.assert_close(before[4:], after[4:], **EXACT)
     for t in range(4):
         assert not torch.allclose(before[t], after[t])

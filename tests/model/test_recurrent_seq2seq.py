@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, build
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.state import Memory
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -126,13 +126,13 @@ def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> 
     """In any chunks, with rows of several sources joined, selected and duplicated."""
     model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
     rows = [(tokens(1, 8, seed=i), tokens(1, length, seed=10 + i)) for i, length in enumerate((4, 2, 6))]
-    states = [model.start(Batch(target[:, :1], source_BS=source)) for target, source in rows]
-    state = DecodeState.join(states)
+    states = [model.initial_state(Batch(target[:, :1], source_BS=source)) for target, source in rows]
+    state = DecodeState.join_rows(states)
     assert isinstance(state.layers[-1], Memory) == (attention is not None)
     tokens_BT = torch.cat([target for target, _ in rows])
-    one, state = model.advance(tokens_BT[:, :3], state)
+    one, state = model.forward_incremental(tokens_BT[:, :3], state)
     picked = torch.tensor([2, 0, 0, 1])
-    two, _ = model.advance(tokens_BT[picked, 3:], state[picked])
+    two, _ = model.forward_incremental(tokens_BT[picked, 3:], state.select_rows(picked.tolist()))
     for row, (target, source) in enumerate(rows):
         whole = model(Batch(target, source_BS=source)).hidden_BTD[0]
         torch.testing.assert_close(one[row], whole[:3], **EXACT)
@@ -143,7 +143,7 @@ def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> 
 def test_without_attention_only_the_last_state_is_seen() -> None:
     """The bottleneck: two sources that end in the same state are the same to the decoder."""
     model, _ = seq2seq(cell="gru")
-    state = model.start(Batch(tokens(2, 1), source_BS=tokens(2, 5)))
+    state = model.initial_state(Batch(tokens(2, 1), source_BS=tokens(2, 5)))
     assert [tuple(part.shape) for layer in state.layers for part in layer] == [(2, 6), (2, 6)]
     assert state.source_keep_BS is None
 
@@ -163,7 +163,7 @@ def test_a_source_is_needed_and_attention_for_alignments() -> None:
     model, _ = seq2seq()
     with pytest.raises(ValueError, match="source"):
         model(Batch(tokens(1, 3)))
-    with observed(model) as weights:
+    with record_attention_weights(model) as weights:
         model(Batch(tokens(1, 3), source_BS=tokens(1, 3)))
     assert not weights
 

@@ -22,7 +22,7 @@ def test_scores_equal_loops(kind: str, hidden: int) -> None:
     torch.manual_seed(0)
     score = build_score(kind, N, H, R, hidden).double()  # type: ignore[arg-type]
     q, k = torch.randn(B, N, T, H, dtype=torch.float64), torch.randn(B, N, S, H, dtype=torch.float64)
-    found = score(q, score.keys(k)).detach()
+    found = score(q, score.transform_keys(k)).detach()
     assert found.shape == (B, N, T, S)
     for b, n, t, s in np.ndindex(B, N, T, S):
         wanted = reference.score(kind, q[b, n, t].numpy(), k[b, n, s].numpy(), weights_of(score, n))
@@ -37,11 +37,11 @@ def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
     mixer = model.stack.sublayers[0].mixer  # type: ignore[union-attr, index]
     x = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     from lmtool.batch import Mask
-    from lmtool.model.layers.attention import Attend
+    from lmtool.model.layers.attention import AttentionOp
 
     with torch.set_grad_enabled(grad):
-        found, _, _ = mixer(x, Attend(Mask(causal=True), 6, torch.arange(6, device=x.device)[None]), None)  # type: ignore[operator]
-    q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.parts(x))  # type: ignore[union-attr, operator]
+        found, _, _ = mixer(x, AttentionOp(Mask(causal=True), 6, torch.arange(6, device=x.device)[None]), None)  # type: ignore[operator]
+    q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.split_outputs(x))  # type: ignore[union-attr, operator]
     heads = []
     for head in range(4):
         weights = weights_of(mixer.score, head)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.layers.attention import layer_matrices
-from lmtool.model.size import check_fits, outline, size_of, training_bytes
+from lmtool.model.layers.attention import find_layer_matrices
+from lmtool.model.size import build_on_meta, check_fits_memory, count_parameters, estimate_min_training_bytes
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Model, make_generator_spec
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -25,8 +25,8 @@ GIGABYTE = 10**9
 def holds(spec: Model) -> None:
     """The size of a spec equals that of the built model."""
     model = build(spec, vocab_size=50)
-    assert size_of(spec, vocab_size=50).parameters == sum(p.numel() for p in model.parameters())
-    assert size_of(spec, vocab_size=50).matrices == sum(p.numel() for p in layer_matrices(model))
+    assert count_parameters(spec, vocab_size=50).parameters == sum(p.numel() for p in model.parameters())
+    assert count_parameters(spec, vocab_size=50).matrices == sum(p.numel() for p in find_layer_matrices(model))
 
 
 @settings(max_examples=examples(40, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -59,7 +59,7 @@ def test_the_size_of_averages_is_that_of_the_built_model(keys):
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_an_outline_has_the_shapes_of_the_model(family):
     spec = tiny.any_spec(**tiny.FAMILIES[family])
-    outlined, built = (model.state_dict() for model in (outline(spec, tiny.VOCAB), build(spec, tiny.VOCAB)))
+    outlined, built = (model.state_dict() for model in (build_on_meta(spec, tiny.VOCAB), build(spec, tiny.VOCAB)))
     assert {name: tensor.shape for name, tensor in outlined.items()} == {
         name: tensor.shape for name, tensor in built.items()
     }
@@ -92,12 +92,14 @@ def test_outlines_load_no_compiler():
 def test_training_holds_weights_gradients_and_moments(optimizer, bytes_per_parameter):
     settings = ", ".join(f"{key}: {value}" for key, value in optimizer.items())
     recipe = load("gpt2-124m", [f"optimizer={{{settings}}}"]).recipe
-    activations = training_bytes(recipe) - bytes_per_parameter * 124_439_808
+    activations = estimate_min_training_bytes(recipe) - bytes_per_parameter * 124_439_808
     assert activations == 12 * 1024 * 34 * 768
 
 
 def test_muon_keeps_one_moment_of_layer_matrices_and_two_of_the_rest():
-    adamw, muon = (training_bytes(load("gpt2-124m", [f"optimizer.kind={kind}"]).recipe) for kind in ("adamw", "muon"))
+    adamw, muon = (
+        estimate_min_training_bytes(load("gpt2-124m", [f"optimizer.kind={kind}"]).recipe) for kind in ("adamw", "muon")
+    )
     assert adamw - muon == 4 * 12 * 12 * 768**2
 
 
@@ -105,18 +107,26 @@ def test_a_generator_is_trained_beside_its_discriminator():
     """Both have weights, gradients and moments; ELECTRA (Clark et al. 2020) discards the generator only afterwards."""
     kinds = ("kind: adamw", "kind: muon", "kind: sgd, lr: 1")
     adamw, muon, sgd = (load("electra-tiny", [f"optimizer={{{kind}}}"]).recipe for kind in kinds)
-    sizes = [size_of(model, 4096) for model in (adamw.model, make_generator_spec(adamw.model, adamw.objective))]
-    assert training_bytes(adamw) - training_bytes(sgd) == 8 * sum(size.parameters for size in sizes)
-    assert training_bytes(adamw) - training_bytes(muon) == 4 * sum(size.matrices for size in sizes)
+    sizes = [
+        count_parameters(model, 4096) for model in (adamw.model, make_generator_spec(adamw.model, adamw.objective))
+    ]
+    assert estimate_min_training_bytes(adamw) - estimate_min_training_bytes(sgd) == 8 * sum(
+        size.parameters for size in sizes
+    )
+    assert estimate_min_training_bytes(adamw) - estimate_min_training_bytes(muon) == 4 * sum(
+        size.matrices for size in sizes
+    )
 
 
 def test_rows_of_the_model_go_before_the_tokenizer():
     named = load("tiny", ["model.vocab_size=5000"]).recipe
-    assert training_bytes(named) == training_bytes(load("tiny", ["tokenizer.vocab_size=5000"]).recipe)
+    assert estimate_min_training_bytes(named) == estimate_min_training_bytes(
+        load("tiny", ["tokenizer.vocab_size=5000"]).recipe
+    )
 
 
 def test_a_larger_micro_batch_takes_more():
-    one, four = (training_bytes(load("tiny", [f"training.micro_batch={n}"]).recipe) for n in (1, 4))
+    one, four = (estimate_min_training_bytes(load("tiny", [f"training.micro_batch={n}"]).recipe) for n in (1, 4))
     assert four - one == 3 * (one - 4 * training_parameters())
 
 
@@ -124,7 +134,7 @@ def training_parameters() -> int:
     recipe = load("tiny", ["training.micro_batch=1"]).recipe
     model = recipe.model
     matrices = 12 * model.n_layers * model.d_model**2
-    return 4 * size_of(model, recipe.tokenizer.vocab_size).parameters - matrices
+    return 4 * count_parameters(model, recipe.tokenizer.vocab_size).parameters - matrices
 
 
 @pytest.mark.parametrize("tuning", ["tuning.lora.rank=8", "tuning.freeze=body"])
@@ -132,28 +142,30 @@ def test_what_stays_has_no_gradients_and_no_moments(tuning):
     """A body that is too large to be trained as a whole can have adapters or a head."""
     overrides = ["objective.kind=classification"]
     whole, part = (load("gpt2-1.5b", [*overrides, *more]).recipe for more in ((), (tuning,)))
-    weights = 4 * size_of(whole.model, 50257).parameters
+    weights = 4 * count_parameters(whole.model, 50257).parameters
     # moments are Adam's two, of everything
-    assert training_bytes(whole) - training_bytes(part) == pytest.approx(3 * weights, rel=0.01)
+    assert estimate_min_training_bytes(whole) - estimate_min_training_bytes(part) == pytest.approx(
+        3 * weights, rel=0.01
+    )
     with pytest.raises(RecipeError):
-        check_fits(whole, 16 * GIGABYTE)
-    check_fits(part, 16 * GIGABYTE)
+        check_fits_memory(whole, 16 * GIGABYTE)
+    check_fits_memory(part, 16 * GIGABYTE)
 
 
 def test_embeddings_that_stay_have_no_gradients_and_no_moments():
     whole, part = (load("gpt2-1.5b", [f"tuning.freeze={freeze}"]).recipe for freeze in ("none", "embeddings"))
-    assert training_bytes(whole) - training_bytes(part) == 3 * 4 * 50257 * 1600
+    assert estimate_min_training_bytes(whole) - estimate_min_training_bytes(part) == 3 * 4 * 50257 * 1600
 
 
 def test_what_fits_passes():
-    check_fits(load("gpt2-124m").recipe, 4 * GIGABYTE)
+    check_fits_memory(load("gpt2-124m").recipe, 4 * GIGABYTE)
 
 
 def test_a_vocabulary_of_a_trillion_is_refused_by_its_line():
     resolved = load("tiny", ["tokenizer.vocab_size=1000000000000"])
     with pytest.raises(RecipeError) as caught:
-        check_fits(resolved.recipe, 24 * GIGABYTE, origins=resolved.origins)
-    n = size_of(resolved.recipe.model, 10**12).parameters
+        check_fits_memory(resolved.recipe, 24 * GIGABYTE, origins=resolved.origins)
+    n = count_parameters(resolved.recipe.model, 10**12).parameters
     (line,) = caught.value.lines()
     assert line.startswith("-s tokenizer.vocab_size=1000000000000: tokenizer.vocab_size: 1,000,000,000,000 is too much")
     assert f"{n:,} parameters" in line
@@ -175,11 +187,11 @@ def test_a_vocabulary_of_a_trillion_is_refused_by_its_line():
 def test_the_key_that_matters_most_is_named(override, key):
     recipe = load("tiny", ["model.n_heads=1", override]).recipe
     with pytest.raises(RecipeError, match=rf"^{key}: .* is too much: .* and there is 24.0 GB$"):
-        check_fits(recipe, 24 * GIGABYTE)
+        check_fits_memory(recipe, 24 * GIGABYTE)
 
 
 def test_a_vocabulary_that_only_the_text_gives_counts_when_it_is_known():
     recipe = load("shakespeare-char").recipe
-    check_fits(recipe, GIGABYTE)
+    check_fits_memory(recipe, GIGABYTE)
     with pytest.raises(RecipeError):
-        check_fits(load("shakespeare-char", ["model.vocab_size=1000000000"]).recipe, GIGABYTE)
+        check_fits_memory(load("shakespeare-char", ["model.vocab_size=1000000000"]).recipe, GIGABYTE)

@@ -11,8 +11,8 @@ from torch import nn
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import DecodeState, build
-from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.model.size import size_of
+from lmtool.model.layers.ngrams import find_ngram_embeddings
+from lmtool.model.size import count_parameters
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.position import LearnedPosition
@@ -131,8 +131,8 @@ def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
     spec = tiny.spec(**changes)
     torch.manual_seed(0)
     model = build(spec, VOCAB).double()
-    for ngrams in ngrams_of(model):
-        ngrams.count(tiny.tokens(400))
+    for ngrams in find_ngram_embeddings(model):
+        ngrams.select_ngrams_(tiny.tokens(400))
     more = {"segments_BT": segments_of(spec)} if spec.shape == "encoder" else {}
     hidden = tiny.read(model, tiny.tokens(2, 5), [[3, 1, 4, 1, 5, 9], [5, 0, 2]], **more)
     loss = model.logits(hidden).log_softmax(-1)[..., 1].sum()
@@ -161,7 +161,7 @@ def test_the_head_parameters_are_those_that_logits_uses(changes: dict[str, Any])
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
 def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]) -> None:
     model = build(tiny.spec(**changes), VOCAB)
-    assert size_of(tiny.spec(**changes), VOCAB).parameters == sum(p.numel() for p in model.parameters())
+    assert count_parameters(tiny.spec(**changes), VOCAB).parameters == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.sampled(2)
@@ -189,9 +189,9 @@ def test_one_batch_is_learnt_by_heart(family: str) -> None:
 def test_an_encoder_has_no_next_token() -> None:
     model = tiny.model(**tiny.BERT)
     with pytest.raises(UsageError, match="no next token"):
-        model.start(Batch(tiny.tokens(1, 1)))
+        model.initial_state(Batch(tiny.tokens(1, 1)))
     with pytest.raises(UsageError, match="no next token"):
-        model.advance(tiny.tokens(1, 1), DecodeState(0, None, ()))
+        model.forward_incremental(tiny.tokens(1, 1), DecodeState(0, None, ()))
 
 
 def test_an_encoder_without_the_head_has_no_next_sentence() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel, NGramModel, build
-from lmtool.model.layers.ngrams import ngrams_of
+from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.model.transformer import TransformerPrefix
 from lmtool.recipe.spec.position import (
     AlibiPosition,
@@ -275,11 +275,11 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = V
     An n-gram model has counted a random text, as have embeddings of n-grams.
     """
     built = build(any_spec(**changes), vocab_size).to(dtype).eval()
-    for ngrams in ngrams_of(built):
-        ngrams.count(tokens(400, seed=seed, vocab_size=vocab_size))
+    for ngrams in find_ngram_embeddings(built):
+        ngrams.select_ngrams_(tokens(400, seed=seed, vocab_size=vocab_size))
     if isinstance(built, NGramModel):
         text = tokens(1, 400, seed=seed, vocab_size=vocab_size)
-        built.count([Batch(text[:, :-1], text[:, 1:])], 400)
+        built.fit_counts_([Batch(text[:, :-1], text[:, 1:])], 400)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in built.parameters():
@@ -343,7 +343,7 @@ def start(built: LanguageModel, n_rows: int, texts: Sequence[Sequence[int]] | No
     """The initial state of this many rows, after their sources."""
     source_BS, keep_BS = padded(sources(n_rows) if texts is None else texts)
     batch = Batch(tokens(n_rows, 1), source_BS=source_BS, source_keep_BS=keep_BS)
-    return built.start(batch.to(device_of(built)))
+    return built.initial_state(batch.to(device_of(built)))
 
 
 def device_of(built: LanguageModel) -> torch.device:
@@ -396,10 +396,10 @@ class _Weights:
     def ngrams(self) -> dict[tuple[int, ...], NDArray[np.float64]]:
         """The vector of each n-gram, whose tokens are the digits of its key, each one more than the token."""
         found = {}
-        for part in ngrams_of(self.built):
+        for part in find_ngram_embeddings(self.built):
             for row, key in enumerate(part.keys_K.tolist()):
                 digits, base = [], self.built.vocab_size + 1
-                while key and key < base**part.longest:
+                while key and key < base**part.max_n:
                     key, digit = divmod(key, base)
                     digits.insert(0, digit - 1)
                 if digits:

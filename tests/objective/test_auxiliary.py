@@ -12,7 +12,7 @@ from lmtool.model.heads import Classifier
 from lmtool.model.recurrent import BidirectionalModel
 from lmtool.model.word_vectors import SkipGramModel
 from lmtool.objective import Objective, Vocabulary
-from lmtool.objective import build as build_objective
+from lmtool.objective import build_with_vocabulary as build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from tests.model import tiny
@@ -25,7 +25,7 @@ VOCABULARY = Vocabulary(
     mask=4,
     sep=5,
     cls=6,
-    starts=(1,),
+    target_start_ids=(1,),
     sentinels=(7, 8),
     specials=frozenset(range(9)),
     counts=np.arange(tiny.VOCAB),
@@ -59,9 +59,9 @@ def take(model: LanguageModel) -> None:
     """Give a model an auxiliary loss for each row."""
     price_B = torch.nn.Parameter(PRICE_B.clone())
     model.register_parameter("price_B", price_B)
-    forward, layers = model.forward, model.layers_and_auxiliary
+    forward, layers = model.forward, model.layer_outputs_and_auxiliary
     model.forward = lambda batch: Output(forward(batch).hidden_BTD, price_B)  # type: ignore[method-assign]
-    model.layers_and_auxiliary = lambda batch: (layers(batch)[0], price_B)  # type: ignore[method-assign]
+    model.layer_outputs_and_auxiliary = lambda batch: (layers(batch)[0], price_B)  # type: ignore[method-assign]
 
 
 def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
@@ -80,7 +80,11 @@ def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
         model = Classifier(body, recipe.objective, recipe.model)
     take(body)
     targets = None if isinstance(recipe.objective, Classification) else torch.tensor(TARGETS)
-    return model.double(), build_objective(recipe, VOCABULARY), Batch(tiny.tokens(3, 6), targets, **more)
+    return (
+        model.double(),
+        build_objective(recipe, VOCABULARY),
+        Batch(tiny.tokens(3, 6), targets, **more),
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -119,9 +123,9 @@ def test_whether_texts_follow_each_other_is_asked_besides() -> None:
 
 def test_measuring_a_text_costs_nothing() -> None:
     model, objective, batch = setting("masked")
-    measured = objective.measure(model, batch).total
+    measured = objective.score_text(model, batch).total
     take(model)
-    torch.testing.assert_close(objective.measure(model, batch).total, measured)
+    torch.testing.assert_close(objective.score_text(model, batch).total, measured)
 
 
 def test_both_directions_pay_for_their_own_targets() -> None:
@@ -137,10 +141,10 @@ def test_both_directions_pay_for_their_own_targets() -> None:
     objective = build_objective(recipe, VOCABULARY)
     batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS))
     without = objective.loss(model, batch).total
-    backward = model.backward
+    backward = model.forward_right_to_left
     take(model)
-    model.backward = lambda batch: Output(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
-    n_before_B = (objective.targets_before(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
+    model.forward_right_to_left = lambda batch: Output(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
+    n_before_B = (objective.backward_targets(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
     wanted = ((N_TARGETS_B + n_before_B) * PRICE_B).sum() / 2
     paid = (objective.loss(model, batch).total - without).detach()
     assert float(paid) == pytest.approx(float(wanted), rel=1e-4)

@@ -35,7 +35,7 @@ def batch_of(rows: list[list[int]], isolated: bool = False) -> Batch:
 
 def test_targets_of_the_backward_half() -> None:
     """The first token of a row has no previous one, and the last of a document is given right to left."""
-    found = objective().targets_before(batch_of(ROWS))
+    found = objective().backward_targets(batch_of(ROWS))
     assert found.tolist() == [[IGNORE, BOS, 4, 5, IGNORE, BOS], [IGNORE, 5, 6, IGNORE, BOS, 3]]
 
 
@@ -50,7 +50,7 @@ def test_the_loss_is_half_the_sum_of_both_directions(isolated: bool) -> None:
         for start, stop in zip([0, *cuts], [*cuts, len(row) - 1], strict=True):
             text = torch.tensor([row[start:stop]])
             forth = model.logits(model(Batch(text)).hidden_BTD)[0].log_softmax(-1).detach()
-            back = model.logits(model.backward(Batch(text)).hidden_BTD)[0].log_softmax(-1).detach()
+            back = model.logits(model.forward_right_to_left(Batch(text)).hidden_BTD)[0].log_softmax(-1).detach()
             for i in range(stop - start):
                 following = row[start + i + 1]
                 if following != BOS:

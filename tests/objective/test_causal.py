@@ -142,7 +142,7 @@ def test_any_micro_batches_give_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, family: str, eps: float, chunk_rows: int
 ) -> None:
     """1 x 8 = 2 x 4 = 4 x 2 = 8 x 1, and an uneven split, with rows of unequal numbers of targets."""
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: chunk_rows)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: chunk_rows)
     rows = examples(8, 10)
     for i in range(8):
         rows[i][1 : 1 + i] = BOS
@@ -181,5 +181,5 @@ def test_the_gradient_of_a_tied_matrix_counts_both_its_uses() -> None:
 
 
 def test_a_gradient_by_differences_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 3)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 3)
     test_the_gradient_of_a_tied_matrix_counts_both_its_uses()

@@ -14,7 +14,16 @@ from lmtool.recipe.spec.objective import Classification
 from tests.model import tiny
 
 VOCABULARY = Vocabulary(
-    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    target_start_ids=(1,),
+    sentinels=(),
+    specials=frozenset(range(7)),
 )
 ANSWERS = {
     "class": [[0], [2], [1], [2]],
@@ -45,7 +54,7 @@ def rows(task: str) -> list[Example]:
 def test_losses_equal_loops(task: str) -> None:
     model, objective = setting(task)
     batch = objective.collate(rows(task))
-    scores = model.answer(batch)[0].detach().numpy()
+    scores = model.run_head(batch)[0].detach().numpy()
     total = 0.0
     for score, answer in zip(scores, ANSWERS[task], strict=True):
         match task:
@@ -58,7 +67,7 @@ def test_losses_equal_loops(task: str) -> None:
                 total += (score[0] - answer[0]) ** 2
     loss = objective.loss(model, batch)
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-5)
-    assert int(loss.count) == objective.count(batch) == 4
+    assert int(loss.count) == objective.count_targets(batch) == 4
 
 
 def test_weights_of_classes_multiply_their_rows() -> None:

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from lmtool.objective import contrastive
 from lmtool.objective.contrastive import (
-    cosent,
-    label_similarity,
-    matryoshka,
-    ranking,
-    supervised_contrastive,
-    triplet,
+    cosent_loss,
+    label_similarity_loss,
+    matryoshka_loss,
+    ranking_loss,
+    supervised_contrastive_loss,
+    triplet_loss,
 )
 from tests.reference import contrastive as plain
 
@@ -28,23 +28,23 @@ def vectors(n_texts: int) -> Tensor:
 
 
 LOSSES: dict[str, tuple[int, Callable[[Tensor], Tensor], Callable[[list[list[list[float]]]], float]]] = {
-    "pairs": (2, ranking, lambda rows: plain.ranking(rows, 20)),
-    "hard negatives": (4, lambda v: ranking(v, 5.0), lambda rows: plain.ranking(rows, 5)),
-    "cosent": (2, lambda v: cosent(v, SIMILARITIES), lambda rows: plain.cosent(rows, SIMILARITIES.tolist(), 20)),
-    "triplet": (3, lambda v: triplet(v, 0.3), lambda rows: plain.triplet(rows, 0.3)),
+    "pairs": (2, ranking_loss, lambda rows: plain.ranking(rows, 20)),
+    "hard negatives": (4, lambda v: ranking_loss(v, 5.0), lambda rows: plain.ranking(rows, 5)),
+    "cosent": (2, lambda v: cosent_loss(v, SIMILARITIES), lambda rows: plain.cosent(rows, SIMILARITIES.tolist(), 20)),
+    "triplet": (3, lambda v: triplet_loss(v, 0.3), lambda rows: plain.triplet(rows, 0.3)),
     "labels": (
         1,
-        lambda v: supervised_contrastive(v[:, 0], LABELS, 10.0),
+        lambda v: supervised_contrastive_loss(v[:, 0], LABELS, 10.0),
         lambda rows: plain.supervised_contrastive([row[0] for row in rows], LABELS.tolist(), 10),
     ),
     "similarity of labels": (
         1,
-        lambda v: label_similarity(v[:, 0], LABELS),
+        lambda v: label_similarity_loss(v[:, 0], LABELS),
         lambda rows: plain.label_similarity([row[0] for row in rows], LABELS.tolist()),
     ),
     "matryoshka": (
         2,
-        lambda v: matryoshka(ranking, v, (6, 4, 1)),
+        lambda v: matryoshka_loss(ranking_loss, v, (6, 4, 1)),
         lambda rows: sum(plain.ranking([[text[:dim] for text in row] for row in rows], 20) for dim in (6, 4, 1)),
     ),
 }
@@ -65,10 +65,10 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 def test_rows_without_a_partner_have_no_loss() -> None:
     every = vectors(1)[:, 0]
-    alone = supervised_contrastive(every, torch.arange(ROWS))
+    alone = supervised_contrastive_loss(every, torch.arange(ROWS))
     assert alone.item() == 0
     assert torch.autograd.grad(alone, every)[0].abs().sum() == 0
-    assert cosent(vectors(2), torch.ones(ROWS)).item() == 0
+    assert cosent_loss(vectors(2), torch.ones(ROWS)).item() == 0
 
 
 class Given(nn.Module):
@@ -108,4 +108,8 @@ def test_equals_sentence_transformers() -> None:
 
 def test_the_default_scale_is_that_of_sentence_transformers() -> None:
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
-    assert losses.MultipleNegativesRankingLoss(Given()).scale == losses.CoSENTLoss(Given()).scale == contrastive.SCALE
+    assert (
+        losses.MultipleNegativesRankingLoss(Given()).scale
+        == losses.CoSENTLoss(Given()).scale
+        == contrastive.DEFAULT_SCALE
+    )

@@ -128,7 +128,7 @@ def loss_and_gradients(chunk_rows: int, eps: float, n: int = M) -> tuple[list[Te
     head = Head()
     hidden = logits_of(n, D).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "chunk_rows", lambda *_: chunk_rows)
+        patch.setattr(cross_entropy, "rows_per_chunk", lambda *_: chunk_rows)
         total = chunked_cross_entropy(head, hidden, targets_of(n), eps)  # type: ignore[arg-type]
         (0.25 * total).backward()
     assert hidden.grad is not None
@@ -164,7 +164,7 @@ def test_the_whole_equals_loops_for_value_and_hidden_gradient() -> None:
 @torch.no_grad()
 def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -> None:
     head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 4)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 4)
     total = chunked_cross_entropy(head, hidden, targets, eps)  # type: ignore[arg-type]
     assert head.rows == [4, 4, 4, 4, 4, 3]
     wanted = reference.cross_entropy(head.logits(hidden).numpy(), targets.tolist(), eps)
@@ -172,17 +172,17 @@ def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -
 
 
 def test_chunks_suffice_for_fast_products_and_fill_a_gpu() -> None:
-    assert cross_entropy.chunk_rows(torch.device("cpu"), 2**17) == 256
-    assert cross_entropy.chunk_rows(torch.device("cpu"), 4096) == 2**10
-    assert cross_entropy.chunk_rows(torch.device("cuda"), 2**15) == 2**10
-    assert cross_entropy.chunk_rows(torch.device("cuda"), 2**26) == 1
+    assert cross_entropy.rows_per_chunk(torch.device("cpu"), 2**17) == 256
+    assert cross_entropy.rows_per_chunk(torch.device("cpu"), 4096) == 2**10
+    assert cross_entropy.rows_per_chunk(torch.device("cuda"), 2**15) == 2**10
+    assert cross_entropy.rows_per_chunk(torch.device("cuda"), 2**26) == 1
 
 
 def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head's float32 weights get the gradient of every chunk, though its bfloat16 copy is made once."""
     results = []
     for n in (M, 4):
-        monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_, n=n: n)
+        monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_, n=n: n)
         head = Head(torch.float32)
         hidden = logits_of(M, D).float().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -223,7 +223,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool, float], int]:
     vocab_size, n = 997, 64
 
     def measure(chunk_rows: int, grad: bool, eps: float) -> int:
-        monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: chunk_rows)
+        monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: chunk_rows)
         head = Head(torch.float32, vocab_size)
         hidden = logits_of(n, D).float().requires_grad_()
         targets = targets_of(n, vocab_size)

@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import IGNORE, Batch
 from lmtool.model.heads import Classifier
 from lmtool.objective import CausalObjective, Vocabulary
-from lmtool.objective.distillation import DistilledObjective, divergence
+from lmtool.objective.distillation import DistillationObjective, distillation_divergence
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.recipe.spec.objective import Causal, Classification, Masked
@@ -46,7 +46,7 @@ def test_of_tokens(name: str) -> None:
     batch = a_batch()
     if name.startswith("an lstm"):
         batch = Batch(batch.tokens_BT, batch.targets_BT)  # padding only at the end of rows
-    found = DistilledObjective(own, SPEC, teacher, None, V).loss(student, batch)
+    found = DistillationObjective(own, SPEC, teacher, None, V).loss(student, batch)
     hard = own.loss(student, batch)
     assert batch.targets_BT is not None
     with torch.no_grad():
@@ -81,8 +81,8 @@ def test_of_labels(task: str) -> None:
     batch = Batch(tiny.tokens(3, 6), labels_B=labels_B, values_BC=values)
     own = ClassificationObjective(spec, VOCABULARY)
     settings = SPEC.model_copy(update={"cosine": 0.0})
-    found = DistilledObjective(own, settings, teacher, theirs, V).loss(student, batch)
-    scores, known = student.answer(batch).scores_BC.tolist(), teacher.answer(batch).scores_BC.tolist()
+    found = DistillationObjective(own, settings, teacher, theirs, V).loss(student, batch)
+    scores, known = student.run_head(batch).scores.tolist(), teacher.run_head(batch).scores.tolist()
     if task == "class":
         soft = reference.divergence(known, scores, 3.0)
     elif task == "multi":
@@ -96,10 +96,10 @@ def test_of_labels(task: str) -> None:
 
 def test_the_gradient_of_chunks_is_that_of_all_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher, batch = tiny.model(1), tiny.model(2), a_batch(4, 9)
-    own = DistilledObjective(CAUSAL, SPEC, teacher, None, V)
+    own = DistillationObjective(CAUSAL, SPEC, teacher, None, V)
     found = []
     for rows in (10_000, 5):
-        monkeypatch.setattr("lmtool.objective.cross_entropy.chunk_rows", lambda device, size, rows=rows: rows)
+        monkeypatch.setattr("lmtool.objective.cross_entropy.rows_per_chunk", lambda device, size, rows=rows: rows)
         student.zero_grad()
         own.loss(student, batch).total.backward()
         found.append([p.grad.clone() for p in student.parameters() if p.grad is not None])
@@ -111,7 +111,7 @@ def test_the_gradient_of_chunks_is_that_of_all_logits_at_once(monkeypatch: pytes
 def test_splits_of_a_batch_give_the_same_gradient_and_the_teacher_has_none() -> None:
     student, teacher, batch = tiny.model(1), tiny.model(2), a_batch(4)
     teacher.requires_grad_(False)
-    own = DistilledObjective(CAUSAL, SPEC, teacher, None, V)
+    own = DistillationObjective(CAUSAL, SPEC, teacher, None, V)
     assert batch.targets_BT is not None
     assert batch.keep_BT is not None
     found = []
@@ -130,7 +130,7 @@ def test_splits_of_a_batch_give_the_same_gradient_and_the_teacher_has_none() -> 
 def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it() -> None:
     model, batch = tiny.model(1), a_batch()
     whole = SPEC.model_copy(update={"weight": 1.0})
-    total = DistilledObjective(CAUSAL, whole, model, None, V).loss(model, batch).total
+    total = DistillationObjective(CAUSAL, whole, model, None, V).loss(model, batch).total
     assert float(total.detach()) == pytest.approx(0, abs=1e-5)
 
 
@@ -138,6 +138,6 @@ def test_the_temperature_keeps_the_size_of_the_gradient() -> None:
     """For logits near 0 the gradient tends to (z - v) / C of centred logits, whatever T (Hinton et al. 2015, eq. 4)."""
     for temperature in (10.0, 1000.0):
         known, logits = torch.tensor([[0.3, -0.1, -0.2]]), torch.tensor([[0.1, 0.2, -0.3]], requires_grad=True)
-        divergence(known.double(), logits.double(), temperature).backward()
+        distillation_divergence(known.double(), logits.double(), temperature).backward()
         assert logits.grad is not None
         torch.testing.assert_close(logits.grad, ((logits - known) / 3).detach(), rtol=0.05, atol=2e-3)

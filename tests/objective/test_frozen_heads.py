@@ -10,7 +10,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
-from lmtool.model.lora import adapt, adapters
+from lmtool.model.lora import adapter_parameter_names, add_adapters_
 from lmtool.objective import CausalObjective, Example, Objective, Vocabulary, cross_entropy
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Causal, Classification
@@ -18,7 +18,16 @@ from lmtool.recipe.spec.training import Lora
 from tests.model import tiny
 
 VOCABULARY = Vocabulary(
-    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    target_start_ids=(1,),
+    sentinels=(),
+    specials=frozenset(range(7)),
 )
 HEADS: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True, "head_bias": True},
@@ -41,10 +50,10 @@ def in_chunks_as_at_once(
     calls = []
     genuine = cross_entropy._ChunkedLoss.forward
     monkeypatch.setattr(cross_entropy._ChunkedLoss, "forward", lambda *a: calls.append(1) or genuine(*a))
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 1000)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 1000)
     whole, wanted = gradients(model, objective, batch)
     assert not calls
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 3)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 3)
     parts, found = gradients(model, objective, batch)
     assert calls
     assert parts == pytest.approx(whole, rel=1e-6)
@@ -57,12 +66,12 @@ def in_chunks_as_at_once(
 @pytest.mark.parametrize("head", HEADS)
 def test_a_language_model_that_learns_by_adapters(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(**HEADS[head])
-    adapt(model, Lora(rank=2))
+    add_adapters_(model, Lora(rank=2))
     objective = CausalObjective(Causal(label_smoothing=0.1), VOCABULARY.bos, False)
     rng = np.random.default_rng(0)
     batch = objective.collate([Example(rng.integers(7, tiny.VOCAB, 11), rng) for _ in range(3)])
     found = in_chunks_as_at_once(model, objective, batch, monkeypatch)
-    assert set(found) == set(adapters(model))
+    assert set(found) == set(adapter_parameter_names(model))
 
 
 @pytest.mark.parametrize("learning", [("head.bias",), ("head.own",), ("stack.",)])
@@ -81,10 +90,10 @@ def test_a_head_that_learns_in_part(learning: tuple[str, ...], monkeypatch: pyte
 def test_a_classifier_with_adapters_that_learns_its_text_as_well(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Classification(kind="classification", task="class", labels=("a", "b"), lm_weight=0.5, dropout=0.0)
     model = Classifier(tiny.model(**HEADS[head]), spec, tiny.spec(**HEADS[head])).double()
-    adapt(model.body, Lora(rank=2))
+    add_adapters_(model.body, Lora(rank=2))
     model.double()
     objective = ClassificationObjective(spec, VOCABULARY)
     rng = np.random.default_rng(0)
     rows = [Example(rng.integers(7, tiny.VOCAB, n), rng, label=np.array([float(n % 2)])) for n in (9, 4, 12)]
     found = in_chunks_as_at_once(model, objective, objective.collate(rows), monkeypatch)
-    assert set(found) == set(adapters(model)) | {"head.weight", "head.bias"}
+    assert set(found) == set(adapter_parameter_names(model)) | {"head.weight", "head.bias"}

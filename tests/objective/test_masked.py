@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
 from lmtool.objective import Example, Vocabulary, build_objective
-from lmtool.objective.masked import MaskedObjective, choose
+from lmtool.objective.masked import MaskedObjective, select_positions
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
@@ -98,7 +98,7 @@ def test_lengths_of_spans_are_geometric() -> None:
     """Joshi et al. 2020: p = 0.2, cut off at 10, mean about 3.8."""
     spans, rng = SpanMasking(), np.random.default_rng(0)
     places = np.arange(100_000)
-    chosen = np.sort(choose(places, 0.02, spans, rng))
+    chosen = np.sort(select_positions(places, 0.02, spans, rng))
     runs = np.diff(np.flatnonzero(np.concatenate(([True], np.diff(chosen) > 1, [True]))))
     shares = Counter(runs.tolist())
     weights = {k: 0.2 * 0.8 ** (k - 1) for k in range(1, 11)}
@@ -122,7 +122,9 @@ LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items(
 
 def of_words(name: str, **changes: Any) -> MaskedObjective:
     tokenizer = LEARNT[name]
-    vocabulary = replace(Vocabulary.of(tokenizer, None), joins_2V=tokenizer.find_word_continuations())
+    vocabulary = replace(
+        Vocabulary.from_tokenizer(tokenizer, None), word_continuations_2V=tokenizer.find_word_continuations()
+    )
     return MaskedObjective(Masked.model_validate({"kind": "masked", "whole_words": True} | changes), vocabulary)
 
 
@@ -155,7 +157,7 @@ def test_two_texts_have_no_word_in_common() -> None:
     own = of_words("char", rate=0.01)
     a = np.array(LEARNT["char"].encode("rabbit"), dtype=np.int64)
     for seed in range(20):
-        batch = own.collate([Example(a, np.random.default_rng(seed), other=a)])
+        batch = own.collate([Example(a, np.random.default_rng(seed), second=a)])
         assert batch.n_targets == len(a)
 
 
@@ -192,7 +194,7 @@ def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
     texts = [np.array([BOS, 9, 30, 12, EOS]), np.array([8, 55, 21])]
     own = objective()
     batch = own.collate_spans([(texts[0], 1), (texts[1], 1)])
-    found = own.measure(model, batch)
+    found = own.score_text(model, batch)
     total = 0.0
     for text, first in ((texts[0], 1), (texts[1], 1)):
         row = [CLS, *text.tolist(), SEP]
@@ -229,7 +231,7 @@ def test_splits_of_a_batch_give_the_same_gradient(changes: dict[str, Any]) -> No
 
 def test_the_longest_window_that_is_measured_fills_the_context() -> None:
     own = objective()
-    tokens = np.arange(own.window(16) + 1) + SPECIALS
+    tokens = np.arange(own.max_scored_tokens(16) + 1) + SPECIALS
     for batch in (own.collate_spans([(tokens, 1)]), own.collate_validation([(tokens, 1)])):
         assert batch.tokens_BT.shape == (1, 16)
 
@@ -277,7 +279,7 @@ def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
 def test_the_head_of_boundaries_is_trained_in_chunks_and_splits_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     own, found = objective(**SPANS), []
     for rows, size in ((10_000, 4), (3, 4), (10_000, 1)):
-        monkeypatch.setattr("lmtool.objective.cross_entropy.chunk_rows", lambda device, V, rows=rows: rows)
+        monkeypatch.setattr("lmtool.objective.cross_entropy.rows_per_chunk", lambda device, V, rows=rows: rows)
         model, batch = tiny.model(vocab_size=V, **SPANBERT["as bert"]), of_spans()
         assert batch.targets_BT is not None
         assert batch.keep_BT is not None
@@ -293,8 +295,8 @@ def test_the_head_of_boundaries_is_trained_in_chunks_and_splits_alike(monkeypatc
 
 def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
     model = tiny.model(vocab_size=V, **SPANBERT["as bert"])
-    assert len(objective(**SPANS).idle(model)) == 0
-    assert objective().idle(model) == list(model.span_boundary.parameters())
+    assert len(objective(**SPANS).unused_parameters(model)) == 0
+    assert objective().unused_parameters(model) == list(model.span_boundary.parameters())
     with pytest.raises(ValueError, match="span_boundary_head"):
         objective(**SPANS).loss(bert(), of_spans())
 
@@ -330,7 +332,7 @@ def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
         assert batch.tokens_BT[i, : len(row)].tolist() == row
         wanted += plain.permuted(row, order, MASK)
     assert float(own.loss(model, batch).total.detach()) == pytest.approx(wanted, rel=1e-9)
-    measured = own.measure(model, own.collate_spans([(texts[0], 0), (texts[1], 1)]))
+    measured = own.score_text(model, own.collate_spans([(texts[0], 0), (texts[1], 1)]))
     scored = [(texts[0], range(1, 10)), (texts[1], range(2, 5))]
     each = (plain.permuted([CLS, *text.tolist(), SEP], [t], MASK) for text, places in scored for t in places)
     assert float(measured.total.detach()) == pytest.approx(sum(each), rel=1e-6)
@@ -359,7 +361,7 @@ def test_orders_are_new_each_time_and_of_words_spans_and_any_share() -> None:
 def pair(first: int, second: int, follows: bool, seed: int = 0) -> Example:
     rng = np.random.default_rng(seed)
     texts = (rng.integers(SPECIALS, V, n) for n in (first, second))
-    return Example(next(texts), rng, other=next(texts), follows=follows)
+    return Example(next(texts), rng, second=next(texts), second_follows=follows)
 
 
 def bert() -> Any:
@@ -370,12 +372,12 @@ def bert() -> Any:
 @given(lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4))
 def test_rows_of_two_texts(lengths: list[tuple[int, int]]) -> None:
     examples = [pair(*length, follows=i % 2 == 0, seed=i) for i, length in enumerate(lengths)]
-    texts = [(e.tokens.tolist(), e.other.tolist()) for e in examples]  # type: ignore[union-attr]
+    texts = [(e.tokens.tolist(), e.second.tolist()) for e in examples]  # type: ignore[union-attr]
     batch = objective(next_sentence=True, rate=0.3).collate(examples)
     assert batch.labels_B is not None
     assert batch.targets_BT is not None
     assert batch.segments_BT is not None
-    assert batch.labels_B.tolist() == [int(e.follows) for e in examples]
+    assert batch.labels_B.tolist() == [int(e.second_follows) for e in examples]
     T = max(first + second for first, second in lengths) + 3
     for i, (first, second) in enumerate(texts):
         truth = [CLS, *first, SEP, *second, SEP]
@@ -395,7 +397,7 @@ def test_rows_of_two_texts(lengths: list[tuple[int, int]]) -> None:
 
 def test_two_texts_share_the_context() -> None:
     own = objective(next_sentence=True)
-    cut = own.cut(16)
+    cut = own.text_cut(16)
     assert cut.unit == "pair"
     batch = own.collate([pair(5, cut.length - 5, True)])
     assert batch.tokens_BT.shape == (1, 16)
@@ -415,7 +417,7 @@ def test_whether_a_text_follows_is_added_to_the_loss() -> None:
     assert int(loss.count) == int(score.count) == batch.n_targets
     right, rows = score.metrics["next-sentence-accuracy"]
     assert (int(right), rows) == (sum(scores[i].argmax() == labels[i] for i in range(3)), 3)
-    assert list(score.metrics) == list(own.metrics)
+    assert list(score.metrics) == list(own.metric_names)
 
 
 def test_splits_of_a_batch_of_pairs_give_the_same_gradient() -> None:

@@ -14,8 +14,8 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.heads import Classifier
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, cross_entropy, scheduled
-from lmtool.objective import build as build_objective
-from lmtool.objective.distillation import DistilledObjective
+from lmtool.objective import build_with_vocabulary as build_objective
+from lmtool.objective.distillation import DistillationObjective
 from lmtool.recipe.spec.objective import Classification, ReplacedTokens
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Distillation
@@ -82,13 +82,13 @@ def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
         model = ReplacedTokenDetector(model, recipe.objective, recipe.model)
     built = build_objective(recipe, replace(VOCABULARY, size=V))
     if case == "distillation":
-        built = DistilledObjective(built, Distillation(teacher="run"), build(recipe.model, V).eval(), None, V)
+        built = DistillationObjective(built, Distillation(teacher="run"), build(recipe.model, V).eval(), None, V)
     return model, built, Batch(tiny.tokens(B, T, vocab_size=V), TARGETS, **more)
 
 
 def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
     for module in (cross_entropy, scheduled):
-        monkeypatch.setattr(module, "chunk_rows", lambda *_: rows)
+        monkeypatch.setattr(module, "rows_per_chunk", lambda *_: rows)
     model, objective, batch = setting(case)
     with Logits() as logits:
         objective.loss(model, batch).total.backward()

@@ -12,7 +12,7 @@ from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Example, Vocabulary
-from lmtool.objective.replaced import ACCURACY, FOUND, ReplacedTokensObjective
+from lmtool.objective.replaced import DETECTION_ACCURACY, REPLACED_RECALL, ReplacedTokensObjective
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import make_generator_spec
@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_the_paper(name: str, share: bool) -> None:
         samples = [reference.drawn(logits_TV[t], float(batch.draws_BT[i, t])) for t in range(n) if targets[t] != IGNORE]
         original = [token if target == IGNORE else target for token, target in zip(tokens, targets, strict=True)]
         read = reference.corrupted(tokens, targets, samples, IGNORE)
-        scores = model.detections(model.body(Batch(torch.tensor([read]))).hidden_BTD)[0].tolist()
+        scores = model.detection_logits(model.body(Batch(torch.tensor([read]))).hidden_BTD)[0].tolist()
         n_masked = sum(target != IGNORE for target in targets)
         total += reference.generator_loss(logits_TV, targets, IGNORE)
         total += 7.0 * n_masked * reference.detection_loss(scores, original, read)
@@ -88,10 +88,10 @@ def test_the_loss_is_that_of_the_paper(name: str, share: bool) -> None:
         assert float(own.loss(model, batch).total) == pytest.approx(total, rel=1e-6)
         scored = own.score(model, batch)
     assert float(scored.total) == pytest.approx(total, rel=1e-6)
-    assert int(scored.count) == own.count(batch) == batch.n_targets
+    assert int(scored.count) == own.count_targets(batch) == batch.n_targets
     assert {name: (int(part), n) for name, (part, n) in scored.metrics.items()} == {
-        ACCURACY: (n_right, n_kept),
-        FOUND: (n_found, n_replaced),
+        DETECTION_ACCURACY: (n_right, n_kept),
+        REPLACED_RECALL: (n_found, n_replaced),
     }
 
 
@@ -111,7 +111,7 @@ def test_splits_of_a_batch_give_the_same_gradient() -> None:
 @pytest.mark.parametrize("share", [True, False])
 def test_every_trained_parameter_gets_a_gradient_and_none_is_saved_twice(name: str, share: bool) -> None:
     own, model = objective(), detector(ENCODERS[name], share_embeddings=share)
-    idle = set(own.idle(model))
+    idle = set(own.unused_parameters(model))
     own.loss(model, own.collate(examples())).total.backward()
     for key, parameter in model.named_parameters():
         assert (parameter.grad is None) == (parameter in idle), key

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective, Example, cross_entropy, scheduled
-from lmtool.objective.scheduled import draws, mixed, truth
-from lmtool.objective.sources import Pair, Seq2SeqObjective, batch_of
+from lmtool.objective.scheduled import draw_sampling_numbers, sample_input_tokens, true_token_probability
+from lmtool.objective.sources import Seq2SeqObjective, SourceTargetPair, collate_pairs
 from lmtool.recipe.spec.objective import Causal, ScheduledSampling, Seq2Seq
 from lmtool.training.truncated_bptt import CarriedModel
 from tests.model import tiny
@@ -38,12 +38,18 @@ def spec(**changes: Any) -> ScheduledSampling:
 @pytest.mark.parametrize("done", [0.0, 0.003, 0.25, 0.5, 0.9, 1.0])
 def test_the_probability_of_a_true_token_falls_as_in_the_paper(done: float) -> None:
     i = 100 * done
-    assert truth(spec(), done) == pytest.approx(reference.linear(i, 0.01, 0.0))
-    assert truth(spec(k=0.02, floor=0.3), done) == pytest.approx(reference.linear(i, 0.02, 0.3))
-    assert truth(spec(growth="exponential"), done) == pytest.approx(reference.exponential(i, 0.98))
-    assert truth(spec(growth="exponential", k=0.9), done) == pytest.approx(reference.exponential(i, 0.9))
-    assert truth(spec(growth="inverse-sigmoid"), done) == pytest.approx(reference.inverse_sigmoid(i, 15))
-    assert truth(spec(growth="inverse-sigmoid", k=1), done) == pytest.approx(reference.inverse_sigmoid(i, 1))
+    assert true_token_probability(spec(), done) == pytest.approx(reference.linear(i, 0.01, 0.0))
+    assert true_token_probability(spec(k=0.02, floor=0.3), done) == pytest.approx(reference.linear(i, 0.02, 0.3))
+    assert true_token_probability(spec(growth="exponential"), done) == pytest.approx(reference.exponential(i, 0.98))
+    assert true_token_probability(spec(growth="exponential", k=0.9), done) == pytest.approx(
+        reference.exponential(i, 0.9)
+    )
+    assert true_token_probability(spec(growth="inverse-sigmoid"), done) == pytest.approx(
+        reference.inverse_sigmoid(i, 15)
+    )
+    assert true_token_probability(spec(growth="inverse-sigmoid", k=1), done) == pytest.approx(
+        reference.inverse_sigmoid(i, 1)
+    )
 
 
 @pytest.mark.parametrize(("growth", "k"), [("exponential", 1.0), ("inverse-sigmoid", 0.9)])
@@ -58,20 +64,20 @@ def rows(n: int, length: int, seed: int = 0) -> list[Example]:
 
 
 def test_as_many_are_drawn_as_the_schedule_says() -> None:
-    found = draws(spec(), rows(200, 50), 50, 0.3)
+    found = draw_sampling_numbers(spec(), rows(200, 50), 50, 0.3)
     assert found is not None
     assert float((found >= 0).float().mean()) == pytest.approx(0.3, abs=0.02)
     numbers = found[found >= 0]
     assert float(numbers.max()) <= 1
     assert float(numbers.mean()) == pytest.approx(0.5, abs=0.02)
-    start = draws(spec(), rows(200, 50), 50, 0.0)
+    start = draw_sampling_numbers(spec(), rows(200, 50), 50, 0.0)
     assert start is not None
     assert (start == -1).all()
-    assert draws(None, rows(1, 2), 2, 0.5) is None
+    assert draw_sampling_numbers(None, rows(1, 2), 2, 0.5) is None
 
 
 def test_a_row_draws_the_same_beside_longer_ones() -> None:
-    short, long = (draws(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
+    short, long = (draw_sampling_numbers(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
     assert short is not None
     assert long is not None
     assert torch.equal(short, long[:, :7])
@@ -102,16 +108,16 @@ def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Batch:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", DECODERS)
-@pytest.mark.parametrize("chunk_rows", [2, 10_000])
+@pytest.mark.parametrize("rows_per_chunk", [2, 10_000])
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_own_tokens_are_drawn_as_in_the_papers(family: str, chunk_rows: int, seed: int) -> None:
+def test_own_tokens_are_drawn_as_in_the_papers(family: str, rows_per_chunk: int, seed: int) -> None:
     model = tiny.model(**FAMILIES[family])
     batch = causal(tiny.tokens(3, T, seed=seed), numbers(3, T, seed=seed))
     assert batch.draws_BT is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduled, "chunk_rows", lambda *_: chunk_rows)
-        found = mixed(model, batch)
+        patch.setattr(scheduled, "rows_per_chunk", lambda *_: rows_per_chunk)
+        found = sample_input_tokens(model, batch)
     changed = False
     for i in range(3):
         row = batch.tokens_BT[i].tolist()
@@ -134,11 +140,11 @@ def test_targets_of_pairs_are_drawn_behind_their_sources(family: str) -> None:
     model = tiny.model(**FAMILIES[family])
     shares_row = FAMILIES[family]["shape"] == "prefix"
     texts = [([3, 1, 4], [5, 9, 2, 6, 5, 3]), ([8], [9, 7]), ([2, 7, 1, 8], [2, 8, 1, 8])]
-    pairs = [Pair(np.array(source), (BOS,), np.array(target)) for source, target in texts]
-    batch = batch_of(pairs, shares_row, 0)
+    pairs = [SourceTargetPair(np.array(source), (BOS,), np.array(target)) for source, target in texts]
+    batch = collate_pairs(pairs, shares_row, 0)
     batch = replace(batch, draws_BT=numbers(*batch.tokens_BT.shape, seed=3, share=0.8))
     assert batch.draws_BT is not None
-    found = mixed(model, batch)
+    found = sample_input_tokens(model, batch)
     for i, (source, target) in enumerate(texts):
         first = len(source) if shares_row else 0
         row = [BOS, *target[:-1]]
@@ -159,7 +165,7 @@ def test_documents_of_a_row_that_do_not_see_each_other_draw_as_if_alone(family: 
     lengths = [4, 1, 6, 3]
     parts = [causal(tiny.tokens(1, n, seed=i), numbers(1, n, seed=i)) for i, n in enumerate(lengths)]
     parts = [replace(part, tokens_BT=torch.cat((torch.full((1, 1), BOS), part.tokens_BT[:, 1:]), 1)) for part in parts]
-    alone = [mixed(model, causal(part.tokens_BT, part.draws_BT)).tokens_BT for part in parts]
+    alone = [sample_input_tokens(model, causal(part.tokens_BT, part.draws_BT)).tokens_BT for part in parts]
     numbers_BT = torch.cat([part.draws_BT for part in parts], 1)  # type: ignore[misc]
     row = causal(torch.cat([part.tokens_BT for part in parts], 1), numbers_BT)
     documents_BT = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]
@@ -167,9 +173,9 @@ def test_documents_of_a_row_that_do_not_see_each_other_draw_as_if_alone(family: 
     both = replace(both, **{f: torch.cat([getattr(both, f)] * 2) for f in ("tokens_BT", "targets_BT", "draws_BT")})
     # a second row that is one document
     both = replace(both, documents_BT=torch.cat([documents_BT, torch.zeros_like(documents_BT)]))
-    found = mixed(model, both).tokens_BT
+    found = sample_input_tokens(model, both).tokens_BT
     assert torch.equal(found[:1], torch.cat(alone, 1))
-    assert torch.equal(found[1:], mixed(model, row).tokens_BT)
+    assert torch.equal(found[1:], sample_input_tokens(model, row).tokens_BT)
 
 
 # The loss
@@ -190,14 +196,14 @@ def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> 
     loss = own.loss(one, batch)
     loss.total.backward()
 
-    state, total = two.start(batch), torch.zeros((), dtype=torch.float64)
+    state, total = two.initial_state(batch), torch.zeros((), dtype=torch.float64)
     logits_BV = torch.zeros(3, VOCAB)
     for t in range(T):
         token_B = batch.tokens_BT[:, t].clone()
         for i in range(3):
             if t and batch.draws_BT[i, t] >= 0:
                 token_B[i] = reference.drawn(logits_BV[i].softmax(-1).tolist(), float(batch.draws_BT[i, t]))
-        hidden, state = two.advance(token_B[:, None], state)
+        hidden, state = two.forward_incremental(token_B[:, None], state)
         logits_BV = two.logits(hidden[:, 0])
         total = total + torch.nn.functional.cross_entropy(logits_BV, batch.targets_BT[:, t], reduction="sum")
     total.backward()
@@ -231,7 +237,7 @@ def test_pairs_learn_from_their_own_tokens_and_are_scored_by_the_true_ones() -> 
 
     def pairs() -> list[Example]:
         texts = np.random.default_rng(0).integers(10, VOCABULARY.size, (4, 2, 8))
-        return [Example(a, np.random.default_rng(i), other=b) for i, (a, b) in enumerate(texts)]
+        return [Example(a, np.random.default_rng(i), second=b) for i, (a, b) in enumerate(texts)]
 
     usual = plain_one.loss(model, plain_one.collate(pairs())).total.detach()
     torch.testing.assert_close(own.loss(model, own.collate(pairs(), 0.0)).total.detach(), usual)
@@ -244,10 +250,10 @@ def test_rows_that_go_on_draw_behind_what_was_read_before() -> None:
     model = tiny.model(**FAMILIES["lstm"])
     tokens_BT, numbers_BT = tiny.tokens(2, 2 * T), numbers(2, 2 * T, seed=4)
     numbers_BT[:, T] = -1  # the first token of a row is never drawn
-    whole = mixed(model, causal(tokens_BT, numbers_BT)).tokens_BT
-    first = mixed(model, causal(tokens_BT[:, :T], numbers_BT[:, :T])).tokens_BT
-    _, state = model.advance(first, model.start(Batch(first)))
-    second = mixed(CarriedModel(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])).tokens_BT
+    whole = sample_input_tokens(model, causal(tokens_BT, numbers_BT)).tokens_BT
+    first = sample_input_tokens(model, causal(tokens_BT[:, :T], numbers_BT[:, :T])).tokens_BT
+    _, state = model.forward_incremental(first, model.initial_state(Batch(first)))
+    second = sample_input_tokens(CarriedModel(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])).tokens_BT
     assert torch.equal(torch.cat((first, second), 1), whole)
 
 
@@ -257,7 +263,7 @@ def test_dropout_is_off_while_tokens_are_drawn_and_on_again(family: str) -> None
     model = tiny.model(**FAMILIES[family], dropout=0.5).train()
     batch = causal(tiny.tokens(3, T), numbers(3, T))
     state = torch.get_rng_state()
-    assert torch.equal(mixed(model, batch).tokens_BT, mixed(still, batch).tokens_BT)
+    assert torch.equal(sample_input_tokens(model, batch).tokens_BT, sample_input_tokens(still, batch).tokens_BT)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
 
@@ -265,7 +271,7 @@ def test_dropout_is_off_while_tokens_are_drawn_and_on_again(family: str) -> None
 @pytest.mark.parametrize("family", ["gpt2", "lstm"])
 def test_under_autocast_all_weights_have_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that autocast cached in the sampling pass have none."""
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 2)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 2)
     model = tiny.model(dtype=torch.float32, **FAMILIES[family]).train()
     own = objective()
     with torch.autocast("cpu", torch.bfloat16):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError, UsageError
 from lmtool.model import SkipGramModel, build
-from lmtool.model.size import size_of
+from lmtool.model.size import count_parameters
 from lmtool.objective import Example, Vocabulary, cross_entropy
 from lmtool.objective import skipgram as module
 from lmtool.objective.skipgram import SkipGramObjective
@@ -171,7 +171,7 @@ def test_softmax_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, chunked = model(), model()
     batch = Batch(BATCH.tokens_BT, BATCH.targets_BT)
     one = objective(negatives=0).loss(whole, batch).total
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 1)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 1)
     two = objective(negatives=0).loss(chunked, batch).total
     one.backward()
     two.backward()
@@ -182,7 +182,7 @@ def test_softmax_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cached_rows", [1, 3, 256])
 def test_negative_sampling_equals_loops_and_closed_form(cached_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHED_ROWS", cached_rows)
+    monkeypatch.setattr(module, "CENTRES_PER_CHUNK", cached_rows)
     built = model()
     loss = objective().loss(built, BATCH)
     assert BATCH.targets_BT is not None
@@ -240,7 +240,7 @@ def test_targets_are_needed() -> None:
 
 def test_there_is_no_next_token() -> None:
     with pytest.raises(UsageError, match="no next token"):
-        model().start(BATCH)
+        model().initial_state(BATCH)
 
 
 def test_a_recipe_cannot_ask_for_samples() -> None:
@@ -256,4 +256,6 @@ def test_a_recipe_cannot_ask_for_samples() -> None:
 
 def test_its_size_is_known_from_the_recipe() -> None:
     built = model(d_model=5)
-    assert size_of(SkipGram(kind="skipgram", d_model=5), V).parameters == sum(p.numel() for p in built.parameters())
+    assert count_parameters(SkipGram(kind="skipgram", d_model=5), V).parameters == sum(
+        p.numel() for p in built.parameters()
+    )

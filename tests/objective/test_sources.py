@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Example, Vocabulary
-from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective, _partition
+from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective, _random_composition
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 from tests.model import tiny
 from tests.reference import losses
@@ -62,17 +62,17 @@ def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
     assert [t for t in source.tolist() if t < 27] == [7, 8]
     assert target.tolist()[-len(tail) :] == tail
     assert len(target) == 4 + 2 + len(tail)
-    length = own.cut(40).length
+    length = own.text_cut(40).length
     rows = [own.corrupt(text(length, seed), np.random.default_rng(seed)) for seed in range(5)]
     assert all(len(source) <= 40 for source, _ in rows)
-    assert {len(target) for _, target in rows} == {own._lengths(length)[1]}
+    assert {len(target) for _, target in rows} == {own._source_and_target_lengths(length)[1]}
 
 
 def test_lengths_are_t5s() -> None:
     """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end token."""
     many = Vocabulary(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))
     own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, False)
-    length = own.cut(512).length
+    length = own.text_cut(512).length
     source, target = own.corrupt(np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0))
     assert length == 569
     assert len(source) == 512
@@ -83,7 +83,7 @@ def test_every_way_to_cut_is_alike() -> None:
     rng = np.random.default_rng(0)
     seen: dict[tuple[int, ...], int] = {}
     for _ in range(6000):
-        sizes = tuple(_partition(5, 3, rng))
+        sizes = tuple(_random_composition(5, 3, rng))
         assert sum(sizes) == 5
         assert min(sizes) >= 1
         seen[sizes] = seen.get(sizes, 0) + 1
@@ -152,14 +152,14 @@ def test_targets_are_predicted_token_by_token_from_their_sources(form: str, smoo
     spec = Seq2Seq(kind="seq2seq", label_smoothing=smoothing)
     own = Seq2SeqObjective(spec, VOCABULARY, form == "prefix")
     pairs = [(text(n_source, i), np.append(text(n_target, i + 9), EOS)) for i, (n_source, n_target) in enumerate(SIZES)]
-    examples = [Example(source, np.random.default_rng(0), other=target) for source, target in pairs]
+    examples = [Example(source, np.random.default_rng(0), second=target) for source, target in pairs]
     model = tiny.model(shape=form, vocab_size=V)
     expected = 0.0
     for source, target in pairs:
-        state = model.start(Batch(torch.tensor([[BOS]]), source_BS=torch.from_numpy(source)[None]))
+        state = model.initial_state(Batch(torch.tensor([[BOS]]), source_BS=torch.from_numpy(source)[None]))
         logits = []
         for token in [BOS, *target[:-1].tolist()]:
-            hidden, state = model.advance(torch.tensor([[token]]), state)
+            hidden, state = model.forward_incremental(torch.tensor([[token]]), state)
             logits.append(model.logits(hidden)[0, 0].detach().numpy())
         expected += losses.cross_entropy(np.array(logits), target.tolist(), smoothing)
     found = own.loss(model, own.collate(examples))
@@ -194,13 +194,13 @@ def test_a_decoder_predicts_answers_as_it_decodes_them(family: str, smoothing: f
     for i, (n_source, n_target) in enumerate(SIZES):
         source, target = text(n_source, i), np.append(text(n_target, i + 9), EOS)
         learned = np.arange(n_source) % 4 == 2  # as earlier answers are
-        examples.append(Example(source, np.random.default_rng(0), other=target, learned=learned if i != 2 else None))
+        examples.append(Example(source, np.random.default_rng(0), second=target, has_loss=learned if i != 2 else None))
         row = [*source.tolist(), *target.tolist()]
         wanted = [t for t in range(1, len(row)) if t >= n_source or (i != 2 and learned[t])]
-        state = model.start(Batch(torch.tensor([row[:1]])))
+        state = model.initial_state(Batch(torch.tensor([row[:1]])))
         logits = []
         for t in range(1, len(row)):
-            hidden, state = model.advance(torch.tensor([[row[t - 1]]]), state)
+            hidden, state = model.forward_incremental(torch.tensor([[row[t - 1]]]), state)
             if t in wanted:
                 logits.append(model.logits(hidden)[0, 0].detach().numpy())
         expected += losses.cross_entropy(np.array(logits), [row[t] for t in wanted], smoothing)
@@ -209,5 +209,5 @@ def test_a_decoder_predicts_answers_as_it_decodes_them(family: str, smoothing: f
     assert batch.prefix_B is None
     assert batch.source_BS is None
     found = own.loss(model, batch)
-    assert int(found.count) == own.count(batch) == count
+    assert int(found.count) == own.count_targets(batch) == count
     assert float(found.total.detach()) == pytest.approx(expected, rel=1e-9)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.model.heads import SpanReader, Tagger
+from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
@@ -14,7 +14,16 @@ from tests.model import tiny
 from tests.reference import annotated, losses
 
 VOCABULARY = Vocabulary(
-    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    target_start_ids=(1,),
+    sentinels=(),
+    specials=frozenset(range(7)),
 )
 WORDS = [([0, 2, 3], [1, 0, 2]), ([1, 5], [2, 2]), ([2], [0]), ([], [])]
 SPANS = [[1, 2], [6, 6], [0, 0], [0, 5]]
@@ -55,7 +64,7 @@ def test_the_loss_of_tags_equals_loops(crf: bool) -> None:
     for row, (places, tags) in zip(rows("tags"), WORDS, strict=True):
         if not places:
             continue
-        scores = model.scores(objective.collate([row])).scores_BTC[0, places].detach().double().numpy()
+        scores = TokenHeadModel.run_head(model, objective.collate([row])).scores[0, places].detach().double().numpy()
         if crf:
             assert model.crf is not None
             parts = (p.detach().numpy() for p in (model.crf.start_C, model.crf.end_C, model.crf.transition_PC))
@@ -65,20 +74,20 @@ def test_the_loss_of_tags_equals_loops(crf: bool) -> None:
     batch = objective.collate(rows("tags"))
     loss = objective.loss(model, batch)
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-5)
-    assert int(loss.count) == objective.count(batch) == 6
+    assert int(loss.count) == objective.count_targets(batch) == 6
 
 
 def test_the_loss_of_answers_is_the_mean_of_both_ends() -> None:
     model, objective = reading()
     total = 0.0
     for row, (start, stop) in zip(rows("spans"), SPANS, strict=True):
-        scores = model.scores(objective.collate([row])).scores_BTC[0].detach().double().numpy()
+        scores = TokenHeadModel.run_head(model, objective.collate([row])).scores[0].detach().double().numpy()
         for end, at in ((0, start), (1, stop)):
             total -= math.log(math.exp(scores[at, end]) / sum(math.exp(score) for score in scores[:, end])) / 2
     batch = objective.collate(rows("spans"))
     loss = objective.loss(model, batch)
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-5)
-    assert int(loss.count) == objective.count(batch) == 4
+    assert int(loss.count) == objective.count_targets(batch) == 4
 
 
 @pytest.mark.parametrize("answers", ["tags", "spans"])

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import build
-from lmtool.model.size import size_of
+from lmtool.model.size import count_parameters
 from lmtool.model.word_vectors import GloveModel, PpmiModel, truncated_svd
-from lmtool.objective import Cut, Example, Vocabulary
-from lmtool.objective import build as build_objective
+from lmtool.objective import Example, TextCut, Vocabulary
+from lmtool.objective import build_with_vocabulary as build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 from lmtool.training.cooccurrences import CountedPairs
@@ -54,10 +54,10 @@ def counted(rows, window, *, parts=1):
     """A model that has counted documents, in so many parts."""
     model = PpmiModel(Ppmi(kind="ppmi", d_model=6, window=window), V)
     model.counts_V[SPECIALS:] = 1
-    windows = Windows(MemoryStore(rows), Cut("stream", 1, 1), 1)
+    windows = Windows(MemoryStore(rows), TextCut("stream", 1, 1), 1)
     edges = np.linspace(0, windows.n_tokens, parts + 1).astype(int).tolist()
     for start, stop in pairwise(edges):
-        model.count([windows.read_in_order(start, stop, window)], stop - start)
+        model.fit_counts_([windows.read_in_order(start, stop, window)], stop - start)
     return model
 
 
@@ -77,11 +77,11 @@ def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, windo
     expected = reference.cooccurrences(rows, WORDS, window, by_distance=True)
     if not expected:
         return
-    text = Windows(MemoryStore(rows), Cut("stream", 1, 1), 1)
+    text = Windows(MemoryStore(rows), TextCut("stream", 1, 1), 1)
     pairs = CountedPairs.count(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
     assert pairs.per_epoch == len(expected)
     epochs = [
-        [(int(one.tokens[0]), int(one.other[0]), float(one.label[0])) for one in pairs.read(part)]
+        [(int(one.tokens[0]), int(one.second[0]), float(one.label[0])) for one in pairs.read(part)]
         for part in (np.arange(len(expected)), np.arange(len(expected), 2 * len(expected)))
     ]
     for epoch in epochs:
@@ -102,7 +102,7 @@ def test_vectors_are_factors_of_positive_pmi():
     assert model.words_VD.shape == (V, 6)
     wide = PpmiModel(Ppmi(kind="ppmi", d_model=30, window=2), V)
     wide.counts_V[SPECIALS:] = 1
-    wide.count([Windows(MemoryStore(TEXT), Cut("stream", 1, 1), 1).read_in_order(0, 21, 2)], 21)
+    wide.fit_counts_([Windows(MemoryStore(TEXT), TextCut("stream", 1, 1), 1).read_in_order(0, 21, 2)], 21)
     np.testing.assert_allclose((wide.words_VD @ wide.contexts_VD.T).numpy(), expected, atol=1e-5)
 
 
@@ -112,14 +112,14 @@ def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch):
     rows, columns = dense.nonzero()
     arguments = rows, columns, dense[rows, columns], 60, 5
     small = truncated_svd(*arguments)
-    monkeypatch.setattr("lmtool.model.word_vectors.DENSE", 20)
+    monkeypatch.setattr("lmtool.model.word_vectors.MAX_DENSE_WORDS", 20)
     for one, other in zip(small, truncated_svd(*arguments), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-8)
 
 
 def test_context_words_have_the_probability_of_the_factors():
     model = counted(TEXT, 2)
-    log_p = model.log_p(model(Batch(torch.tensor([[8]]))).hidden_BTD, torch.tensor([[9]]))
+    log_p = model.token_log_probs(model(Batch(torch.tensor([[8]]))).hidden_BTD, torch.tensor([[9]]))
     counts = reference.cooccurrences(TEXT, WORDS, 2, by_distance=False)
     share = np.array([sum(x for (_, j), x in counts.items() if j == word) + 1 for word in range(V)])
     scores = np.log(share) + model.contexts_VD.double().numpy() @ model.words_VD[8].double().numpy()
@@ -138,7 +138,7 @@ def test_glove_is_weighted_least_squares_of_logarithms():
     words, contexts, counts = (np.array(column) for column in zip(*pairs, strict=True))
     rng = np.random.default_rng(0)
     spec = objective("glove", x_max=100.0, power=0.75)
-    batch = spec.collate([Example(words, rng, other=contexts, label=counts)])
+    batch = spec.collate([Example(words, rng, second=contexts, label=counts)])
     loss = spec.loss(model, batch)
     w, u = (table.weight.detach().numpy() for table in (model.centres, model.neighbours))
     b, c = (bias.detach().numpy() for bias in (model.centre_bias_V, model.neighbour_bias_V))
@@ -186,5 +186,5 @@ def test_cbow_predicts_a_word_from_the_mean_of_its_context(negatives):
 
 def test_its_size_is_known_from_the_recipe():
     model = GloveModel(Glove(kind="glove", d_model=5), V)
-    assert size_of(Glove(kind="glove", d_model=5), V).parameters == sum(p.numel() for p in model.parameters())
-    assert size_of(Ppmi(kind="ppmi"), V).parameters == 0
+    assert count_parameters(Glove(kind="glove", d_model=5), V).parameters == sum(p.numel() for p in model.parameters())
+    assert count_parameters(Ppmi(kind="ppmi"), V).parameters == 0

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 import lmtool
-from lmtool.model.size import size_of
+from lmtool.model.size import count_parameters
 from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.dump import dump, schema
 from lmtool.recipe.load import load, shipped_recipes
@@ -73,12 +73,12 @@ def test_a_single_text_passes_the_schema_as_a_list():
 )
 def test_published_models_have_their_published_size(name, parameters):
     recipe = load(name).recipe
-    assert size_of(recipe.model, recipe.tokenizer.vocab_size).parameters == parameters
+    assert count_parameters(recipe.model, recipe.tokenizer.vocab_size).parameters == parameters
 
 
 def test_small_recipes_are_small():
-    assert size_of(load("shakespeare-char").recipe.model, 72).parameters <= 900_000
-    assert 1_000_000 <= size_of(load("tiny").recipe.model, 4096).parameters <= 3_500_000
+    assert count_parameters(load("shakespeare-char").recipe.model, 72).parameters <= 900_000
+    assert 1_000_000 <= count_parameters(load("tiny").recipe.model, 4096).parameters <= 3_500_000
 
 
 def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.model import build
-from lmtool.model.heads import Answer
+from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
@@ -219,10 +219,10 @@ class Told(torch.nn.Module):
         super().__init__()
         self.scores = torch.tensor(scores)
 
-    def answer(self, batch: Any) -> Answer:
+    def run_head(self, batch: Any) -> HeadOutput:
         letter_B = batch.tokens_BT[:, 1] - TOKENIZER.encode("a")[0]
         known_B = (letter_B >= 0) & (letter_B < len(self.scores))
-        return Answer(self.scores[letter_B.where(known_B, 0)] * known_B[:, None])
+        return HeadOutput(self.scores[letter_B.where(known_B, 0)] * known_B[:, None])
 
 
 class Summed(torch.nn.Module):
@@ -233,9 +233,9 @@ class Summed(torch.nn.Module):
         self.weights = {TOKENIZER.encode(text)[0]: torch.tensor(weight) for text, weight in weights.items()}
         self.n = len(next(iter(weights.values())))
 
-    def answer(self, batch: Any) -> Answer:
+    def run_head(self, batch: Any) -> HeadOutput:
         zero_C = torch.zeros(self.n)
-        return Answer(
+        return HeadOutput(
             torch.stack([sum((self.weights.get(i, zero_C) for i in row), zero_C) for row in batch.tokens_BT.tolist()])
         )
 

@@ -13,7 +13,7 @@ from lmtool.compute.device import choose_compute
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.inference.load import build_model
-from lmtool.model.heads import TokenScores
+from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
@@ -128,8 +128,8 @@ class Scripted:
 
     def train(self, mode: bool) -> None: ...
 
-    def scores(self, batch: Any) -> Any:
-        return TokenScores(torch.from_numpy(self.scores_V2)[batch.tokens_BT].float(), None)
+    def run_head(self, batch: Any) -> HeadOutput:
+        return HeadOutput(torch.from_numpy(self.scores_V2)[batch.tokens_BT].float())
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.compute.device import choose_compute
 from lmtool.inference.load import build_model
-from lmtool.model.heads import Tagger
+from lmtool.model.heads import Tagger, TokenHeadModel
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
@@ -111,7 +111,7 @@ def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     torch.nn.init.normal_(model.lm.eval().head.weight)
     rows = encoded(built, item(WORDS), item(WORDS[:2], row=2))
     for row, (tags,) in zip(rows, built.answer(model, rows), strict=True):
-        scores = model.lm.scores(model.objective.collate([row.example()])).scores_BTC[0].detach().numpy()
+        scores = TokenHeadModel.run_head(model.lm, model.objective.collate([row.example()])).scores[0].detach().numpy()
         assert row.word_starts is not None
         assert tags == [BIO[int(scores[place].argmax())] for place in row.word_starts]
 

@@ -111,14 +111,14 @@ def before_the_first_checkpoint(work: Work) -> dict[str, Any]:
     def train() -> None:
         from lmtool.training import fit
 
-        genuine = fit.multiplier
+        genuine = fit.learning_rate_factor
 
         def dies(*arguments: Any) -> float:
             if (run / "run.json").exists():  # not where the speed is measured before
                 os.kill(os.getpid(), signal.SIGKILL)
             return genuine(*arguments)
 
-        fit.multiplier = dies
+        fit.learning_rate_factor = dies
         work.pretrain(name="early")
 
     def resume() -> None:

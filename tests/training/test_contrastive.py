@@ -44,7 +44,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     batch = objective.collate([row.example() for row in data.tasks[0].train])
     assert batch.labels_B is not None
     # the loss by its definition, over all pairs of rows
-    vectors, classes = loaded.model.pooled(batch)[0].detach().double().numpy(), batch.labels_B.numpy()
+    vectors, classes = loaded.model.pool_states(batch).hidden_BTD.detach().double().numpy(), batch.labels_B.numpy()
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     pairs = [(unit[i] @ unit[j], classes[i] == classes[j]) for i, j in combinations(range(len(unit)), 2)]
     same, other = ([(cosine - alike) ** 2 for cosine, alike in pairs if alike == which] for which in (True, False))

@@ -27,7 +27,9 @@ def problem(
 ) -> HeadProblem:
     """Features and labels without a body."""
     spec = Classification.model_validate({"kind": "classification", "task": task, "labels": names})
-    model = SimpleNamespace(head=nn.Linear(features.shape[1], len(names) or 1), pair=lambda scores: scores)
+    model = SimpleNamespace(
+        head=nn.Linear(features.shape[1], len(names) or 1), expand_single_score=lambda scores: scores
+    )
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
     objective = ClassificationObjective(spec, cast(Vocabulary, None))
@@ -125,9 +127,9 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         def __init__(self) -> None:
             super().__init__()
             self.head, self.pool, self.other = nn.Linear(F, 3), nn.Identity(), nn.Parameter(torch.ones(1))
-            self.pair = lambda scores: scores
+            self.expand_single_score = lambda scores: scores
 
-        def vectors(self, batches: Any) -> np.ndarray:
+        def feature_vectors(self, batches: Any) -> np.ndarray:
             return np.concatenate([features[batch.tokens_BT[:, 0].numpy()] for batch in batches])
 
     def fitted() -> Body:
@@ -161,13 +163,13 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     class_R = rng.integers(0, 3, 60)
     tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
-    model.count_features([batch])
+    model.fit_feature_statistics_([batch])
     monkeypatch.setattr(HeadProblem, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
     fit_head(model, ClassificationObjective(spec, cast(Vocabulary, None)), [batch], None, 1)
-    x_RF = model.vectors([batch]).toarray()
+    x_RF = model.feature_vectors([batch]).toarray()
     peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(
         x_RF / np.sqrt(np.square(x_RF).sum() / 60), class_R
     )
     expected_RC = peer.predict_proba(x_RF / np.sqrt(np.square(x_RF).sum() / 60))
-    found_RC = model.answer(batch).scores_BC.softmax(-1).detach().numpy()
+    found_RC = model.run_head(batch).scores.softmax(-1).detach().numpy()
     np.testing.assert_allclose(found_RC, expected_RC, atol=2e-3)

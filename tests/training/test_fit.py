@@ -64,7 +64,7 @@ class Trainer:
         self.objective = CausalObjective(Causal(), BOS, False)
         self.optimizers = Optimizers(recipe.optimizer, self.model, compute)
         self.store = a_store()
-        self.examples = Windows(self.store, self.objective.cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
+        self.examples = Windows(self.store, self.objective.text_cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
         self.compute = compute
         self.read: list[list[list[int]]] = []
         """Rows of each micro-batch of the model."""
@@ -93,7 +93,7 @@ def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 def test_the_loss_falls() -> None:
     trainer = Trainer(a_recipe(steps=60, optimizer={"kind": "adamw", "lr": 1e-2}), dtype=torch.float32)
     counting = MemoryStore([[BOS, *range(2, VOCAB)]] * 40)
-    trainer.examples = Windows(counting, trainer.objective.cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
+    trainer.examples = Windows(counting, trainer.objective.text_cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
     losses = [step.loss for step in trainer.train()]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
@@ -351,7 +351,7 @@ def test_out_of_memory_recomputes_activations_first(monkeypatch: pytest.MonkeyPa
     genuine = tight.model.forward
 
     def forward(batch: Batch) -> Tensor:
-        if not tight.model.stack.recomputes:
+        if not tight.model.stack.recomputes_activations:
             raise ERRORS[0]
         return genuine(batch)
 
@@ -365,10 +365,10 @@ def test_out_of_memory_recomputes_activations_first(monkeypatch: pytest.MonkeyPa
     kept = Trainer(a_recipe(recompute="none"))
     limit_memory(monkeypatch, kept, 3, ERRORS[0])
     assert [(step.micro_batch, step.recomputes) for step in kept.train()] == [(2, False)] * 3
-    assert not kept.model.stack.recomputes
+    assert not kept.model.stack.recomputes_activations
     asked = Trainer(a_recipe(recompute="layers"))
     asked.train()
-    assert asked.model.stack.recomputes
+    assert asked.model.stack.recomputes_activations
 
 
 def test_gradients_from_before_memory_ran_out_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 from lmtool import objective
 from lmtool.compute.processes import World
 from lmtool.model import build
-from lmtool.objective.contrastive import BatchObjective, EmbeddingObjective, RowVectors, cached_gradients, from_gradient
+from lmtool.objective.contrastive import (
+    BatchObjective,
+    EmbeddingObjective,
+    RowVectors,
+    cached_gradients,
+    surrogate_loss,
+)
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit
@@ -76,8 +82,8 @@ def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Step
     torch.manual_seed(0)
     recipe = a_recipe(loss, dropout, **training)
     model = build(recipe.model, tiny.VOCAB).double()
-    learnt = objective.build(recipe, VOCABULARY)
-    for parameter in learnt.idle(model):
+    learnt = objective.build_with_vocabulary(recipe, VOCABULARY)
+    for parameter in learnt.unused_parameters(model):
         parameter.requires_grad_(False)
     examples = TableExamples(rows_of(loss), BATCH, seed=3)
     steps = list(fit(Trainable(model, learnt, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))
@@ -101,8 +107,8 @@ def test_any_micro_batches_are_the_same_step(loss: str, micro: dict[str, int]) -
 
 def test_every_weight_that_vectors_depend_on_is_trained() -> None:
     before = build(a_recipe("pairs").model, tiny.VOCAB)
-    learnt = objective.build(a_recipe("pairs"), VOCABULARY)
-    idle = {id(parameter) for parameter in learnt.idle(before)}
+    learnt = objective.build_with_vocabulary(a_recipe("pairs"), VOCABULARY)
+    idle = {id(parameter) for parameter in learnt.unused_parameters(before)}
     names = [name for name, parameter in before.named_parameters() if id(parameter) not in idle]
     torch.manual_seed(0)
     start = build(a_recipe("pairs").model, tiny.VOCAB).double().state_dict()
@@ -114,9 +120,9 @@ def test_every_weight_that_vectors_depend_on_is_trained() -> None:
 class Recording(EmbeddingObjective):
     """Remembers the vectors of each pass."""
 
-    def vectors(self, model: Any, batch: Any) -> RowVectors:
-        found = super().vectors(model, batch)
-        SEEN.append(found.of_texts_NKD.detach().clone())
+    def embed_rows(self, model: Any, batch: Any) -> RowVectors:
+        found = super().embed_rows(model, batch)
+        SEEN.append(found.vectors_NKD.detach().clone())
         return found
 
 
@@ -126,7 +132,7 @@ SEEN: list[Tensor] = []
 def test_both_passes_drop_the_same() -> None:
     """Of each micro-batch, and in no two micro-batches the same."""
     recipe = a_recipe("pairs", dropout=0.5, micro_batch=4, steps=1)
-    built = objective.build(recipe, VOCABULARY)
+    built = objective.build_with_vocabulary(recipe, VOCABULARY)
     assert isinstance(built, EmbeddingObjective)
     model = build(recipe.model, tiny.VOCAB).double()
     row = rows_of("pairs")[0]
@@ -147,7 +153,7 @@ class Sharing(World):
     said: Sequence[tuple[RowVectors, Tensor | None]] = ()
 
     def gather(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
-        parts = [np.asarray(vectors.of_texts_NKD.detach().flatten(1)) for vectors, _ in self.said]
+        parts = [np.asarray(vectors.vectors_NKD.detach().flatten(1)) for vectors, _ in self.said]
         if arrays[self.rank].shape != parts[self.rank].shape:
             parts = [np.asarray(answers)[:, None] for _, answers in self.said if answers is not None]
         np.testing.assert_array_equal(arrays[self.rank], parts[self.rank])
@@ -158,14 +164,14 @@ class Sharing(World):
 @pytest.mark.parametrize("loss", ["hard negatives", "scored"])
 def test_two_processes_add_up_to_one(loss: str) -> None:
     recipe = a_recipe(loss)
-    learnt = objective.build(recipe, VOCABULARY)
+    learnt = objective.build_with_vocabulary(recipe, VOCABULARY)
     assert isinstance(learnt, BatchObjective)
     model = build(recipe.model, tiny.VOCAB).double()
     rows = [row.example() for row in rows_of(loss, BATCH)]
 
     def vectors(part: slice) -> tuple[RowVectors, Tensor | None]:
         batch = learnt.collate(rows[part])
-        return learnt.vectors(model, batch), learnt.answers(batch)
+        return learnt.embed_rows(model, batch), learnt.row_labels(batch)
 
     whole = learnt.loss(model, learnt.collate(rows)).total
     expected = torch.autograd.grad(whole, model.token_vectors())[0]
@@ -175,6 +181,6 @@ def test_two_processes_add_up_to_one(loss: str) -> None:
         mine, answers = vectors(own)
         share, cached = cached_gradients(learnt, [mine], [answers], world)
         shares.append(share)
-        gradients.append(torch.autograd.grad(from_gradient(mine, cached[0]), model.token_vectors())[0])
+        gradients.append(torch.autograd.grad(surrogate_loss(mine, cached[0]), model.token_vectors())[0])
     assert torch.stack(shares).sum().item() == pytest.approx(whole.item(), rel=1e-9)
     torch.testing.assert_close(torch.stack(gradients).sum(0), expected)

@@ -24,13 +24,22 @@ from tests.model import tiny
 CPU = Compute(torch.device("cpu"), "float32")
 RNG = np.random.default_rng(0)
 VOCABULARY = Vocabulary(
-    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    target_start_ids=(1,),
+    sentinels=(),
+    specials=frozenset(range(7)),
 )
 
 
 def example(length: int, other: int | None = None) -> Example:
     second = None if other is None else np.full(other, 9)
-    return Example(np.full(length, 8), RNG, other=second)
+    return Example(np.full(length, 8), RNG, second=second)
 
 
 @settings(max_examples=200, deadline=None)
@@ -47,7 +56,9 @@ def test_no_part_is_above_its_limits_and_no_row_is_lost(
     assert sorted(map(id, examples)) == sorted(id(one) for part in parts for one in part)
     for part in parts:
         assert 1 <= len(part) <= rows
-        widest = max(len(one.tokens) for one in part) + max(0 if one.other is None else len(one.other) for one in part)
+        widest = max(len(one.tokens) for one in part) + max(
+            0 if one.second is None else len(one.second) for one in part
+        )
         assert tokens is None or len(part) == 1 or len(part) * widest <= tokens
     if tokens is None:
         assert [one for part in parts for one in part] == examples
@@ -117,7 +128,7 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
     body.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].tokens_BT.numel()))
     examples = TableExamples(rows, 12, seed=3)
     steps = fit(
-        Trainable(model, objective.build(recipe, VOCABULARY), Optimizers(recipe.optimizer, model, CPU)),
+        Trainable(model, objective.build_with_vocabulary(recipe, VOCABULARY), Optimizers(recipe.optimizer, model, CPU)),
         examples,
         recipe,
         CPU,

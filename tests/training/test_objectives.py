@@ -91,14 +91,14 @@ def test_a_permuted_model_is_measured_and_fills_no_masks(work: Work) -> None:
 
 def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
-    genuine: Callable[..., object] = scheduled.mixed
+    genuine: Callable[..., object] = scheduled.sample_input_tokens
 
     def spy(model: LanguageModel, batch: fitting.Batch) -> object:
         assert batch.draws_BT is not None
         shares.append(float((batch.draws_BT >= 0).float().mean()))
         return genuine(model, batch)
 
-    monkeypatch.setattr(scheduled, "mixed", spy)
+    monkeypatch.setattr(scheduled, "sample_input_tokens", spy)
     work.pretrain(*SAMPLED)
     shares = shares[-12:]  # those before are of the steps whose speed is measured
     assert shares[0] == 0

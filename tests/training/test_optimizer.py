@@ -17,7 +17,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.ngrams import ngrams_of
+from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.training import Optimizer, Tuning
 from lmtool.training.optimizer import Optimizers
@@ -76,7 +76,7 @@ class Toy(nn.Module):
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             self.register_parameter(name, nn.Parameter(drawn))
 
-    def depths(self) -> dict[nn.Parameter, int]:
+    def parameter_depths(self) -> dict[nn.Parameter, int]:
         return dict.fromkeys(self.parameters(), 0)
 
 
@@ -116,7 +116,7 @@ def test_several_steps_equal_the_plain_optimizer(fields: dict[str, Any]) -> None
 def test_embeddings_of_ngrams_are_updated_by_adagrad(fields: dict[str, Any], is_sparse: bool) -> None:
     """Whatever the optimizer, at its rate, without decay; a step has gradients of some rows, of some twice."""
     model = tiny.model(ngram_embedding={"entries": 6})
-    (ngrams,) = ngrams_of(model)
+    (ngrams,) = find_ngram_embeddings(model)
     before = ngrams.weight.detach().numpy().copy()
     optimizers = Optimizers(spec_of(fields), model, CPU)
     rng, gradients = np.random.default_rng(3), []

@@ -22,7 +22,7 @@ from lmtool.inference import load as loading
 from lmtool.inference.load import build_for_training, load_run, load_weights
 from lmtool.inference.perplexity import measure_perplexity
 from lmtool.inference.reference import resolve_reference
-from lmtool.model.size import training_bytes
+from lmtool.model.size import estimate_min_training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
@@ -211,7 +211,7 @@ BIG: dict[str, Any] = {
 def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of one machine share its memory, and where one lacks memory all shard."""
     recipe = Recipe.model_validate(BIG)
-    needed, halved = training_bytes(recipe), training_bytes(recipe, 2)
+    needed, halved = estimate_min_training_bytes(recipe), estimate_min_training_bytes(recipe, 2)
     assert 0.5 < halved / needed < 0.6, "activations are not shared"
 
     def decided(memory: Callable[[int], int | None], local: int = 1, size: int = 2) -> list[bool]:

@@ -377,5 +377,5 @@ def joining(data: TextData) -> StreamedWindows:
     ((text, part),) = data._prepared.streamed
     stores = data._prepared.train, data.prompt_format.tokenizer
     found = BlockStores(text, part, *stores, first._path, is_writer=False)
-    cut = data.objective.cut(data._context)
+    cut = data.objective.text_cut(data._context)
     return StreamedWindows(found, cut, data._seed, batch_size=8, mark=None)

@@ -48,7 +48,7 @@ class Trainer:
         rng = np.random.default_rng(0)
         self.store = MemoryStore([[BOS, *rng.integers(2, VOCAB, (n_windows + 1) * CONTEXT - 1).tolist()]])
         self.objective = CausalObjective(Causal(), BOS, False)
-        self.examples = Windows(self.store, self.objective.cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
+        self.examples = Windows(self.store, self.objective.text_cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
         self.optimizers = Optimizers(self.recipe.optimizer, self.model, CPU)
 
     def steps(self, **options: Any) -> Any:
@@ -86,9 +86,9 @@ def test_gradients_end_where_the_step_begins() -> None:
     second = next(steps)
     rows = by_hand.rows(2)
     with torch.no_grad():
-        start = by_hand.model.start(Batch(rows))
-        _, state = by_hand.model.advance(rows[:, :CONTEXT], start)
-    hidden, _ = by_hand.model.advance(rows[:, CONTEXT:-1], state)
+        start = by_hand.model.initial_state(Batch(rows))
+        _, state = by_hand.model.forward_incremental(rows[:, :CONTEXT], start)
+    hidden, _ = by_hand.model.forward_incremental(rows[:, CONTEXT:-1], state)
     logits = by_hand.model.logits(hidden)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, CONTEXT + 1 :].flatten()).backward()
     norm = torch.stack([p.grad.norm() for p in by_hand.model.parameters() if p.grad is not None]).norm()

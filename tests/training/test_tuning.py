@@ -16,7 +16,7 @@ from lmtool.inference import reference
 from lmtool.inference.load import load_run, load_trained_model, read_merged_weights
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
-from lmtool.model.lora import adapters
+from lmtool.model.lora import adapter_parameter_names
 from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.training import AdamW
@@ -184,7 +184,7 @@ def tuned(work: Work, base: Path) -> Path:
 
 def test_only_adapters_and_the_head_are_kept(base: Path, tuned: Path) -> None:
     kept, model = weights(tuned, 12), model_of(tuned)
-    assert set(kept) == set(adapters(model)) | {"head.weight"}
+    assert set(kept) == set(adapter_parameter_names(model)) | {"head.weight"}
     assert sum(t.numel() for t in kept.values()) < 0.2 * sum(p.numel() for p in model.parameters())
     assert all(bool(tensor.any()) for tensor in kept.values()), "all of them were trained"
     # the rest is the base's

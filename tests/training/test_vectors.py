@@ -11,7 +11,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.model.features import find_features
+from lmtool.model.features import find_frozen_features
 from lmtool.recipe.load import load, parse_settings
 from lmtool.training.events import Started
 from lmtool.training.finetuning import plan_finetuning
@@ -200,7 +200,7 @@ def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> 
     before = load_run("elmo").model.state_dict()
     told = learn(elmo, model)
     loaded = load_run(str(elmo.run()))
-    reading = find_features(loaded.model)
+    reading = find_frozen_features(loaded.model)
     assert reading is not None
     (source,) = reading._source
     assert all(torch.equal(tensor, before[name]) for name, tensor in source.state_dict().items())
@@ -228,10 +228,12 @@ def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work)
     body = load_run(str(elmo.run())).model.body
     batch = Batch(torch.tensor([[8, 9, 10, 11]]))
     x = body.embedding(batch.tokens_BT)[0].detach().numpy()
-    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layers(batch)]
+    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layer_outputs(batch)]
     mix = body.features.mix
     expected = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))
-    np.testing.assert_allclose(body.inputs(batch)[0].detach().numpy(), expected[:, 0 if beside else 4 :], atol=1e-5)
+    np.testing.assert_allclose(
+        body.embed_inputs(batch)[0].detach().numpy(), expected[:, 0 if beside else 4 :], atol=1e-5
+    )
 
 
 def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
@@ -242,12 +244,12 @@ def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
         Batch(torch.tensor([[8, 9, 10, 7]]), keep_BT=torch.tensor([[True, True, True, False]])),
     )
     x = body.embedding(batch.tokens_BT)[0].detach().numpy()
-    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layers(batch)]
+    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layer_outputs(batch)]
     mix = body.features_of_tokens.mix
     mean = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))[:3].mean(0)
     head = classifier.head
     expected = head.weight.detach().numpy() @ mean + head.bias.detach().numpy()
-    np.testing.assert_allclose(classifier.answer(batch).scores_BC[0].detach().numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(classifier.run_head(batch).scores[0].detach().numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.objective import Cut
+from lmtool.objective import TextCut
 from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore
 
@@ -25,7 +25,7 @@ def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
 
 
 def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Windows:
-    return Windows(store, Cut("pair", length, length), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
+    return Windows(store, TextCut("pair", length, length), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
 
 
 def documents_of(lengths: list[int]) -> list[range]:
@@ -48,18 +48,18 @@ def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length:
     documents = documents_of(lengths)
     for number in range(40):
         (example,) = examples.read(np.array([number]))
-        assert example.other is not None
-        first, second = example.tokens.tolist(), example.other.tolist()
+        assert example.second is not None
+        first, second = example.tokens.tolist(), example.second.tolist()
         assert len(first) >= 1
         assert len(second) >= 1
         assert len(first) + len(second) <= length
         (own,) = [i for i, document in enumerate(documents) if first[0] in document]
         (other,) = [i for i, document in enumerate(documents) if second[0] in document]
-        assert example.follows == (own == other)
+        assert example.second_follows == (own == other)
         for part, document in ((first, documents[own]), (second, documents[other])):
             assert part == list(range(part[0], part[0] + len(part)))
             assert part[-1] in document
-        if example.follows:
+        if example.second_follows:
             assert second[0] == first[-1] + 1
         assert set(examples.documents(np.array([number]))) == {own, other}
 
@@ -71,17 +71,17 @@ def test_swapped_pairs_are_consecutive_parts_of_one_document_half_of_them_swappe
     lengths: list[int], seed: int
 ) -> None:
     """Lan et al. 2020, section 3.1; also of a text that is one document."""
-    examples = Windows(store_of(lengths), Cut("swapped pair", 9, 9), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
+    examples = Windows(store_of(lengths), TextCut("swapped pair", 9, 9), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
     documents = documents_of(lengths)
     found = examples.read(np.arange(100))
     for example in found:
-        assert example.other is not None
-        parts = [example.tokens.tolist(), example.other.tolist()]
-        first, second = parts if example.follows else reversed(parts)
+        assert example.second is not None
+        parts = [example.tokens.tolist(), example.second.tolist()]
+        first, second = parts if example.second_follows else reversed(parts)
         assert [*first, *second] == list(range(first[0], first[0] + len(first) + len(second)))
         assert any(first[0] in document and second[-1] in document for document in documents)
         assert 2 <= len(first) + len(second) <= 9
-    assert 30 <= sum(example.follows for example in found) <= 70
+    assert 30 <= sum(example.second_follows for example in found) <= 70
 
 
 def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
@@ -89,7 +89,7 @@ def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
 
     def read(numbers: list[int], seed: int = 1) -> list[Any]:
         found = pairs(store, seed=seed).read(np.array(numbers))
-        return [(e.tokens.tolist(), e.other.tolist(), e.follows, e.rng.random()) for e in found]  # type: ignore[union-attr]
+        return [(e.tokens.tolist(), e.second.tolist(), e.second_follows, e.rng.random()) for e in found]  # type: ignore[union-attr]
 
     assert read([3, 700, 5]) == [*read([3]), *read([700]), *read([5])]
     assert read([3, 5]) != read([3, 5], seed=2)
@@ -104,9 +104,11 @@ def test_nothing_but_what_it_says_tells_a_second_text_from_another() -> None:
     n = 6000
     found: dict[bool, list[tuple[int, int, bool, bool]]] = {True: [], False: []}
     for example in pairs(store_of(lengths)).read(np.arange(n)):
-        assert example.other is not None
-        ending = int(example.other[-1]) in ends
-        found[example.follows].append((len(example.tokens), len(example.other), ending, example.other[0] in begins))
+        assert example.second is not None
+        ending = int(example.second[-1]) in ends
+        found[example.second_follows].append(
+            (len(example.tokens), len(example.second), ending, example.second[0] in begins)
+        )
     assert len(found[True]) / n == pytest.approx(0.5, abs=0.03)
     assert all(first + second == 9 for part in found.values() for first, second, _, _ in part)
     for column in range(4):
@@ -140,21 +142,19 @@ def test_a_second_document_is_needed(lengths: list[int]) -> None:
 
 def test_a_text_to_swap_is_needed() -> None:
     with pytest.raises(DataError, match="a document of at least two") as caught:
-        Windows(store_of([1, 1]), Cut("swapped pair", 9, 9), 1, special_ids=(BOS, EOS))  # type: ignore[arg-type]
+        Windows(store_of([1, 1]), TextCut("swapped pair", 9, 9), 1, special_ids=(BOS, EOS))  # type: ignore[arg-type]
     assert caught.value.where == "objective.sentence_order"
 
 
 def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
     """Isolated documents in rows of `length` tokens, of which the last is a target only."""
-    return Windows(store_of(lengths), Cut("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
+    return Windows(store_of(lengths), TextCut("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 7), min_size=24, max_size=40),
-    length=st.integers(15, 40),
-    seed=st.integers(0, 100),
+    lengths=st.lists(st.integers(0, 7), min_size=24, max_size=40), length=st.integers(15, 40), seed=st.integers(0, 100)
 )
 def test_rows_of_isolated_documents_begin_with_whole_documents(lengths: list[int], length: int, seed: int) -> None:
     rows = rows_of(lengths, length, seed)

@@ -20,8 +20,8 @@ from lmtool.errors import CheckpointError
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.layouts import SAME, Copied, Joined, Layout, Weight, ZeroRow, rescaled
 from lmtool.interop.families.rules import HEADS, Inexpressible, KeyRule, RecipeValues
-from lmtool.model.heads import pooling
-from lmtool.model.size import outline
+from lmtool.model.heads import resolve_pooling
+from lmtool.model.size import build_on_meta
 from lmtool.printable import plain
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, HeadSpec
@@ -333,7 +333,7 @@ def _parameters(model: Transformer) -> frozenset[str]:
     assert model.vocab_size is not None
     try:
         return frozenset(
-            outline(model.with_values({"n_layers": min(model.n_layers, 2)}), model.vocab_size).state_dict()
+            build_on_meta(model.with_values({"n_layers": min(model.n_layers, 2)}), model.vocab_size).state_dict()
         )
     except (RuntimeError, TypeError) as error:
         raise Inexpressible({"model": "larger than what any program could hold"}) from error
@@ -389,7 +389,7 @@ def recipe_values(model: Transformer, objective: AnyObjective) -> RecipeValues:
     values |= {f"objective.{key}": value for key, value in objective}
     values["objective.kind"] = _objective_kind(objective)
     if isinstance(objective, Classification):
-        values["objective.pool"] = pooling(objective, model)
+        values["objective.pool"] = resolve_pooling(objective, model)
     return values
 
 

@@ -81,7 +81,7 @@ LAYOUTS: Mapping[str, Rearrange] = {
 
 
 def _sinusoids(model: Transformer) -> Tensor:
-    positions = SinusoidalPositions(model.d_model, halves=True)
+    positions = SinusoidalPositions(model.d_model, sines_first=True)
     table: Tensor = positions(torch.zeros(model.context, model.d_model), torch.arange(model.context))
     return table
 

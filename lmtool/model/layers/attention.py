@@ -14,36 +14,36 @@ from torch import Tensor, nn
 
 from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
-from lmtool.model.language_model import KeyValue, LayerState, Memory
-from lmtool.model.layers.kernels import FlexKernel, Kernel, StepKernel, WindowKernel, wide
-from lmtool.model.layers.observing import Attending, Observer
+from lmtool.model.language_model import KeyValueCache, LayerState, Memory
+from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, FlexKernel, PerQueryKernel, WindowKernel
+from lmtool.model.layers.observing import ObservableAttention, Observer
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
 
-FEW = 16
-"""Up to this many queries after cached keys are computed one by one on CPUs in inference; see `_Steps`."""
+MAX_STEPWISE_QUERIES = 16
+"""Up to this many queries after cached keys are computed one by one on CPUs in inference; see `PerQueryKernel`."""
 
 FLEX_DEVICES = ("cuda",)
-FLEX_FROM = 1024
-"""From this many positions on, eight of its blocks, FlexAttention computes masks and biases in compiled models."""
+FLEX_MIN_POSITIONS = 1024
+"""From this many positions on, eight of its blocks, compiled models use FlexAttention for masks and biases."""
 
-FLEX_WIDTH = 16
-"""Minimum width of heads in FlexAttention."""
+FLEX_MIN_HEAD_WIDTH = 16
+"""Minimum head width of FlexAttention."""
 
 FLEX_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions)
-"""Positional encodings that FlexAttention has, these and no others derived from them."""
+"""Positional encodings that FlexAttention can compute; not their subclasses."""
 
 
-class Attend:
-    """softmax(score(q, k) + mask) v under one mask: built once per forward pass and shared by all layers of a stack.
+class AttentionOp:
+    """Computes softmax(score(q, k) + mask) v under one mask, for all layers of a stack in one forward pass.
 
-    Masks, biases and rotations are computed lazily, on first use. Layers without attention read padding and document
-    boundaries of their positions, the queries, from it: `keep_BT` and `begins_BT`.
+    Masks, biases and rotations are computed on first use. Layers without attention read the padding and the document
+    boundaries of their positions, the queries, from it: `keep_BT` and `document_starts_BT`.
 
     mask: which keys each query attends to.
-    positions_PS: positions of all keys, the last `n_queries` being the queries'.
-    rule: positional encoding inside attention; None for none.
-    source: cross-attention, for layers that have it.
+    positions_PS: positions of all keys; the last `n_queries` are those of the queries.
+    position: positional encoding inside attention; None for none.
+    source: the operation for cross-attention, for stacks that have it.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class Attend:
         mask: Mask,
         n_queries: int,
         positions_PS: Tensor,
-        rule: AttentionPositions | None = None,
-        source: "Attend | None" = None,
+        position: AttentionPositions | None = None,
+        source: "AttentionOp | None" = None,
     ) -> None:
         self.mask = mask
         self.source = source
         self._n_queries, self._n_keys, self._device = n_queries, positions_PS.shape[1], positions_PS.device
-        self._rule = rule
+        self._position = position
         self._positions_PS = positions_PS
         self._query_PT = positions_PS[:, self._n_keys - n_queries :]
         self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
-        # no cached properties, since torch.compile stops at their locks
-        self._begins_BT: Tensor | None = None
-        self._kernel: Kernel | WindowKernel | StepKernel | None = None
-        # one at most; torch.compile may forget that an attribute was set, but not what is in a list
+        # not cached properties, because torch.compile stops at their locks
+        self._document_starts_BT: Tensor | None = None
+        self._kernel: AttentionKernel | None = None
+        # at most one; torch.compile may forget that an attribute was set, but not what is in a list
         self._flex: list[FlexKernel] = []
 
     @property
@@ -73,31 +73,31 @@ class Attend:
         return None if self.mask.keep_BS is None else self.mask.keep_BS[:, self._n_keys - self._n_queries :]
 
     @property
-    def begins_BT(self) -> Tensor | None:
+    def document_starts_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
-        if self._begins_BT is None and (begins_BS := self.mask.begins_BS) is not None:
-            self._begins_BT = begins_BS[:, self._n_keys - self._n_queries :]
-        return self._begins_BT
+        if self._document_starts_BT is None and (begins_BS := self.mask.begins_BS) is not None:
+            self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
+        return self._document_starts_BT
 
     @property
-    def in_blocks(self) -> bool:
+    def uses_window_blocks(self) -> bool:
         """Whether attention is computed block by block, not for all query-key pairs."""
-        return self._n_queries == self._n_keys and WindowKernel.applies(self.mask, self._n_keys)
+        return self._n_queries == self._n_keys and WindowKernel.is_cheaper_than_dense(self.mask, self._n_keys)
 
-    def apart(self) -> "Attend":
-        """The same without its bias, if that is learned and so has a gradient: it is computed anew."""
-        if self._rule is None or not any(parameter.requires_grad for parameter in self._rule.parameters()):
+    def without_shared_bias(self) -> "AttentionOp":
+        """Returns a copy that computes the bias again, if it has a gradient; else itself."""
+        if self._position is None or not any(parameter.requires_grad for parameter in self._position.parameters()):
             return self
-        anew = copy(self)
-        anew._kernel = None
-        return anew
+        unshared = copy(self)
+        unshared._kernel = None
+        return unshared
 
     def rotate(self, x_BNTH: Tensor) -> Tensor:
-        """Queries and new keys of all heads, rotated to the positions of the queries."""
-        if self._rule is None:
+        """Rotates queries and new keys of all heads to the positions of the queries."""
+        if self._position is None:
             return x_BNTH
         if x_BNTH.dtype not in self._rotations:
-            self._rotations[x_BNTH.dtype] = self._rule.rotations(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
+            self._rotations[x_BNTH.dtype] = self._position.rotations(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
         rotation = self._rotations[x_BNTH.dtype]
         return x_BNTH if rotation is None else ops.rotary(x_BNTH, *rotation)
 
@@ -110,36 +110,40 @@ class Attend:
         score: Score | None = None,
         observer: Observer | None = None,
     ) -> Tensor:
-        """The weighted sums of the values: (B, N, T, H). Groups of N / K query heads share a key-value head.
+        """Returns the weighted sums of the values (B, N, T, H). Groups of N / K query heads share a key-value head.
 
-        keys_BKSH: output of `score.keys`. score: the scaled dot product when None. observer: gets the weights (B, N, T,
-        S), computed beside the sums from the same queries, keys and addends, since the fused kernel never forms them.
+        Args:
+            keys_BKSH: output of `score.transform_keys`.
+            score: None for the scaled dot product.
+            observer: gets the weights (B, N, T, S). They are computed separately from the same queries, keys and
+                addends, because the fused kernel never forms them.
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
-        q_BNTH = score.queries(q_BNTH)
-        if self._rule is not None:
-            score = self._rule.placed(score, self._positions_PS)
-        if observer is None and self._flexes(q_BNTH, v_BKSH, dropout, score):
+        q_BNTH = score.transform_queries(q_BNTH)
+        if self._position is not None:
+            score = self._position.bind_to_positions(score, self._positions_PS)
+        if observer is None and self._can_use_flex(q_BNTH, v_BKSH, dropout, score):
             if not self._flex:
-                self._flex.append(FlexKernel(self.mask, self._positions_PS, self._rule))
+                self._flex.append(FlexKernel(self.mask, self._positions_PS, self._position))
             return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score)
-        kernel = self._kernel = self._kernel or self._prepare()
+        kernel = self._kernel = self._kernel or self._build_kernel()
         if observer is not None:
+            dtype = torch.promote_types(q_BNTH.dtype, torch.float32)
             with torch.autocast(q_BNTH.device.type, enabled=False):
-                observer(kernel.weights(wide(q_BNTH), wide(keys_BKSH), score))
+                observer(kernel.attention_weights(q_BNTH.to(dtype), keys_BKSH.to(dtype), score))
         return kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
-    def _flexes(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
-        """Whether FlexAttention computes it, which is compiled: only in compiled models, so that no other waits for it.
+    def _can_use_flex(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
+        """Returns whether to use FlexAttention, which is compiled and so used in compiled models alone.
 
-        Where SDPA has the mask built in, that is faster; a dilated window is dense in blocks of its own.
+        SDPA is faster where it has the mask built in; a dilated window is dense in the blocks of `WindowKernel`.
         """
-        mask, rule = self.mask, self._rule
+        mask, rule = self.mask, self._position
         return (
             torch.compiler.is_compiling()
             and self._device.type in FLEX_DEVICES
-            and FLEX_FROM <= self._n_keys == self._n_queries
-            and min(q_BNTH.shape[-1], v_BKSH.shape[-1]) >= FLEX_WIDTH
+            and FLEX_MIN_POSITIONS <= self._n_keys == self._n_queries
+            and min(q_BNTH.shape[-1], v_BKSH.shape[-1]) >= FLEX_MIN_HEAD_WIDTH
             and score.scale is not None
             and not dropout
             and (rule is None or type(rule) in FLEX_POSITIONS)
@@ -148,37 +152,37 @@ class Attend:
             and mask.seen_BQS is None
         )
 
-    def _prepare(self) -> "Kernel | WindowKernel | StepKernel":
+    def _build_kernel(self) -> AttentionKernel:
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
-        if self.in_blocks:
-            return WindowKernel(mask, self._positions_PS, self._rule)
-        few = 1 < n_queries <= min(FEW, n_keys - 1) and mask.width == 1
+        if self.uses_window_blocks:
+            return WindowKernel(mask, self._positions_PS, self._position)
+        few = 1 < n_queries <= min(MAX_STEPWISE_QUERIES, n_keys - 1) and mask.width == 1
         if few and mask.only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
-            steps = [Attend(mask, 1, self._positions_PS[:, :n], self._rule) for n in lengths]
-            return StepKernel([step._prepare() for step in steps], n_keys)
-        bias_PNTS = None if self._rule is None else self._rule.bias(self._query_PT, self._positions_PS)
+            steps = [AttentionOp(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
+            return PerQueryKernel([step._build_kernel() for step in steps], n_keys)
+        bias_PNTS = None if self._position is None else self._position.bias(self._query_PT, self._positions_PS)
         fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
         allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
-        return Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
+        return DenseKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 
-class Mixed(NamedTuple):
+class MixerOutput(NamedTuple):
     """Output of a mixer.
 
-    x_BTD: added to the residual stream.
-    now: the updated cache, which may be None without a cache.
+    x_BTD: what is added to the residual stream.
+    cache: the updated cache; may be None if there was none.
     auxiliary_B: as in `Output`.
     """
 
     x_BTD: Tensor
-    now: LayerState | None = None
+    cache: LayerState | None = None
     auxiliary_B: Tensor | None = None
 
 
-Adaptable = tuple[tuple[str, tuple[str, ...]], ...]
-"""Linear maps by name, each with the names of its parts as adapter targets."""
+AdapterTargets = tuple[tuple[str, tuple[str, ...]], ...]
+"""Names of linear maps, each with the adapter target that each of its parts belongs to."""
 
 
 class Mixer(nn.Module, ABC):
@@ -186,196 +190,198 @@ class Mixer(nn.Module, ABC):
 
     out: nn.Linear
 
-    def projections(self) -> Sequence[nn.Linear]:
-        """Its projections into the residual stream: `out`, or those of the mixers it is composed of."""
+    def output_projections(self) -> Sequence[nn.Linear]:
+        """Returns its projections into the residual stream: `out`, or those of the mixers it is composed of."""
         return (self.out,)
 
     @abstractmethod
-    def start(self, n_rows: int) -> LayerState:
-        """The cache before the first token, but see `CrossAttention.read`."""
+    def initial_state(self, n_rows: int) -> LayerState:
+        """Returns the cache before the first token; see `CrossAttention.project_source` for sources."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        """The output for x, which continues the cached `past`; and the updated cache, unless `past` is None.
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+        """Returns the output for x, which continues the cached positions, and the updated cache.
 
-        `past` is None in a full forward pass; only then is there an auxiliary loss. `attend` holds the padding mask and
-        the boundaries of isolated documents. A mixer whose cache is a plain tuple gets rows that share a cache line
-        separately; all others get the whole line.
+        Args:
+            attend: attention under the stack's mask, which also knows the padding and where isolated documents begin.
+            cache: None in a full forward pass, the only one with an auxiliary loss. A mixer whose cache is a plain
+                tuple gets rows that share a cache line separately; all others get the whole line.
         """
 
-    def adaptable(self) -> Adaptable:
-        """Its linear maps that can have adapters."""
+    def adapter_targets(self) -> AdapterTargets:
+        """Returns its linear maps that can have adapters."""
         return ()
 
 
 class JoinedLinear(nn.Linear):
-    """Several linear maps of one input computed as one; `widths` are their output widths."""
+    """Several linear maps of one input, computed as one. widths: their output widths."""
 
     def __init__(self, d_in: int, widths: tuple[int, ...], bias: bool) -> None:
         super().__init__(d_in, sum(widths), bias=bias)
         self.widths = widths
 
-    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The output of each map."""
+    def split_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Returns the output of each map."""
         return torch.split(self(x), list(self.widths), -1)
 
 
-class Heads(NamedTuple):
-    """Sizes of an attention: `n` heads of queries and `n_kv` of keys of `width`, and of values of `value_width`."""
+class HeadSizes(NamedTuple):
+    """Sizes of an attention. width: of a query or key head. value_width: of a value head. bias: of the output."""
 
     d_model: int
-    n: int
-    n_kv: int
+    n_heads: int
+    n_kv_heads: int
     width: int
     value_width: int
     bias: bool = True
     qkv_bias: bool = True
 
 
-class _MultiHead(Attending, Mixer):
+class _MultiHeadAttention(ObservableAttention, Mixer):
     """Base of attention with several heads."""
 
-    def __init__(self, sizes: Heads, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
-        """maps: into the heads, by name; without any, there is none out of them either."""
+    def __init__(self, sizes: HeadSizes, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
+        """maps: projections into the heads, by name; without any there is no output projection either."""
         super().__init__()
-        self.n_heads, self.n_kv_heads = sizes.n, sizes.n_kv
+        self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
         self.head_width, self.value_width = sizes.width, sizes.value_width
         self.dropout = dropout
         for name, linear in maps.items():
             self.add_module(name, linear)
         self.score = score or Score(self.head_width**-0.5)
         if maps:
-            self.out = nn.Linear(sizes.n * sizes.value_width, sizes.d_model, bias=sizes.bias)
+            self.out = nn.Linear(sizes.n_heads * sizes.value_width, sizes.d_model, bias=sizes.bias)
 
-    def attended(self, attend: Attend, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
-        """The outputs of the heads side by side (B, T, N H), for queries, transformed keys, and values."""
+    def attend_heads(self, attend: AttentionOp, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
+        """Returns the concatenated outputs of the heads (B, T, N H). k_BKSH: transformed by the score."""
         dropout = self.dropout if self.training else 0.0
         return attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer).transpose(1, 2).flatten(2)
 
     def append_to_cache(
-        self, past: LayerState | None, k_BKTH: Tensor, v_BKTH: Tensor
-    ) -> KeyValue | tuple[Tensor, Tensor]:
-        """Transformed keys, and values, after those of a cache, which is then the updated one; alone without any."""
-        k_BKTH = self.score.keys(k_BKTH)
-        return past.plus(k_BKTH, v_BKTH) if isinstance(past, KeyValue) else (k_BKTH, v_BKTH)
+        self, cache: LayerState | None, k_BKTH: Tensor, v_BKTH: Tensor
+    ) -> KeyValueCache | tuple[Tensor, Tensor]:
+        """Transforms keys and returns the cache with them and the values; only these if there is no cache."""
+        k_BKTH = self.score.transform_keys(k_BKTH)
+        return cache.append(k_BKTH, v_BKTH) if isinstance(cache, KeyValueCache) else (k_BKTH, v_BKTH)
 
 
-class SelfAttention(_MultiHead):
+class SelfAttention(_MultiHeadAttention):
     """Multi-head self-attention (Vaswani et al. 2017), with grouped key-value heads (Ainslie et al. 2023)."""
 
     qkv: JoinedLinear
 
     def __init__(
-        self, sizes: Heads, dropout: float, score: Score | None = None, norms: tuple[nn.Module, nn.Module] | None = None
+        self, sizes: HeadSizes, dropout: float, score: Score | None = None, norms: Sequence[nn.Module] | None = None
     ) -> None:
-        """norms: of queries and of keys."""
-        widths = (sizes.n * sizes.width, sizes.n_kv * sizes.width, sizes.n_kv * sizes.value_width)
+        """norms: of queries and of keys; None for neither."""
+        widths = (sizes.n_heads * sizes.width, sizes.n_kv_heads * sizes.width, sizes.n_kv_heads * sizes.value_width)
         super().__init__(sizes, dropout, score, qkv=JoinedLinear(sizes.d_model, widths, sizes.qkv_bias))
         self.q_norm, self.k_norm = norms or (nn.Identity(), nn.Identity())
         self._norms = norms is not None
 
-    def start(self, n_rows: int) -> KeyValue:
-        """An empty KV cache."""
-        none = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
-        return KeyValue(self.score.keys(none), none.new_empty(n_rows, self.n_kv_heads, 0, self.value_width))
+    def initial_state(self, n_rows: int) -> KeyValueCache:
+        k_BK0H = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
+        v_BK0H = k_BK0H.new_empty(n_rows, self.n_kv_heads, 0, self.value_width)
+        return KeyValueCache(self.score.transform_keys(k_BK0H), v_BK0H)
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         qkv: Tensor = self.qkv(x_BTD)
         if self._norms:
             q, k, v = torch.split(qkv, list(self.qkv.widths), -1)
             qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
         n_values = self.qkv.widths[-1]
         qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
-        qk, v = _by_head(qk, self.head_width), _by_head(v, self.value_width)
+        qk, v = _split_heads(qk, self.head_width), _split_heads(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        seen = self.append_to_cache(past, k, v)
-        return Mixed(self.out(self.attended(attend, q, *seen)), None if past is None else seen)
+        keys_and_values = self.append_to_cache(cache, k, v)
+        x_BTD = self.out(self.attend_heads(attend, q, *keys_and_values))
+        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
 
-    def adaptable(self) -> Adaptable:
+    def adapter_targets(self) -> AdapterTargets:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
-class PlainAttention(_MultiHead):
-    """Self-attention without maps: weighted means of the states themselves, sum_s softmax_s(score(h_t, h_s)) h_s.
+class PlainAttention(_MultiHeadAttention):
+    """Self-attention without projections: weighted means of the states, sum_s softmax_s(score(h_t, h_s)) h_s.
 
-    With several heads each has its part of the states, and their outputs stand side by side.
+    Each head has its part of the states, and their outputs are concatenated.
     """
 
     origin: Tensor
 
-    def __init__(self, sizes: Heads, dropout: float, score: Score) -> None:
+    def __init__(self, sizes: HeadSizes, dropout: float, score: Score) -> None:
         super().__init__(sizes, dropout, score)
-        # nothing, on the device and in the dtype of the model
+        # an empty tensor on the device and in the dtype of the model
         self.register_buffer("origin", torch.tensor(()), persistent=False)
 
-    def projections(self) -> Sequence[nn.Linear]:
+    def output_projections(self) -> Sequence[nn.Linear]:
         return ()
 
-    def start(self, n_rows: int) -> KeyValue:
-        """An empty cache of states."""
-        none = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
-        return KeyValue(self.score.keys(none), none)
+    def initial_state(self, n_rows: int) -> KeyValueCache:
+        empty_BN0H = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
+        return KeyValueCache(self.score.transform_keys(empty_BN0H), empty_BN0H)
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        v = _by_head(x_BTD, self.head_width)
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+        v = _split_heads(x_BTD, self.head_width)
         q = attend.rotate(v)
-        seen = self.append_to_cache(past, q, v)
-        return Mixed(self.attended(attend, q, *seen), None if past is None else seen)
+        keys_and_values = self.append_to_cache(cache, q, v)
+        x_BTD = self.attend_heads(attend, q, *keys_and_values)
+        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
 
 
-class CrossAttention(_MultiHead):
+class CrossAttention(_MultiHeadAttention):
     """Cross-attention: queries from the decoder, keys and values from the encoder's last layer."""
 
     q: nn.Linear
     kv: JoinedLinear
 
-    def __init__(self, sizes: Heads, dropout: float, score: Score | None = None) -> None:
-        widths = (sizes.n_kv * sizes.width, sizes.n_kv * sizes.value_width)
-        q = nn.Linear(sizes.d_model, sizes.n * sizes.width, bias=sizes.qkv_bias)
+    def __init__(self, sizes: HeadSizes, dropout: float, score: Score | None = None) -> None:
+        widths = (sizes.n_kv_heads * sizes.width, sizes.n_kv_heads * sizes.value_width)
+        q = nn.Linear(sizes.d_model, sizes.n_heads * sizes.width, bias=sizes.qkv_bias)
         super().__init__(sizes, dropout, score, q=q, kv=JoinedLinear(sizes.d_model, widths, sizes.qkv_bias))
 
-    def start(self, n_rows: int) -> LayerState:
+    def initial_state(self, n_rows: int) -> LayerState:
         raise RuntimeError("cross-attention starts by reading a source")
 
-    def read(self, source_BSD: Tensor) -> Memory:
-        """Keys and values of a source."""
-        k, v = self.kv.parts(source_BSD)
-        return Memory(self.score.keys(_by_head(k, self.head_width)), _by_head(v, self.value_width))
+    def project_source(self, source_BSD: Tensor) -> Memory:
+        """Returns the keys and values of a source."""
+        k, v = self.kv.split_outputs(source_BSD)
+        return Memory(self.score.transform_keys(_split_heads(k, self.head_width)), _split_heads(v, self.value_width))
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        assert isinstance(past, Memory)
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+        assert isinstance(cache, Memory)
         assert attend.source is not None
-        q_BNTH = _by_head(self.q(x_BTD), self.head_width)
-        return Mixed(self.out(self.attended(attend.source, q_BNTH, past.k_BNSH, past.v_BNSH)), past)
+        q_BNTH = _split_heads(self.q(x_BTD), self.head_width)
+        return MixerOutput(self.out(self.attend_heads(attend.source, q_BNTH, cache.k_BNSH, cache.v_BNSH)), cache)
 
-    def adaptable(self) -> Adaptable:
+    def adapter_targets(self) -> AdapterTargets:
         return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
 
 
-def _by_head(x_BTD: Tensor, width: int) -> Tensor:
-    """The heads of joined ones (B, N, T, width)."""
+def _split_heads(x_BTD: Tensor, width: int) -> Tensor:
+    """Splits the last dimension into heads (B, N, T, width)."""
     return x_BTD.view(*x_BTD.shape[:2], -1, width).transpose(1, 2)
 
 
-def mixers_of(model: nn.Module) -> list[Mixer]:
-    """All mixers of a model, in module order, nested ones included."""
+def find_mixers(model: nn.Module) -> list[Mixer]:
+    """Returns all mixers of a model, in module order, nested ones included."""
     return [module for module in model.modules() if isinstance(module, Mixer)]
 
 
-def linears_of(model: nn.Module) -> list[nn.Linear]:
-    """The linear maps in the mixers of a model, each once, in module order."""
-    linears = (part for mixer in mixers_of(model) for part in mixer.modules() if isinstance(part, nn.Linear))
+def find_linears(model: nn.Module) -> list[nn.Linear]:
+    """Returns the linear maps in the mixers of a model, each once, in module order."""
+    linears = (part for mixer in find_mixers(model) for part in mixer.modules() if isinstance(part, nn.Linear))
     return list(dict.fromkeys(linears))
 
 
-def widths_of(linear: nn.Linear) -> tuple[int, ...]:
-    """Output widths of the maps that a linear map computes jointly; else the one of its own."""
+def output_widths(linear: nn.Linear) -> tuple[int, ...]:
+    """Returns the output widths of the maps that a linear map computes jointly; else its own one."""
     return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)
 
 
-def layer_matrices(model: nn.Module) -> dict[nn.Parameter, list[int]]:
-    """Weights of the linear maps inside layers, each with the row counts of its parts; no embeddings or heads."""
-    blocks = {cast(nn.Parameter, linear.weight): list(widths_of(linear)) for linear in linears_of(model)}
+def find_layer_matrices(model: nn.Module) -> dict[nn.Parameter, list[int]]:
+    """Returns the weight matrices inside layers, each with the row counts of its parts; no embeddings or heads."""
+    blocks = {cast(nn.Parameter, linear.weight): list(output_widths(linear)) for linear in find_linears(model)}
     for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
         # one part per gate
         blocks |= {w: [kernel.hidden_size] * (len(w) // kernel.hidden_size) for w in kernel.parameters() if w.ndim == 2}

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 
-class LinearChain(nn.Module):
+class LinearChainCrf(nn.Module):
     """p(y | x) is proportional to exp(start[y_1] + sum_t s_t[y_t] + sum_t transition[y_t-1, y_t] + end[y_T]).
 
-    All its scores are 0 at first, which makes it the softmax of each word.
+    All its scores are initially 0, which makes it the softmax of each word.
     """
 
     def __init__(self, n_tags: int) -> None:
@@ -19,8 +19,8 @@ class LinearChain(nn.Module):
         self.end_C = nn.Parameter(torch.zeros(n_tags))
         self.transition_PC = nn.Parameter(torch.zeros(n_tags, n_tags))
 
-    def log_p(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
-        """Log-probability of the tags of each row (B,); 0 for a row without words.
+    def log_probs(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
+        """Returns the log-probability of the tags of each row (B,); 0 for a row without words.
 
         keep_BW: False at padding, which is at the end of a row.
         """
@@ -32,21 +32,21 @@ class LinearChain(nn.Module):
         path_B = path_B + self.start_C[tags_BW[:, 0]] + self.end_C[tags_BW.gather(1, last_B1)[:, 0]]
         alpha_BC = self.start_C + scores_BWC[:, 0]
         for score_BC, keep_B in zip(scores_BWC[:, 1:].unbind(1), keep_BW[:, 1:].unbind(1), strict=True):
-            further_BC = (alpha_BC[:, :, None] + self.transition_PC).logsumexp(1) + score_BC
-            alpha_BC = further_BC.where(keep_B[:, None], alpha_BC)
+            next_BC = (alpha_BC[:, :, None] + self.transition_PC).logsumexp(1) + score_BC
+            alpha_BC = next_BC.where(keep_B[:, None], alpha_BC)
         log_z_B = (alpha_BC + self.end_C).logsumexp(1)
         return (path_B - log_z_B) * keep_BW[:, 0]
 
     def decode(self, scores_BWC: Tensor, keep_BW: Tensor) -> Tensor:
-        """The most probable tags of each row (B, W), by the algorithm of Viterbi (1967); any at padding."""
+        """Returns the most probable tags of each row (B, W), which are arbitrary at padding (Viterbi 1967)."""
         best_BC = self.start_C + scores_BWC[:, 0]
-        came_from: list[Tensor] = []
-        stay_C = torch.arange(scores_BWC.shape[2], device=scores_BWC.device)
+        backpointers: list[Tensor] = []
+        same_C = torch.arange(scores_BWC.shape[2], device=scores_BWC.device)
         for score_BC, keep_B in zip(scores_BWC[:, 1:].unbind(1), keep_BW[:, 1:].unbind(1), strict=True):
-            further_BC, from_BC = (best_BC[:, :, None] + self.transition_PC).max(1)
-            best_BC = (further_BC + score_BC).where(keep_B[:, None], best_BC)
-            came_from.append(from_BC.where(keep_B[:, None], stay_C))
+            next_BC, from_BC = (best_BC[:, :, None] + self.transition_PC).max(1)
+            best_BC = (next_BC + score_BC).where(keep_B[:, None], best_BC)
+            backpointers.append(from_BC.where(keep_B[:, None], same_C))
         tags = [(best_BC + self.end_C).argmax(1)]
-        for from_BC in reversed(came_from):
+        for from_BC in reversed(backpointers):
             tags.append(from_BC.gather(1, tags[-1][:, None])[:, 0])
         return torch.stack(tags[::-1], 1)

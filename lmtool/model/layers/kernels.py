@@ -1,4 +1,4 @@
-"""The kernels that compute attention: dense, in blocks of a sliding window, one query at a time, or compiled.
+"""The kernels of attention: dense, in blocks of a sliding window, one query at a time, or compiled.
 
 Shapes: B rows, T queries, S keys, N heads, K heads of keys and values, H head width, P is B or 1 where all rows have
 the same positions. Sliding window: C blocks of Q queries, with W keys each; R is 1, B, C or B C.
@@ -17,34 +17,34 @@ from lmtool.compute.kernels import ops
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions
 from lmtool.model.layers.scores import Score
 
-PLAIN_LIMIT = 512
-"""Up to this many keys, CPU training uses plain matrix products; the fused kernel's backward pass is slower."""
+MAX_PLAIN_KEYS = 512
+"""Up to this many keys, CPU training uses plain matrix products, because the fused backward pass is slower."""
 
-_ALWAYS_FUSED = ContextVar("always_fused", default=False)
+_FORCE_FUSED = ContextVar("always_fused", default=False)
 
-BLOCK = 64
+MIN_BLOCK_QUERIES = 64
 """Minimum number of queries per block of sliding-window attention."""
 
-STEP = 16
-"""The keys per block are a multiple of this; matrix products of odd sizes are slow."""
+KEY_MULTIPLE = 16
+"""The number of keys per block is a multiple of this, because matrix products of odd sizes are slow."""
 
 
 @contextmanager
-def always_fused() -> Iterator[None]:
-    """Within it, a CPU's attention has the fused kernel for all lengths, as a GPU's has."""
-    before = _ALWAYS_FUSED.set(True)
+def force_fused_attention() -> Iterator[None]:
+    """Makes CPUs use the fused kernel for all lengths during the context, as GPUs do."""
+    before = _FORCE_FUSED.set(True)
     try:
         yield
     finally:
-        _ALWAYS_FUSED.reset(before)
+        _FORCE_FUSED.reset(before)
 
 
-class Kernel:
-    """softmax(score(q, k) + addend) v for all queries and keys.
+class DenseKernel:
+    """Computes softmax(score(q, k) + addend) v for all queries and keys.
 
-    allowed_RTS: which keys each query attends to, all when None.
-    bias_RNTS: added to the scores.
-    causal: queries and keys are the same positions, under the causal mask.
+    allowed_RTS: which keys each query attends to; None for all.
+    bias_RNTS: what is added to the scores; None for nothing.
+    causal: whether queries and keys are the same positions, under the causal mask.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Kernel:
         self._n_keys = n_keys
         self._device = device
         # torch.compile stops at context variables
-        fused = not torch.compiler.is_compiling() and _ALWAYS_FUSED.get()
-        self._plain = device.type == "cpu" and not fused and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
+        fused = not torch.compiler.is_compiling() and _FORCE_FUSED.get()
+        self._plain = device.type == "cpu" and not fused and torch.is_grad_enabled() and n_keys <= MAX_PLAIN_KEYS
         self._addends: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
-        """The weighted sums of the values. q_BNTH and k_BKSH: queries and keys as transformed by `score`."""
+        """Returns the weighted sums of the values. q_BNTH, k_BKSH: transformed by `score`."""
         if score.scale is None:
-            return ops.dropout(self.weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
+            return ops.dropout(self.attention_weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
         if self._plain:
             (B, N, T, _), addend = q_BNTH.shape, self._addend(q_BNTH.dtype, len(q_BNTH))
-            k_BNSH, v_BNSH = (_grouped(t_BKSH, N) for t_BKSH in (k_BKSH, v_BKSH))
+            k_BNSH, v_BNSH = (_repeat_kv_heads(t_BKSH, N) for t_BKSH in (k_BKSH, v_BKSH))
             if addend.shape[0] * addend.shape[1] == 1:
                 q, k = q_BNTH.reshape(B * N, T, -1), k_BNSH.reshape(B * N, -1, k_BNSH.shape[-1])
                 score_BNTS = torch.baddbmm(addend[0], q, k.transpose(1, 2), alpha=score.scale).view(B, N, T, -1)
@@ -78,56 +78,51 @@ class Kernel:
         if self._bias_RNTS is not None:
             mask = self._addend(q_BNTH.dtype, len(q_BNTH))
         elif self._allowed_RTS is not None:
-            mask = _rows(self._allowed_RTS[:, None], len(q_BNTH))
+            mask = _repeat_rows(self._allowed_RTS[:, None], len(q_BNTH))
         is_causal, gqa = self._causal and self._n_keys > 1, q_BNTH.shape[1] != k_BKSH.shape[1]
         return F.scaled_dot_product_attention(
             q_BNTH, k_BKSH, v_BKSH, mask, dropout_p=dropout, is_causal=is_causal, scale=score.scale, enable_gqa=gqa
         )
 
-    def weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
-        """The attention weights (B, N, T, S), by the formula."""
-        score_BNTS = score.compare(q_BNTH, _grouped(k_BKSH, q_BNTH.shape[1]))
+    def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
+        """Returns the attention weights (B, N, T, S), by the formula."""
+        score_BNTS = score.compute_scores(q_BNTH, _repeat_kv_heads(k_BKSH, q_BNTH.shape[1]))
         return (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
-        """Positional bias, and -inf at masked keys: (1 or n_rows, 1 or N, T or 1, S or 1)."""
+        """Returns the positional bias, with -inf at masked keys (1 or n_rows, 1 or N, T or 1, S or 1)."""
         if (dtype, n_rows) not in self._addends:
             addend = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self._device)
             if self._bias_RNTS is not None:
-                addend = _rows(self._bias_RNTS.to(dtype), n_rows)
+                addend = _repeat_rows(self._bias_RNTS.to(dtype), n_rows)
             allowed_RTS = self._allowed_RTS
             if self._causal:
                 allowed_RTS = Mask(causal=True).allowed(self._n_keys, self._n_keys, self._device)
             if allowed_RTS is not None:
-                addend = torch.where(_rows(allowed_RTS[:, None], n_rows), addend, float("-inf"))
+                addend = torch.where(_repeat_rows(allowed_RTS[:, None], n_rows), addend, float("-inf"))
             self._addends[dtype, n_rows] = addend
         return self._addends[dtype, n_rows]
 
 
-def _rows(t: Tensor, n_rows: int) -> Tensor:
-    """The tensor repeated for `n_rows` rows; unchanged if it broadcasts."""
-    return t if len(t) in (1, n_rows) else t.repeat(n_rows // len(t), *(1,) * (t.ndim - 1))
+def _repeat_rows(tensor: Tensor, n_rows: int) -> Tensor:
+    """Repeats a tensor for `n_rows` rows, unless it broadcasts."""
+    return tensor if len(tensor) in (1, n_rows) else tensor.repeat(n_rows // len(tensor), *(1,) * (tensor.ndim - 1))
 
 
-def _grouped(t_BKSH: Tensor, n_heads: int) -> Tensor:
-    """Keys or values repeated to one head per query head."""
+def _repeat_kv_heads(t_BKSH: Tensor, n_heads: int) -> Tensor:
+    """Repeats keys or values to one head per query head."""
     groups = n_heads // t_BKSH.shape[1]
     return t_BKSH if groups == 1 else t_BKSH.repeat_interleave(groups, 1)
-
-
-def wide(t: Tensor) -> Tensor:
-    """In float32, if narrower."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 class FlexKernel:
     """FlexAttention (Dong et al. 2024): a compiled kernel that skips the blocks in which a mask has no pair.
 
-    For as many queries as keys. A query that attends to nothing, which is padding, gets zeros.
+    There are as many queries as keys. A query that attends to nothing, which is padding, gets zeros.
     """
 
-    def __init__(self, mask: Mask, positions_PS: Tensor, rule: AttentionPositions | None) -> None:
-        # here, since it imports the compiler
+    def __init__(self, mask: Mask, positions_PS: Tensor, position: AttentionPositions | None) -> None:
+        # imported here, because it imports the compiler
         from torch.nn.attention.flex_attention import create_block_mask
 
         def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -135,10 +130,10 @@ class FlexKernel:
 
         length = positions_PS.shape[1]
         self._blocks = create_block_mask(sees, mask.n_rows, None, length, length, positions_PS.device)
-        self._score_mod = rule.score_mod(positions_PS) if isinstance(rule, AlibiPositions) else None
+        self._score_mod = position.score_mod(positions_PS) if isinstance(position, AlibiPositions) else None
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, score: Score) -> Tensor:
-        """As of `Kernel`."""
+        """See `DenseKernel`."""
         from torch.nn.attention.flex_attention import flex_attention
 
         # autocast leaves some scores in float32
@@ -147,35 +142,35 @@ class FlexKernel:
         return flex_attention(q_BNTH, k_BKSH, v_BKSH, self._score_mod, self._blocks, score.scale, is_grouped)
 
 
-class StepKernel:
+class PerQueryKernel:
     """Causal attention of the last queries, each by a kernel of its own for the keys up to it.
 
-    So they are computed as if they came one by one, and a product whose rows are independent, as in int8, then gives
-    bit for bit what it gives in decoding steps; rounding of its inputs would else make much of the last bits.
+    So they are computed as if they came one by one, and a product whose rows are independent, as in int8, gives the
+    same bits as in decoding steps. Rounding of its inputs would otherwise magnify differences in the last bits.
     """
 
-    def __init__(self, kernels: "Sequence[Kernel | WindowKernel | StepKernel]", n_keys: int) -> None:
+    def __init__(self, kernels: "Sequence[AttentionKernel]", n_keys: int) -> None:
         self._kernels = kernels
         self._n_keys = n_keys
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
-        """As of `Kernel`."""
+        """See `DenseKernel`."""
         parts = [
             kernel(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], v_BKSH[:, :, :n], dropout, score)
-            for i, n, kernel in self._each()
+            for i, n, kernel in self._queries_and_kernels()
         ]
         return torch.cat(parts, 2)
 
-    def weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
-        """The attention weights (B, N, T, S), by the formula."""
+    def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
+        """Returns the attention weights (B, N, T, S), by the formula."""
         rows = [
-            F.pad(kernel.weights(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], score), (0, self._n_keys - n))
-            for i, n, kernel in self._each()
+            F.pad(kernel.attention_weights(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], score), (0, self._n_keys - n))
+            for i, n, kernel in self._queries_and_kernels()
         ]
         return torch.cat(rows, 2)
 
-    def _each(self) -> "Iterator[tuple[int, int, Kernel | WindowKernel | StepKernel]]":
-        """Each query, the number of its keys, and its kernel."""
+    def _queries_and_kernels(self) -> "Iterator[tuple[int, int, AttentionKernel]]":
+        """Returns the index of each query, the number of its keys, and its kernel."""
         first = self._n_keys - len(self._kernels) + 1
         return ((i, first + i, kernel) for i, kernel in enumerate(self._kernels))
 
@@ -183,15 +178,16 @@ class StepKernel:
 class WindowKernel:
     """Sliding-window attention in blocks of queries, each a batch row of its own, so memory is linear in the length.
 
-    Positions a whole number of steps apart are regrouped, which turns a dilated window into a plain one. Q queries
-    attend to the keys of their block, those within the window, and the global ones. Global queries attend to all keys.
+    Positions a whole number of steps apart are regrouped, which turns a dilated window into a plain one. The Q queries
+    of a block attend to the keys of the block, those within the window, and the global ones. Global queries attend to
+    all keys.
     """
 
-    def __init__(self, mask: Mask, positions_PS: Tensor, rule: AttentionPositions | None) -> None:
+    def __init__(self, mask: Mask, positions_PS: Tensor, position: AttentionPositions | None) -> None:
         self._length, device = positions_PS.shape[1], positions_PS.device
         length = self._length
         self._dilation = mask.dilation
-        self._before, self._n_queries = _reach(mask)
+        self._before, self._n_queries = _block_sizes(mask)
         self._after = 0 if mask.causal and mask.prefix_B is None else self._before
         self._n_global = min(mask.n_global, length)
         # blocks per group of positions a whole number of steps apart
@@ -211,81 +207,84 @@ class WindowKernel:
         allowed_RQW = (allowed | (~allowed.any(-1, keepdim=True) & is_same)).flatten(0, 1)
         self._query_CQ, self._key_CW = query_CQ, key_C1W[:, 0]
         bias = None
-        if rule is not None:
+        if position is not None:
             blocks = (positions_PS[:, index].flatten(0, 1) for index in (query_CQ1[..., 0], key_C1W[:, 0]))
-            bias = rule.bias(*blocks)
-        self._kernel = Kernel(allowed_RQW, bias, False, key_CW.shape[1], device)
-        self._of_global: Kernel | None = None
+            bias = position.bias(*blocks)
+        self._kernel = DenseKernel(allowed_RQW, bias, False, key_CW.shape[1], device)
+        self._global_kernel: DenseKernel | None = None
         if self._n_global:
             allowed = mask.between(global_G[:, None], index_T[None, :length])
             allowed = allowed | (~allowed.any(-1, keepdim=True) & (global_G[:, None] == index_T[:length]))
-            bias = None if rule is None else rule.bias(positions_PS[:, : self._n_global], positions_PS)
-            self._of_global = Kernel(allowed, bias, False, length, device)
+            bias = None if position is None else position.bias(positions_PS[:, : self._n_global], positions_PS)
+            self._global_kernel = DenseKernel(allowed, bias, False, length, device)
 
     @staticmethod
-    def applies(mask: Mask, length: int) -> bool:
-        """Whether a row is long enough for blocks to be cheaper than dense attention; needs contiguous positions."""
+    def is_cheaper_than_dense(mask: Mask, length: int) -> bool:
+        """Returns whether blocks are cheaper than dense attention: for long rows of contiguous positions."""
         if mask.window is None or mask.text_positions_PS is not None:
             return False
-        return length > 2 * mask.dilation * _reach(mask)[1]
+        return length > 2 * mask.dilation * _block_sizes(mask)[1]
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
         mixed = self._kernel(
-            self._query_blocks(q_BNTH), self._keys_and_global(k_BKSH), self._keys_and_global(v_BKSH), dropout, score
+            self._query_blocks(q_BNTH), self._all_key_blocks(k_BKSH), self._all_key_blocks(v_BKSH), dropout, score
         )
-        mixed_BNTH = self._row(mixed, len(q_BNTH))
-        if self._of_global is None:
+        mixed_BNTH = self._join_blocks(mixed, len(q_BNTH))
+        if self._global_kernel is None:
             return mixed_BNTH
-        rows = self._of_global(q_BNTH[:, :, : self._n_global], k_BKSH, v_BKSH, dropout, score)
+        rows = self._global_kernel(q_BNTH[:, :, : self._n_global], k_BKSH, v_BKSH, dropout, score)
         return torch.cat((rows, mixed_BNTH[:, :, self._n_global :]), 2)
 
-    def weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
-        """The attention weights (B, N, T, S) for all keys, zeros outside the windows."""
+    def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
+        """Returns the attention weights (B, N, T, S) for all keys, zeros outside the windows."""
         B, N, length = len(q_BNTH), q_BNTH.shape[1], self._length
-        blocks = self._kernel.weights(self._query_blocks(q_BNTH), self._keys_and_global(k_BKSH), score)
+        blocks = self._kernel.attention_weights(self._query_blocks(q_BNTH), self._all_key_blocks(k_BKSH), score)
         of_rows = blocks.view(B, -1, *blocks.shape[1:]).transpose(1, 2).flatten(2)
-        # places that blocks have twice, or past the end of the row, have no weight in one of them, or are cut off
+        # positions that two blocks have are masked in one of them; those past the end of the row are cut off
         flat = (self._query_CQ[:, :, None] * length + self._key_CW[:, None]).flatten()
         rows_BNTS = of_rows.new_zeros(B, N, self._query_CQ.numel() * length)
         rows_BNTS = rows_BNTS.scatter_add(2, flat.expand_as(of_rows), of_rows).view(B, N, -1, length)[:, :, :length]
-        if self._of_global is None:
+        if self._global_kernel is None:
             return rows_BNTS
-        first = self._of_global.weights(q_BNTH[:, :, : self._n_global], k_BKSH, score)
+        first = self._global_kernel.attention_weights(q_BNTH[:, :, : self._n_global], k_BKSH, score)
         return torch.cat((first, rows_BNTS[:, :, self._n_global :]), 2)
 
-    def _steps(self, t_BNTH: Tensor) -> Tensor:
-        """(B, N, steps, dilation, H), zero-padded to whole blocks."""
+    def _split_dilation(self, t_BNTH: Tensor) -> Tensor:
+        """Splits positions into steps and offsets (B, N, steps, dilation, H), zero-padded to whole blocks."""
         B, N, T, H = t_BNTH.shape
         steps = self._n_blocks * self._n_queries
         return F.pad(t_BNTH, (0, 0, 0, steps * self._dilation - T)).reshape(B, N, steps, self._dilation, H)
 
     def _query_blocks(self, q_BNTH: Tensor) -> Tensor:
-        """The queries of each block: (B C, N, Q, H)."""
+        """Returns the queries of each block (B C, N, Q, H)."""
         B, N, _, H = q_BNTH.shape
-        blocks = self._steps(q_BNTH).view(B, N, self._n_blocks, self._n_queries, self._dilation, H)
+        blocks = self._split_dilation(q_BNTH).view(B, N, self._n_blocks, self._n_queries, self._dilation, H)
         return blocks.permute(0, 4, 2, 1, 3, 5).flatten(0, 2)
 
     def _key_blocks(self, t_BKSH: Tensor) -> Tensor:
-        """The keys of each block and those within its window: (B C, K, W, H)."""
-        padded = F.pad(self._steps(t_BKSH), (0, 0, 0, 0, self._before, self._after))
+        """Returns the keys of each block and those within its window (B C, K, W, H)."""
+        padded = F.pad(self._split_dilation(t_BKSH), (0, 0, 0, 0, self._before, self._after))
         blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
         return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
 
-    def _keys_and_global(self, t_BKSH: Tensor) -> Tensor:
+    def _all_key_blocks(self, t_BKSH: Tensor) -> Tensor:
         blocks = self._key_blocks(t_BKSH)
         if not self._n_global:
             return blocks
         first = t_BKSH[:, :, : self._n_global].repeat_interleave(len(blocks) // len(t_BKSH), 0)
         return torch.cat((blocks, first), 2)
 
-    def _row(self, mixed: Tensor, n_rows: int) -> Tensor:
-        """Blocks back to rows: (B, N, T, H)."""
+    def _join_blocks(self, mixed: Tensor, n_rows: int) -> Tensor:
+        """Joins blocks to rows (B, N, T, H)."""
         blocks = mixed.reshape(n_rows, self._dilation, self._n_blocks, *mixed.shape[1:])
         return blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
 
 
-def _reach(mask: Mask) -> tuple[int, int]:
-    """How many steps back a block attends, at least the window's, and the number of queries per block."""
+def _block_sizes(mask: Mask) -> tuple[int, int]:
+    """Returns how many steps back a block attends, at least the window's, and the number of queries per block."""
     assert mask.window is not None
-    reach = -(-(mask.window - 1) // STEP) * STEP
-    return reach, max(BLOCK, reach)
+    reach = -(-(mask.window - 1) // KEY_MULTIPLE) * KEY_MULTIPLE
+    return reach, max(MIN_BLOCK_QUERIES, reach)
+
+
+AttentionKernel = DenseKernel | WindowKernel | PerQueryKernel

@@ -1,4 +1,4 @@
-"""Embeddings of the n-grams that end at a token, beside the embedding of the token.
+"""Embeddings of the n-grams that end at a token, which are added to the embedding of the token.
 
 Shapes: B rows, T positions, C tokens before them, D model width, K entries, N tokens of a text.
 """
@@ -12,46 +12,49 @@ from lmtool.batch import Batch
 from lmtool.errors import RecipeError
 from lmtool.recipe.spec.transformer import NgramTable
 
-_FREE = torch.iinfo(torch.int64).max
-"""The key of an entry without an n-gram."""
+_UNUSED_KEY = torch.iinfo(torch.int64).max
+"""The key of a table entry without an n-gram."""
 
 
 class NgramEmbedding(nn.Module):
-    """The sum of the embeddings of the frequent n-grams of 2 to `longest` tokens that end at each token.
+    """The sum of the embeddings of the frequent n-grams of 2 to `max_n` tokens that end at each token.
 
     What a small model would have to compute from two or three tokens, it looks up (Huang et al. 2025, Over-Tokenized
-    Transformer, there with hashed n-grams). Zeros at first, and for n-grams that `count` has not found often enough.
+    Transformer, there with hashed n-grams). Embeddings are initially zero, and for n-grams that `select_ngrams_` has
+    not selected.
     """
 
     keys_K: Tensor
     """The n-gram of each entry as one number, ascending."""
 
     def __init__(self, spec: NgramTable, width: int, vocab_size: int) -> None:
-        """Raises RecipeError for a vocabulary that is too large to write an n-gram as a number of 63 bits."""
+        """Raises RecipeError for a vocabulary so large that an n-gram does not fit in 63 bits."""
         super().__init__()
-        self.longest, self.min_count, self._base = spec.longest, spec.min_count, vocab_size + 1
-        if self._base**spec.longest >= _FREE:
+        self.max_n, self.min_count, self._base = spec.longest, spec.min_count, vocab_size + 1
+        if self._base**spec.longest >= _UNUSED_KEY:
             what = f"model.ngram_embedding.longest: {spec.longest} is too long for a vocabulary of {vocab_size:,}"
             raise RecipeError([f"{what}: at most {int(63 / (self._base - 1).bit_length())}"])
         self.weight = nn.Parameter(torch.empty(spec.entries, width))
         nn.init.zeros_(self.weight)
-        self.register_buffer("keys_K", torch.full((spec.entries,), _FREE))
+        self.register_buffer("keys_K", torch.full((spec.entries,), _UNUSED_KEY))
 
-    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, before_BC: Tensor | None = None) -> Tensor:
-        """Embeddings (B, T, D).
+    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BC: Tensor | None = None) -> Tensor:
+        """Returns embeddings (B, T, D).
 
-        positions_PT: of each token in its text; n-grams do not go beyond its beginning. before_BC: the tokens before.
+        Args:
+            positions_PT: position of each token in its text, before whose beginning no n-gram reaches.
+            preceding_BC: the tokens before them, if any.
         """
-        text_BS = tokens_BT if before_BC is None else torch.cat((before_BC, tokens_BT), 1)
-        # cut or filled up
-        text_BS = F.pad(text_BS, (tokens_BT.shape[1] + self.longest - 1 - text_BS.shape[1], 0))
-        keys_K = self.keys_K.to(tokens_BT.device)  # a head probes shapes of a body without storage
+        text_BS = tokens_BT if preceding_BC is None else torch.cat((preceding_BC, tokens_BT), 1)
+        # cut or padded to the tokens that n-grams can reach
+        text_BS = F.pad(text_BS, (tokens_BT.shape[1] + self.max_n - 1 - text_BS.shape[1], 0))
+        keys_K = self.keys_K.to(tokens_BT.device)  # the body may be on the meta device while a head learns its shapes
         last = len(keys_K) - 1
-        # gradients of all rows are too many for a CPU core; processes exchange them, and accelerators have fast memory
+        # gradients of all rows are too many for a CPU core; several processes exchange them, and GPUs are fast enough
         is_sparse = self.weight.device.type == "cpu" and not (dist.is_available() and dist.is_initialized())
         x_BTD: Tensor | None = None
         key_BS = text_BS + 1
-        for n in range(2, self.longest + 1):
+        for n in range(2, self.max_n + 1):
             # the key of n tokens from that of the first n - 1
             key_BS = key_BS[:, :-1] * self._base + text_BS[:, n - 1 :] + 1
             key_BT = key_BS[:, key_BS.shape[1] - tokens_BT.shape[1] :].contiguous()
@@ -63,34 +66,33 @@ class NgramEmbedding(nn.Module):
         assert x_BTD is not None
         return x_BTD
 
-    def across(self, batch: Batch, positions_PT: Tensor) -> Tensor:
-        """Embeddings (B, T, D) of all tokens of a batch; n-grams go across its padding."""
+    def embed_batch(self, batch: Batch, positions_PT: Tensor) -> Tensor:
+        """Returns embeddings (B, T, D) of all tokens of a batch; n-grams reach across its padding."""
         if batch.keep_BT is None:
             return self.forward(batch.tokens_BT, positions_PT)
-        # the tokens behind the padding of their row, and back
+        # tokens are moved after the padding of their row, and back afterwards
         order_BT = batch.keep_BT.long().argsort(dim=1, stable=True)
         positions_BT = positions_PT.expand(len(order_BT), -1).gather(1, order_BT)
         x_BTD = self.forward(batch.tokens_BT.gather(1, order_BT), positions_BT)
         return x_BTD.gather(1, order_BT.argsort(1)[..., None].expand_as(x_BTD))
 
     @torch.no_grad()
-    def count(self, tokens_N: Tensor) -> None:
-        """Give entries to the n-grams of a text that are in it `min_count` times or more; of too many, to the most
-        frequent."""
+    def select_ngrams_(self, tokens_N: Tensor) -> None:
+        """Gives entries to the n-grams that occur at least `min_count` times in a text, the most frequent first."""
         keys, counts = [], []
         key_N = tokens_N + 1
-        for n in range(2, self.longest + 1):
+        for n in range(2, self.max_n + 1):
             key_N = key_N[:-1] * self._base + tokens_N[n - 1 :] + 1
             distinct, times = torch.unique(key_N, return_counts=True)
             keys.append(distinct[times >= self.min_count])
             counts.append(times[times >= self.min_count])
         key, count = torch.cat(keys), torch.cat(counts)
-        # stable: of equally frequent ones the shorter, and then the smaller
+        # stable: of equally frequent n-grams the shorter first, and then the smaller key
         chosen = key[count.argsort(descending=True, stable=True)[: len(self.keys_K)]].sort().values
-        self.keys_K.fill_(_FREE)
+        self.keys_K.fill_(_UNUSED_KEY)
         self.keys_K[: len(chosen)] = chosen
 
 
-def ngrams_of(model: nn.Module) -> list[NgramEmbedding]:
-    """All embeddings of n-grams in a model."""
+def find_ngram_embeddings(model: nn.Module) -> list[NgramEmbedding]:
+    """Returns all embeddings of n-grams in a model."""
     return [module for module in model.modules() if isinstance(module, NgramEmbedding)]

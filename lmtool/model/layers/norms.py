@@ -12,9 +12,9 @@ from lmtool.recipe.spec.transformer import Norm
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
-    """LayerNorm with gamma and beta (Ba et al. 2016), RMSNorm with gamma (Zhang and Sennrich 2019), or neither.
+    """Builds LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), or an identity.
 
-    bias: of LayerNorm, where the spec does not say.
+    bias: whether LayerNorm has a bias if the spec does not say.
     """
     match spec.kind:
         case "layer":

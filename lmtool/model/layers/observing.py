@@ -1,4 +1,4 @@
-"""Attention weights as a forward pass computes them, for whoever asks; nobody else pays for them.
+"""Attention weights as a forward pass computes them, which cost nothing unless somebody records them.
 
 Shapes: B rows, N heads, T queries, S keys.
 """
@@ -14,11 +14,12 @@ Observer = Callable[[Tensor], None]
 """Called with attention weights (B, N, T, S)."""
 
 
-class Attending(nn.Module):
-    """A module that computes attention weights. attends: whether its recipe makes it do so.
+class ObservableAttention(nn.Module):
+    """A module that computes attention weights.
 
-    observer: gets the weights of each forward pass; without one they are not formed where the kernel does not need
-        them. n_layers: layers that have this module in common, and so compute it in turn in each forward pass.
+    attends: whether it does so under its recipe.
+    observer: gets the weights of each forward pass. Without one, weights are not formed unless the kernel needs them.
+    n_layers: number of layers that share this module, which computes them in turn in each forward pass.
     """
 
     attends: bool = True
@@ -26,35 +27,38 @@ class Attending(nn.Module):
     n_layers: int = 1
 
 
-def attending(model: nn.Module) -> dict[str, Attending]:
-    """The modules of a model that attend, by name, in module order; none for a model without attention.
+def find_attention_modules(model: nn.Module) -> dict[str, ObservableAttention]:
+    """Returns the modules of a model that compute attention weights, by name, in module order.
 
-    A module of several layers is there once for each; see `module_name`.
+    A module that several layers share occurs once for each; see `strip_layer_number`.
     """
-    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Attending) and part.attends]
-    return {_in_layer(name, layer): part for name, part in parts for layer in range(part.n_layers)}
+    return {
+        f"{name}@{layer}" if layer else name: module
+        for name, module in model.named_modules()
+        if isinstance(module, ObservableAttention) and module.attends
+        for layer in range(module.n_layers)
+    }
 
 
-def _in_layer(name: str, layer: int) -> str:
-    return f"{name}@{layer}" if layer else name
-
-
-def module_name(name: str) -> str:
-    """The name of the module itself, without the number of one of its layers."""
+def strip_layer_number(name: str) -> str:
+    """Returns the name of the module itself, without the number of the layer."""
     return name.partition("@")[0]
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collects the attention weights (B, N, T, S) of the forward passes in the context, by the name of the module.
+def record_attention_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Records the attention weights (B, N, T, S) of the forward passes in the context, by the name of the module.
 
-    Passes of one module are successive queries over the same keys, as of a decoder that goes step by step. The weights
-    are in float32 or wider, after the softmax or the selection, and before dropout.
+    Several passes are taken as successive queries over the same keys, as of a decoder that goes step by step. The
+    weights are in float32 or wider, after the softmax or the selection, and before dropout.
     """
     weights: dict[str, Tensor] = {}
+    names_of: dict[ObservableAttention, list[str]] = {}
+    for name, module in find_attention_modules(model).items():
+        names_of.setdefault(module, []).append(name)
 
-    def observer(name: str, part: Attending) -> Observer:
-        layers = cycle(_in_layer(name, layer) for layer in range(part.n_layers))
+    def make_observer(names: list[str]) -> Observer:
+        layers = cycle(names)
 
         def observe(weights_BNTS: Tensor) -> None:
             name = next(layers)
@@ -62,11 +66,10 @@ def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         return observe
 
-    parts = {module_name(name): part for name, part in attending(model).items()}
     try:
-        for name, part in parts.items():
-            part.observer = observer(name, part)
+        for module, names in names_of.items():
+            module.observer = make_observer(names)
         yield weights
     finally:
-        for part in parts.values():
-            part.observer = None
+        for module in names_of:
+            module.observer = None

@@ -25,71 +25,71 @@ class Score(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def queries(self, q_BNTH: Tensor) -> Tensor:
-        """Transformed queries."""
+    def transform_queries(self, q_BNTH: Tensor) -> Tensor:
+        """Returns the queries as `compute_scores` needs them."""
         return q_BNTH
 
-    def keys(self, k_BNSH: Tensor) -> Tensor:
-        """Transformed keys."""
+    def transform_keys(self, k_BNSH: Tensor) -> Tensor:
+        """Returns the keys as `compute_scores` needs them, and as they are cached."""
         return k_BNSH
 
-    def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of transformed queries and keys."""
+    def compute_scores(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        """Returns the scores (B, N, T, S) of transformed queries and keys."""
         assert self.scale is not None
         return queries_BNTH @ keys_BNSH.transpose(-1, -2) * self.scale
 
     def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of queries with transformed keys."""
-        return self.compare(self.queries(q_BNTH), keys_BNSH)
+        """Returns the scores (B, N, T, S) of queries and transformed keys."""
+        return self.compute_scores(self.transform_queries(q_BNTH), keys_BNSH)
 
 
-class Bilinear(Score):
+class BilinearScore(Score):
     """q' W k, with W per head (Luong et al. 2015, "general")."""
 
     def __init__(self, n_heads: int, width: int) -> None:
         super().__init__(1.0)
-        self.weight_NHH = _normal(n_heads, width, width)
+        self.weight_NHH = _normal_weight(n_heads, width, width)
 
-    def queries(self, q_BNTH: Tensor) -> Tensor:
+    def transform_queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.weight_NHH
 
 
-class ReducedRank(Score):
+class ReducedRankScore(Score):
     """(U q) . (V k), in R dimensions: a bilinear score whose matrix U'V has rank R."""
 
     def __init__(self, n_heads: int, width: int, rank: int) -> None:
         super().__init__(1.0)
-        self.query_NHR = _normal(n_heads, width, rank)
-        self.key_NHR = _normal(n_heads, width, rank)
+        self.query_NHR = _normal_weight(n_heads, width, rank)
+        self.key_NHR = _normal_weight(n_heads, width, rank)
 
-    def queries(self, q_BNTH: Tensor) -> Tensor:
+    def transform_queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHR
 
-    def keys(self, k_BNSH: Tensor) -> Tensor:
+    def transform_keys(self, k_BNSH: Tensor) -> Tensor:
         return k_BNSH @ self.key_NHR
 
 
-class Additive(Score):
+class AdditiveScore(Score):
     """v' tanh(W q + U k), with v of the width of a hidden layer (Bahdanau et al. 2015)."""
 
     def __init__(self, n_heads: int, width: int, hidden: int) -> None:
         super().__init__(None)
-        self.query_NHH = _normal(n_heads, width, hidden)
-        self.key_NHH = _normal(n_heads, width, hidden)
-        self.out_NH1 = _normal(n_heads, hidden, 1)
+        self.query_NHH = _normal_weight(n_heads, width, hidden)
+        self.key_NHH = _normal_weight(n_heads, width, hidden)
+        self.out_NH1 = _normal_weight(n_heads, hidden, 1)
 
-    def queries(self, q_BNTH: Tensor) -> Tensor:
+    def transform_queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHH
 
-    def keys(self, k_BNSH: Tensor) -> Tensor:
+    def transform_keys(self, k_BNSH: Tensor) -> Tensor:
         return k_BNSH @ self.key_NHH
 
-    def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+    def compute_scores(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
         sums_BNTSH = queries_BNTH[:, :, :, None] + keys_BNSH[:, :, None]
         return torch.squeeze(sums_BNTSH.tanh() @ self.out_NH1[:, None], -1)
 
 
-class Disentangled(Score):
+class DisentangledScore(Score):
     """(q_i . k_j + q_i . r_k[d(i, j)] + k_j . r_q[d(j, i)]) / (3 H)^0.5, of contents and relative positions.
 
     d(i, j) is i - j + k within 0 to 2 k - 1, r_k = P W_k and r_q = P W_q for embeddings P that all layers share (He et
@@ -99,28 +99,28 @@ class Disentangled(Score):
     def __init__(self, n_heads: int, width: int, d_model: int, n_embeddings: int) -> None:
         super().__init__(None)
         self.n_embeddings = n_embeddings
-        self.query_NDH = _normal(n_heads, d_model, width)
-        self.key_NDH = _normal(n_heads, d_model, width)
+        self.query_NDH = _normal_weight(n_heads, d_model, width)
+        self.key_NDH = _normal_weight(n_heads, d_model, width)
 
 
-class DisentangledAt(NamedTuple):
-    """What kernels need of a disentangled score: keys are at these positions, and queries at the last of them.
+class PositionedDisentangledScore(NamedTuple):
+    """A disentangled score for keys at these positions and queries at the last of them, as kernels need it.
 
-    It is no copy of the module, at which torch.compile would stop. table_RD: P.
+    It is no copy of the module, because torch.compile would stop there. table_RD: the embeddings P.
     """
 
-    score: Disentangled
+    score: DisentangledScore
     table_RD: Tensor
     positions_PS: Tensor
     scale: None = None
 
-    def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of keys at the first of the positions, and queries at the last of those."""
+    def compute_scores(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        """Returns the scores (B, N, T, S) of keys at the first S positions and queries at the last of those."""
         B, N, T, H = queries_BNTH.shape
         S, R = keys_BNSH.shape[2], self.score.n_embeddings
         key_PS = self.positions_PS[:, :S]
-        away_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
-        by_key, by_query = ((away_P1TS * sign + R // 2).clamp(0, R - 1).expand(B, N, T, S) for sign in (1, -1))
+        offset_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
+        by_key, by_query = ((offset_P1TS * sign + R // 2).clamp(0, R - 1).expand(B, N, T, S) for sign in (1, -1))
         # matmul rounds in another order where nothing is trained
         r_k_NHR, r_q_NHR = (
             torch.einsum("rd,ndh->nhr", self.table_RD, weight_NDH).to(queries_BNTH.dtype)
@@ -133,22 +133,22 @@ class DisentangledAt(NamedTuple):
 
 
 def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:
-    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score. hidden: width of the additive v."""
+    """Builds a score for heads of `width`. rank: of the reduced-rank score. hidden: width of the additive score's v."""
     match kind:
         case "dot":
             return Score(1.0)
         case "scaled-dot":
             return Score(width**-0.5)
         case "bilinear":
-            return Bilinear(n_heads, width)
+            return BilinearScore(n_heads, width)
         case "reduced-rank":
-            return ReducedRank(n_heads, width, rank)
+            return ReducedRankScore(n_heads, width, rank)
         case "additive":
-            return Additive(n_heads, width, hidden)
+            return AdditiveScore(n_heads, width, hidden)
 
 
-def _normal(n_heads: int, n_rows: int, n_columns: int) -> nn.Parameter:
-    """Initial weights that preserve the variance of their inputs."""
+def _normal_weight(n_heads: int, n_rows: int, n_columns: int) -> nn.Parameter:
+    """Returns initial weights that preserve the variance of their inputs."""
     weight = nn.Parameter(torch.empty(n_heads, n_rows, n_columns))
     nn.init.normal_(weight, std=n_rows**-0.5)
     return weight

@@ -3,7 +3,7 @@
 Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 where all rows have the same positions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, cast
@@ -14,21 +14,23 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
-from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
-from lmtool.model.layers.attention import Attend, CrossAttention, Heads, Mixed, Mixer, PlainAttention, SelfAttention
+from lmtool.model.language_model import ModulesByDepth, Output, append_to_last_layer, sum_auxiliary_losses
+from lmtool.model.layers import attention
+from lmtool.model.layers.attention import AttentionOp, CrossAttention, HeadSizes, Mixer, MixerOutput
+from lmtool.model.layers.blocks import FeedForward, init_weights_
 from lmtool.model.layers.norms import HeadNorm, build_norm
-from lmtool.model.layers.observing import attending
-from lmtool.model.layers.parts import FeedForward, initialise
+from lmtool.model.layers.observing import find_attention_modules
 from lmtool.model.layers.positions import build_attention_position, build_window_position
-from lmtool.model.layers.scores import Disentangled, Score, build_score
+from lmtool.model.layers.scores import DisentangledScore, Score, build_score
+from lmtool.model.state import Caches, KeyValueCache, LayerState, Memory
 from lmtool.recipe.spec.position import DisentangledPosition
 from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transformer, WindowPattern
 
 
 class Sublayer(nn.Module):
-    """A mixer f with residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by norm_place.
+    """A mixer f with a residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by norm_place.
 
-    residual: without, f(norm(x)) or norm(f(x)).
+    residual: if False, f(norm(x)) or norm(f(x)).
     """
 
     def __init__(
@@ -41,178 +43,189 @@ class Sublayer(nn.Module):
         self.dropout = dropout
         self.residual = residual
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None, input_BTD: Tensor | None = None) -> Mixed:
-        """input_BTD: what the mixer reads, if not the residual stream x."""
+    def forward(
+        self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, input_BTD: Tensor | None = None
+    ) -> MixerOutput:
+        """Returns the new residual stream, and what else the mixer returned.
+
+        Args:
+            x_BTD: the residual stream.
+            input_BTD: what the mixer reads; None for the residual stream.
+        """
         read: Tensor = x_BTD if input_BTD is None else input_BTD
         if self.norm_place == "pre":
             read = self.norm(read)
-        # fixed-size states are per row; keys and values are separated by a mask
-        apart = attend.mask.width > 1 and past and not isinstance(past, KeyValue | Memory)
-        if apart:
+        # states of fixed size are per row; for keys and values a mask separates the rows of a line
+        splits_lines = attend.mask.width > 1 and cache and not isinstance(cache, KeyValueCache | Memory)
+        if splits_lines:
             read = read.reshape(len(read) * attend.mask.width, -1, read.shape[-1])
-        mixed, now, auxiliary_B = self.mixer(read, attend, past)
-        if apart:
+        mixed, new_cache, auxiliary_B = self.mixer(read, attend, cache)
+        if splits_lines:
             mixed = mixed.reshape(x_BTD.shape)
         if self.norm_place == "output":
             mixed = self.norm(mixed.to(x_BTD.dtype))
         mixed = ops.dropout(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
-        return Mixed(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, now, auxiliary_B)
+        return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
 
 
 class Stack(nn.Module):
-    """Input embeddings to hidden states.
+    """Layers and a final norm, which turn input embeddings into hidden states.
 
-    causal: causal self-attention.
-    source: each layer also has cross-attention.
+    causal: whether self-attention is causal.
+    add_cross_attention: whether each layer also has cross-attention to a source.
     mask: the attention mask of a row that is one text.
-    sublayers: those of all layers, or of one whose weights all share, which is then passed n_layers times (Lan et al.
-        2020, ALBERT).
-    full_layers: numbers of the layers without the window of the mask.
-    parallel: all sublayers of a layer read its input. adds_to_layer: they add to it.
-    recomputes: in training keep the input of each layer only, and compute its activations again in the backward pass
-        (Chen et al. 2016), with the same dropout.
+    sublayers: those of all layers; or of one layer, which is passed n_layers times (Lan et al. 2020, ALBERT).
+    full_layers: indices of the layers without the window of the mask.
+    parallel: whether all sublayers of a layer read its input.
+    adds_to_layer_input: whether all sublayers of a layer are added to its input.
+    recomputes_activations: in training, keep only the input of each layer and compute its activations again in the
+        backward pass (Chen et al. 2016), with the same dropout.
     """
 
     __call__: Callable[..., tuple[Output, tuple[Any, ...]]]
-    recomputes: bool = False
+    recomputes_activations: bool = False
 
-    def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
+    def __init__(self, spec: Transformer, causal: bool, add_cross_attention: bool = False) -> None:
         super().__init__()
         self.mask, self.full_layers = Mask(causal), frozenset[int]()
         if isinstance(spec.pattern, WindowPattern):
             self.mask = Mask(causal, spec.pattern.size, spec.pattern.dilation, spec.pattern.global_tokens)
             self.full_layers = frozenset(spec.pattern.full_layers)
-        # prefix positions attend both ways, so their relative distances have two signs
-        self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
-        # in a tuple, so that a position of all layers is not registered twice
+        # positions of a prefix attend in both directions, so their relative distances have two signs
+        self.position = build_attention_position(spec, bidirectional=not causal or spec.shape == "prefix")
+        # in a tuple, so that a module that all layers share is not registered twice
         self.window_position = (build_window_position(spec, self.position),)
-        of_sublayers = spec.norm.place, spec.dropout, spec.residual
         self.sublayers = nn.ModuleList(
-            Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), *of_sublayers)
+            Sublayer(
+                mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
+            )
             for _ in range(1 if spec.share_layers else spec.n_layers)
-            for mixer in _mixers(spec, source)
+            for mixer in _build_mixers(spec, add_cross_attention)
         )
+        self.n_passes = spec.n_layers if spec.share_layers else 1
         if not spec.norm.first:
-            cast(Sublayer, self.sublayers[0]).norm = nn.Identity()
-        self._passes = spec.n_layers if spec.share_layers else 1
-        self.per_layer = len(self.sublayers) * self._passes // spec.n_layers
-        for part in attending(self).values():
-            part.n_layers = self._passes
+            self.sublayers_in_order()[0].norm = nn.Identity()
+        self.sublayers_per_layer = len(self.sublayers) * self.n_passes // spec.n_layers
+        for part in find_attention_modules(self).values():
+            part.n_layers = self.n_passes
         self.parallel = spec.parallel
-        self.adds_to_layer = spec.residual_from == "layer"
+        self.adds_to_layer_input = spec.residual_from == "layer"
         self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
-        initialise(self, spec)
+        init_weights_(self, spec)
         if spec.init.scale_residual and spec.residual:
             # smaller projections into the residual stream (Radford et al. 2019)
-            n_sublayers = len(self.sublayers) * self._passes
-            for projection in (part for sublayer in self.sublayers for part in _mixer(sublayer).projections()):
-                nn.init.normal_(projection.weight, std=spec.init.std * n_sublayers**-0.5)
+            sublayers = self.sublayers_in_order()
+            for sublayer in sublayers[: len(self.sublayers)]:
+                for projection in sublayer.mixer.output_projections():
+                    nn.init.normal_(projection.weight, std=spec.init.std * len(sublayers) ** -0.5)
 
-    def passed(self) -> list[nn.Module]:
-        """The sublayers in the order of a forward pass, shared ones once for each layer."""
-        return [*self.sublayers] * self._passes
+    def sublayers_in_order(self) -> list[Sublayer]:
+        """Returns the sublayers in the order of a forward pass, shared ones once for each layer."""
+        return cast(list[Sublayer], [*self.sublayers] * self.n_passes)
 
-    def _mixers(self) -> Iterator[Mixer]:
-        """The top-level mixer of each sublayer in that order, without nested ones."""
-        return map(_mixer, self.passed())
+    def initial_state(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
+        """Returns the initial cache of every sublayer."""
+        sublayers = self.sublayers_in_order()
+        memories = repeat(None, len(sublayers)) if source_BSD is None else self.source_caches(source_BSD)
+        pairs = zip(sublayers, memories, strict=True)
+        return tuple(memory or sublayer.mixer.initial_state(n_rows) for sublayer, memory in pairs)
 
-    def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
-        """The initial cache of every sublayer."""
-        memories = repeat(None) if source_BSD is None else self.sources(source_BSD)
-        return tuple(memory or mixer.start(n_rows) for mixer, memory in zip(self._mixers(), memories, strict=False))
-
-    def sources(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
-        """The source part of the state, which is all of it in training."""
-        return tuple(mixer.read(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in self._mixers())
+    def source_caches(self, source_BSD: Tensor) -> Caches:
+        """Returns keys and values of the source for every sublayer with cross-attention, None for the others."""
+        mixers = [sublayer.mixer for sublayer in self.sublayers_in_order()]
+        return tuple(
+            mixer.project_source(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in mixers
+        )
 
     def forward(
         self,
         x_BTD: Tensor,
         positions_PS: Tensor,
         mask: Mask,
-        past: Sequence[LayerState | None] | None = None,
-        source_mask: Mask | None = None,
-        seen: list[Tensor] | None = None,
+        caches: Caches = (),
+        source_keep_BS: Tensor | None = None,
+        layer_outputs: list[Tensor] | None = None,
     ) -> tuple[Output, tuple[LayerState | None, ...]]:
-        """Hidden states (B, T, D) of the inputs, which continue the cached `past`; and the updated cache.
+        """Returns the hidden states (B, T, D) of the inputs, which continue the cached positions, and the new caches.
 
-        positions_PS: of all positions, cached ones first; mask covers all of them, source_mask the source.
-        seen: if given, collects the inputs and the output of each layer, the last one after the final norm.
+        Args:
+            positions_PS: of all positions, cached ones first.
+            mask: covers all positions.
+            caches: of each sublayer; none in a full forward pass but those of a source.
+            source_keep_BS: False at padding of the source; None without padding.
+            layer_outputs: if given, collects the inputs and the output of each layer, the last after the final norm.
         """
         T = x_BTD.shape[1]
-        sublayers = self.passed()
-        past = past or (None,) * len(sublayers)
+        sublayers = self.sublayers_in_order()
+        caches = caches or (None,) * len(sublayers)
         source = None
-        if source_mask is not None:
-            n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
-            source = Attend(source_mask, T, torch.arange(n_source, device=x_BTD.device)[None])
+        if memory := next((cache for cache in caches if isinstance(cache, Memory)), None):
+            positions_1S = torch.arange(memory.k_BNSH.shape[2], device=x_BTD.device)[None]
+            source = AttentionOp(Mask(keep_BS=source_keep_BS), T, positions_1S)
         if _has_shifted_windows(mask, positions_PS):
             mask = replace(mask, text_positions_PS=positions_PS)
-        rule = self.position if mask.window is None else self.window_position[0]
-        attend = everywhere = Attend(mask, T, positions_PS, rule, source)
+        position = self.position if mask.window is None else self.window_position[0]
+        attend = attend_fully = AttentionOp(mask, T, positions_PS, position, source)
         if self.full_layers:
-            unlimited = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
-            everywhere = Attend(unlimited, T, positions_PS, self.position, source)
-        now: list[LayerState | None] = []
-        auxiliaries: list[Tensor | None] = []
-        for layer, first in enumerate(range(0, len(sublayers), self.per_layer)):
-            if seen is not None:
-                seen.append(x_BTD)
-            part = slice(first, first + self.per_layer)
-            inputs = sublayers[part], x_BTD, everywhere if layer in self.full_layers else attend, past[part]
-            if self.recomputes and self.training and torch.is_grad_enabled():
-                x_BTD, after, losses = checkpoint(self._layer_apart, *inputs, use_reentrant=False)
+            full_mask = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
+            attend_fully = AttentionOp(full_mask, T, positions_PS, self.position, source)
+        recomputes = self.recomputes_activations and self.training and torch.is_grad_enabled()
+        outputs: list[tuple[LayerState | None, Tensor | None]] = []
+        for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
+            if layer_outputs is not None:
+                layer_outputs.append(x_BTD)
+            part = slice(first, first + self.sublayers_per_layer)
+            inputs = sublayers[part], x_BTD, attend_fully if layer in self.full_layers else attend, caches[part]
+            if recomputes:
+                x_BTD, others = checkpoint(self._run_layer, *inputs, shares_bias=False, use_reentrant=False)
             else:
-                x_BTD, after, losses = self._layer(*inputs)
-            now += after
-            auxiliaries += losses
+                x_BTD, others = self._run_layer(*inputs)
+            outputs += others
         hidden_BTD: Tensor = self.norm(x_BTD)
-        if seen is not None:
-            seen.append(hidden_BTD)
-        return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
+        if layer_outputs is not None:
+            layer_outputs.append(hidden_BTD)
+        new_caches, auxiliaries = zip(*outputs, strict=True)
+        return Output(hidden_BTD, sum_auxiliary_losses(auxiliaries)), new_caches
 
-    def _layer(
-        self, sublayers: Sequence[nn.Module], x_BTD: Tensor, attend: Attend, past: Sequence[LayerState | None]
-    ) -> tuple[Tensor, list[LayerState | None], list[Tensor | None]]:
-        """The output of one layer, and the updated cache and the auxiliary loss of each of its sublayers."""
-        now: list[LayerState | None] = []
-        auxiliaries: list[Tensor | None] = []
+    def _run_layer(
+        self,
+        sublayers: Sequence[Sublayer],
+        x_BTD: Tensor,
+        attend: AttentionOp,
+        caches: Caches,
+        shares_bias: bool = True,
+    ) -> tuple[Tensor, list[tuple[LayerState | None, Tensor | None]]]:
+        """Returns the output of one layer, and the new cache and the auxiliary loss of each of its sublayers.
+
+        shares_bias: whether a positional bias with a gradient is shared with other layers.
+        """
+        attend = attend if shares_bias else attend.without_shared_bias()
+        outputs = []
         input_BTD = x_BTD
-        for sublayer, state in zip(sublayers, past, strict=True):
+        for sublayer, cache in zip(sublayers, caches, strict=True):
             read_BTD = input_BTD if self.parallel else x_BTD
-            stream_BTD = input_BTD if self.adds_to_layer else x_BTD
-            x_BTD, after, auxiliary_B = sublayer(stream_BTD, attend, state, read_BTD)
-            now.append(after)
-            auxiliaries.append(auxiliary_B)
-        return x_BTD, now, auxiliaries
+            stream_BTD = input_BTD if self.adds_to_layer_input else x_BTD
+            x_BTD, new_cache, auxiliary_B = sublayer(stream_BTD, attend, cache, read_BTD)
+            outputs.append((new_cache, auxiliary_B))
+        return x_BTD, outputs
 
-    def _layer_apart(
-        self, sublayers: Sequence[nn.Module], x_BTD: Tensor, attend: Attend, past: Sequence[LayerState | None]
-    ) -> tuple[Tensor, list[LayerState | None], list[Tensor | None]]:
-        """The same, but nothing that has a gradient is shared with other layers."""
-        return self._layer(sublayers, x_BTD, attend.apart(), past)
-
-    def parts(self) -> Parts:
-        """The sublayers of each layer, the last one together with the final norm; shared ones are one layer."""
-        sublayers, n = list(self.sublayers), self.per_layer
-        return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
+    def modules_by_depth(self) -> ModulesByDepth:
+        """Returns the sublayers of each layer, the last one with the final norm; shared ones are one layer."""
+        sublayers, n = list(self.sublayers), self.sublayers_per_layer
+        return append_to_last_layer((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
 
 
-def recompute_layers(model: nn.Module) -> bool:
-    """Let the stacks of a model recompute their activations; whether it has any that did not yet."""
-    stacks = [part for part in model.modules() if isinstance(part, Stack) and not part.recomputes]
+def enable_recomputation_(model: nn.Module) -> bool:
+    """Makes the stacks of a model recompute their activations. Returns whether it has any that did not yet."""
+    stacks = [part for part in model.modules() if isinstance(part, Stack) and not part.recomputes_activations]
     for stack in stacks:
-        stack.recomputes = True
+        stack.recomputes_activations = True
     return bool(stacks)
 
 
-def _mixer(sublayer: nn.Module) -> Mixer:
-    return cast(Mixer, sublayer.mixer)
-
-
 def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
-    """Whether a window must use positions in the text, because they differ from those in the row.
+    """Returns whether a window must use positions in the text, because they differ from those in the row.
 
     Right padding shifts nothing, and distances within isolated documents do not change. Rows that share a cache line
     are interleaved in it.
@@ -225,49 +238,48 @@ def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
     return bool((moved_PS if mask.keep_BS is None else moved_PS & mask.keep_BS).any())
 
 
-def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
+def _build_mixers(spec: Transformer, add_cross_attention: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
-    if source:
-        mixers.append(CrossAttention(_heads(spec), spec.dropout, _score(spec, across=True)))
+    if add_cross_attention:
+        mixers.append(CrossAttention(_head_sizes(spec), spec.dropout, _build_score(spec, to_source=True)))
     return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
 def build_mixer(spec: Transformer) -> Mixer:
-    """The token mixer of a layer."""
+    """Builds the token mixer of a layer."""
     match spec.mixer:
         case "attention":
-            return SelfAttention(_heads(spec), spec.dropout, _score(spec), _qk_norms(spec))
+            return attention.SelfAttention(_head_sizes(spec), spec.dropout, _build_score(spec), _build_qk_norms(spec))
         case "plain-attention":
-            return PlainAttention(_heads(spec), spec.dropout, _score(spec))
+            return attention.PlainAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:
-    """The position-wise sublayer of a layer."""
-    sizes = (spec.d_model, spec.inner_width, spec.activation, spec.bias, spec.ffn_dropout)
+    """Builds the position-wise sublayer of a layer."""
     match spec.feed_forward:
         case DenseFeedForward():
-            return FeedForward(*sizes)
+            return FeedForward(spec.d_model, spec.inner_width, spec.activation, spec.bias, spec.ffn_dropout)
 
 
-def _heads(spec: Transformer) -> Heads:
+def _head_sizes(spec: Transformer) -> HeadSizes:
     width = spec.head_width or spec.d_model // spec.n_heads
     qkv_bias = spec.bias if spec.qkv_bias is None else spec.qkv_bias
     n_kv, value_width = spec.n_kv_heads or spec.n_heads, spec.value_width or width
-    return Heads(spec.d_model, spec.n_heads, n_kv, width, value_width, spec.bias, qkv_bias)
+    return HeadSizes(spec.d_model, spec.n_heads, n_kv, width, value_width, bias=spec.bias, qkv_bias=qkv_bias)
 
 
-def _score(spec: Transformer, across: bool = False) -> Score:
-    """That of self-attention, or of attention across to a source, which has no positions."""
-    width = _heads(spec).width
-    if isinstance(spec.position, DisentangledPosition) and not across:
-        return Disentangled(spec.n_heads, width, spec.d_model, 2 * spec.position.max_distance)
+def _build_score(spec: Transformer, to_source: bool = False) -> Score:
+    """Builds the score of self-attention, or of attention to a source, which has no positions."""
+    width = _head_sizes(spec).width
+    if isinstance(spec.position, DisentangledPosition) and not to_source:
+        return DisentangledScore(spec.n_heads, width, spec.d_model, 2 * spec.position.max_distance)
     return build_score(spec.score, spec.n_heads, width, spec.rank or width, spec.score_width or width)
 
 
-def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
-    """Of queries and keys."""
+def _build_qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
+    """Builds the norms of queries and of keys, if there are any."""
     if spec.qk_norm == "none":
         return None
-    heads = _heads(spec)
-    n, n_kv = (heads.n, heads.n_kv) if spec.qk_norm == "joint" else (1, 1)
+    heads = _head_sizes(spec)
+    n, n_kv = (heads.n_heads, heads.n_kv_heads) if spec.qk_norm == "joint" else (1, 1)
     return HeadNorm(n * heads.width, eps=spec.norm.eps), HeadNorm(n_kv * heads.width, eps=spec.norm.eps)

@@ -241,7 +241,7 @@ class Classification(Spec):
     """Of several labels: the probability above which each is predicted; chosen on the held-out rows by default."""
 
 
-class TokenHead(Spec):
+class PerTokenHead(Spec):
     """Base of the heads that score each token."""
 
     layers: Literal["last", "mix"] | NonNegativeInt = "last"
@@ -251,7 +251,7 @@ class TokenHead(Spec):
     """Dropout of these states."""
 
 
-class Tagging(TokenHead):
+class Tagging(PerTokenHead):
     """Predict a tag for each word of a sentence, from the state of its first token."""
 
     kind: Literal["tagging"]
@@ -262,7 +262,7 @@ class Tagging(TokenHead):
     instead of a softmax for each word."""
 
 
-class QuestionAnswering(TokenHead):
+class QuestionAnswering(PerTokenHead):
     """Predict the first and the last token of the answer to a question in a context (Devlin et al. 2019)."""
 
     kind: Literal["question-answering"]

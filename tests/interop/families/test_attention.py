@@ -9,7 +9,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.interop.families import FAMILIES
 from lmtool.model.layers.attention import CrossAttention
-from lmtool.model.layers.observing import observed
+from lmtool.model.layers.observing import record_attention_weights
 from tests.interop.families.cases import CASES
 from tests.interop.families.peers import VOCAB, brought, peer_of
 from tests.model import tiny
@@ -46,7 +46,7 @@ def test_decoders(case: str) -> None:
     peer = small(case)
     ours = brought(peer)
     tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)
-    with observed(ours) as found:
+    with record_attention_weights(ours) as found:
         ours(Batch(tokens_BT))
     assert_same(list(found.values()), eager(peer)(tokens_BT, output_attentions=True).attentions)
 
@@ -57,7 +57,7 @@ def test_encoders(case: str) -> None:
     peer = small(case)
     ours = brought(peer)
     tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)
-    with observed(ours) as found:
+    with record_attention_weights(ours) as found:
         ours(Batch(tokens_BT))
     assert_same(list(found.values()), eager(peer)(tokens_BT, output_attentions=True).attentions)
 
@@ -69,7 +69,7 @@ def test_encoder_decoders(case: str) -> None:
     ours = brought(peer)
     source_BS, tokens_BT = tiny.tokens(2, 9, vocab_size=VOCAB), tiny.tokens(2, 6, seed=1, vocab_size=VOCAB)
     keep_BS = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
-    with observed(ours) as found:
+    with record_attention_weights(ours) as found:
         ours(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS))
     theirs = eager(peer)(source_BS, keep_BS.long(), decoder_input_ids=tokens_BT, output_attentions=True)
     across = {name for name in found if isinstance(ours.get_submodule(name), CrossAttention)}

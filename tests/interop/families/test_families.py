@@ -18,7 +18,7 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import LoadedModel
 from lmtool.interop.families import EVERY, FAMILIES, GGUF_FAMILIES
-from lmtool.model.heads import Classifier, SpanReader, Tagger
+from lmtool.model.heads import Classifier, SpanReader, Tagger, TokenHeadModel
 from tests.interop.families.cases import CASES, PLAIN, TOKENIZERS
 from tests.interop.test_importing import TEXTS, brought, peer_in, rows_of
 
@@ -125,9 +125,9 @@ def ours(loaded: LoadedModel, peer: Any) -> Tensor:
             batch = Batch(tokens_of(peer, 1), source_BS=tokens_of(peer), source_keep_BS=KEEP)
             return lm.logits(lm(batch).hidden_BTD)
         if isinstance(lm, Classifier):
-            return lm.answer(batch).scores_BC
+            return lm.run_head(batch).scores
         if isinstance(lm, Tagger | SpanReader):
-            return lm.scores(batch).scores_BTC[KEEP]
+            return TokenHeadModel.run_head(lm, batch).scores[KEEP]
         hidden_BTD = lm(batch).hidden_BTD
         if loaded.recipe.objective.kind == "embedding":
             return hidden_BTD[KEEP]

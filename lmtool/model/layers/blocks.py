@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import LayerState
-from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
+from lmtool.model.layers.attention import AdapterTargets, AttentionOp, JoinedLinear, Mixer, MixerOutput
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position
 from lmtool.recipe.spec.transformer import Norm, Transformer
 
-GATES = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
-"""The nonlinearity of the gate, for gated activations."""
+GATE_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
+"""The nonlinearity of the gate of each gated activation."""
 
 
 class FeedForward(Mixer):
@@ -28,24 +28,24 @@ class FeedForward(Mixer):
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in GATES else (d_ff,), bias)
+        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in GATE_ACTIVATIONS else (d_ff,), bias)
         self.out = nn.Linear(d_ff, d_model, bias=bias)
 
-    def start(self, n_rows: int) -> LayerState:
+    def initial_state(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        inner = activate(self.up(x_BTD), self.activation)
-        return Mixed(self.out(ops.dropout(inner, self.dropout, self.training)), past)
+    def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
+        inner = apply_activation(self.up(x_BTD), self.activation)
+        return MixerOutput(self.out(ops.dropout(inner, self.dropout, self.training)), cache)
 
-    def adaptable(self) -> Adaptable:
+    def adapter_targets(self) -> AdapterTargets:
         return ("up", ("feed-forward",) * len(self.up.widths)), ("out", ("feed-forward",))
 
 
-class Inputs(nn.Module):
+class InputEmbeddings(nn.Module):
     """Input embeddings of a stack: token, segment and position, with norm and dropout, mapped to the model width.
 
-    shared: the token embedding of another stack.
+    shared: the token embedding of another stack, to use instead of its own.
     """
 
     def __init__(self, spec: Transformer, vocab_size: int, shared: nn.Embedding | None = None) -> None:
@@ -53,30 +53,35 @@ class Inputs(nn.Module):
         width = spec.embedding_width or spec.d_model
         if shared is None:
             shared = self.tokens = nn.Embedding(vocab_size, width)
-        # in a tuple, so that one of another stack is not registered here too
+        # in a tuple, so that the embedding of another stack is not registered here too
         self._tokens = (shared,)
         self.segments = nn.Embedding(spec.n_segments, width) if spec.n_segments else None
         self.position = build_position(spec)
         self.norm = build_norm(spec.norm, width, spec.bias) if spec.norm.embedding else nn.Identity()
         self.scale = math.sqrt(width) if spec.scale_embedding else 1.0
         self.dropout = spec.dropout
-        initialise(self, spec, spec.init.embedding_std)
+        init_weights_(self, spec, spec.init.embedding_std)
         self.project = None
         if spec.embedding_width is not None:
             self.project = nn.Linear(width, spec.d_model, bias=spec.bias)
-            initialise(self.project, spec)
+            init_weights_(self.project, spec)
 
     def forward(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
     ) -> Tensor:
-        """Embeddings (B, T, D). Without segments all tokens belong to the first one. ngrams_BTD: of the n-grams."""
+        """Returns the embeddings (B, T, D). See `embed`."""
         x_BTD = self.embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
         return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 
     def embed(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
     ) -> Tensor:
-        """The same before they are mapped to the model width."""
+        """Returns the embeddings before they are mapped to the model width.
+
+        Args:
+            segments_BT: None if all tokens belong to the first segment.
+            ngrams_BTD: embeddings of n-grams to add, if any.
+        """
         x_BTD: Tensor = self._tokens[0](tokens_BT) * self.scale
         if ngrams_BTD is not None:
             x_BTD = x_BTD + ngrams_BTD
@@ -87,15 +92,15 @@ class Inputs(nn.Module):
         return ops.dropout(self.norm(x_BTD), self.dropout, self.training)
 
 
-class SharedInputs(Inputs):
-    """The embeddings of another stack, with all their parts, mapped to the width of a model (Clark et al. 2020)."""
+class SharedInputEmbeddings(InputEmbeddings):
+    """All input embeddings of another stack, mapped to the width of a model (Clark et al. 2020)."""
 
-    def __init__(self, inputs: Inputs, spec: Transformer) -> None:
+    def __init__(self, inputs: InputEmbeddings, spec: Transformer) -> None:
         nn.Module.__init__(self)
         # in a tuple, so that they are not registered here too
         self._inputs = (inputs,)
         self.project = nn.Linear(spec.embedding_width or spec.d_model, spec.d_model, bias=spec.bias)
-        initialise(self.project, spec)
+        init_weights_(self.project, spec)
 
     @property
     def tokens(self) -> nn.Embedding:  # type: ignore[override]  # not registered
@@ -107,55 +112,54 @@ class SharedInputs(Inputs):
         return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
 
 
-class Head(nn.Module):
-    """Hidden states to logits: tied to the embedding matrix, or untied; BERT transforms the states first."""
+class LanguageModelHead(nn.Module):
+    """Maps hidden states to logits, by the embedding matrix or one of its own. BERT transforms the states first."""
 
     def __init__(self, spec: Transformer, vocab_size: int, embedding: nn.Embedding) -> None:
         super().__init__()
-        # states are transformed to the width of the embeddings
+        # the transform maps states to the width of the embeddings
         width = spec.embedding_width if spec.embedding_width and spec.head_transform else spec.d_model
         self.scale = spec.d_model**-0.5 if spec.scale_head else 1.0
-        self.activation = GATES.get(spec.activation, spec.activation)
+        self.activation = GATE_ACTIVATIONS.get(spec.activation, spec.activation)
         self.dense = nn.Linear(spec.d_model, width, bias=spec.bias) if spec.head_transform else None
         self.norm = build_norm(spec.norm, width, spec.bias) if spec.head_transform else None
         self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         # in a tuple, so that it is not registered as a parameter of the head too
         self._embedding = (embedding,)
-        initialise(self, spec)
+        init_weights_(self, spec)
         if self.own is not None:
             nn.init.normal_(self.own, std=spec.init.std)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of hidden states (..., D)."""
+        """Returns the logits (..., V) of hidden states (..., D)."""
         if self.dense is not None and self.norm is not None:
-            hidden = self.norm(activate(self.dense(hidden), self.activation))
-        return self.output(hidden)
+            hidden = self.norm(apply_activation(self.dense(hidden), self.activation))
+        return self.project_to_vocabulary(hidden)
 
-    def output(self, hidden: Tensor) -> Tensor:
-        """Logits of states that are as wide as the output matrix, which is all there is without a transform."""
-        if self.scale != 1.0:
-            hidden = hidden * self.scale
-        return F.linear(hidden, self._embedding[0].weight if self.own is None else self.own, self.bias)
+    def project_to_vocabulary(self, hidden: Tensor) -> Tensor:
+        """Returns the logits of transformed states, which are as wide as the output matrix."""
+        return F.linear(hidden if self.scale == 1.0 else hidden * self.scale, *self.projection_parameters())
 
-    def used(self) -> tuple[Tensor, ...]:
-        """All parameters that `forward` uses."""
+    def used_parameters(self) -> tuple[Tensor, ...]:
+        """Returns all parameters that `forward` uses."""
         shared = (self._embedding[0].weight,) if self.own is None else ()
         return (*shared, *self.parameters())
 
-    def output_parameters(self) -> tuple[Tensor, ...]:
-        """All parameters that `output` uses."""
+    def projection_parameters(self) -> tuple[Tensor, ...]:
+        """Returns the output matrix and the bias, if there is one."""
         matrix = self._embedding[0].weight if self.own is None else self.own
         return (matrix,) if self.bias is None else (matrix, self.bias)
 
 
-class SpanBoundary(nn.Module):
-    """Predicts a token of a masked span from the states beside the span, l and r, and its position k in it.
+class SpanBoundaryHead(nn.Module):
+    """Predicts a token of a masked span from the states l and r on both sides of the span and its position k in it.
 
-    h = LN(gelu(U [l; r; p_k] + a)), y = LN(gelu(V h + b)), by the output matrix (Joshi et al. 2020, section 3.2).
+    h = LN(gelu(U [l; r; p_k] + a)), y = LN(gelu(V h + b)), and logits by the output matrix of the model (Joshi et al.
+    2020, section 3.2).
     """
 
-    def __init__(self, spec: Transformer, vocab_size: int, head: Head) -> None:
+    def __init__(self, spec: Transformer, vocab_size: int, head: LanguageModelHead) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         width, narrow = spec.d_model, spec.d_model if head.dense is None else head.dense.out_features
@@ -164,46 +168,46 @@ class SpanBoundary(nn.Module):
         self.inner_norm, self.outer_norm = (build_norm(Norm(), size, bias=True) for size in (width, narrow))
         # in a tuple, so that it is not registered as a part of this head too
         self._head = (head,)
-        initialise(self, spec)
+        init_weights_(self, spec)
 
     def forward(self, left_MD: Tensor, right_MD: Tensor, position_M: Tensor) -> Tensor:
-        """States of the tokens (M, width of the output matrix). position_M: from 0."""
+        """Returns the states of the tokens (M, width of the output matrix). position_M: counted from 0."""
         x_MD = torch.cat((left_MD, right_MD, self.positions(position_M)), -1)
         x_MD = self.inner_norm(F.gelu(self.inner(x_MD)))
         return cast(Tensor, self.outer_norm(F.gelu(self.outer(x_MD))))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of these states."""
-        return self._head[0].output(hidden)
+        """Returns the logits (..., V) of states from `forward`."""
+        return self._head[0].project_to_vocabulary(hidden)
 
     def head_parameters(self) -> tuple[Tensor, ...]:
-        """All parameters that `logits` uses."""
-        return self._head[0].output_parameters()
+        """Returns all parameters that `logits` uses."""
+        return self._head[0].projection_parameters()
 
 
-def activate(inner: Tensor, activation: str) -> Tensor:
-    """The nonlinearity; for gated ones, the first half of the last dimension is the gate, the second the value."""
+def apply_activation(x: Tensor, activation: str) -> Tensor:
+    """Applies a nonlinearity. Of gated ones the first half of the last dimension is the gate, the second the value."""
     match activation:
         case "relu":
-            return F.relu(inner)
+            return F.relu(x)
         case "tanh":
-            return torch.tanh(inner)
+            return torch.tanh(x)
         case "gelu":
-            return F.gelu(inner)
+            return F.gelu(x)
         case "gelu-tanh":
-            return F.gelu(inner, approximate="tanh")
+            return F.gelu(x, approximate="tanh")
         case "silu":
-            return F.silu(inner)
+            return F.silu(x)
         case "swiglu":
-            return ops.swiglu(inner)
-    gate, value = inner.chunk(2, -1)
-    return activate(gate, GATES[activation]) * value
+            return ops.swiglu(x)
+    gate, value = x.chunk(2, -1)
+    return apply_activation(gate, GATE_ACTIVATIONS[activation]) * value
 
 
-def initialise(part: nn.Module, spec: Transformer, std: float | None = None) -> None:
-    """Normal matrices and embeddings, zero biases (Radford et al. 2019). std: the recipe's by default."""
-    for module in part.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std or spec.init.std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+def init_weights_(module: nn.Module, spec: Transformer, std: float | None = None) -> None:
+    """Sets matrices and embeddings to normal values, biases to zero (Radford et al. 2019). std: None for the spec's."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=std or spec.init.std)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
