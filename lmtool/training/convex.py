@@ -23,7 +23,7 @@ from lmtool.model.language_model import evaluating
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
-from lmtool.tasks.baseline import headline
+from lmtool.tasks.baseline import compute_main_metric
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Values of l2 that cross-validation chooses from. By the first a head that begins as naive Bayes stays that, which
@@ -68,7 +68,7 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Fitted:
     """A head that is fitted. loss: the mean over rows. l2: as in the recipe. n_rows: that it was fitted to. chosen: how
-    good it is in cross-validation, by the headline of its kind of labels; None where nothing was chosen."""
+    good it is in cross-validation, by the compute_main_metric of its kind of labels; None where nothing was chosen."""
 
     loss: float
     l2: float
@@ -328,7 +328,7 @@ class Problem:
                 scores_RC = np.concatenate(scores)
                 factor, loss = held.factor(scores_RC)
                 if loss < least:
-                    value, least = headline(held.target_RC, scores_RC, self._kind), loss
+                    value, least = compute_main_metric(held.target_RC, scores_RC, self._kind), loss
                     best = ChosenPenalty(l2, prior, factor, loss / held.n_rows, value, weight_FC)
                 if l2 < 1 and loss > before:
                     break

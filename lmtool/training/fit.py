@@ -29,7 +29,7 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import derive_seed, sample_numbers_of_rank
-from lmtool.tasks.baseline import METRICS
+from lmtool.tasks.baseline import LABEL_KIND_METRICS
 from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import PLAIN_PENALTY, Fitted, fit_head
 from lmtool.training.optimizer import Optimizers
@@ -223,7 +223,7 @@ def _fit_head(
     batches = [objective.collate(part) for part in micro_batches(every, rows, recipe.training.micro_tokens)]
     assert isinstance(objective, ClassificationObjective)
     fitted = fit_head(model, objective, batches, l2, recipe.seed)
-    told = fitted.line(METRICS[cast(LabelKind, objective.spec.task)])
+    told = fitted.line(LABEL_KIND_METRICS[cast(LabelKind, objective.spec.task)])
     return fitted, told, sum(map(objective.count_computed, batches))
 
 

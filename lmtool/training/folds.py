@@ -22,7 +22,7 @@ from lmtool.run.directory import Run
 from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import AnsweringModel
+from lmtool.tasks.task import TaskModel
 from lmtool.training.convex import ChosenPenalty, HeadProblem, cross_validate
 from lmtool.training.distillation import distilled
 from lmtool.training.fit import Trainable, fit
@@ -61,7 +61,7 @@ def n_scoring_models(recipe: Recipe, data: TableData) -> int:
 
 def train_folds(
     job: TrainingJob, data: TableData, steps: int, stop: Callable[[], bool]
-) -> Iterator[tuple[TableData, AnsweringModel]]:
+) -> Iterator[tuple[TableData, TaskModel]]:
     """For each fold its data, and a model trained on these.
 
     job, data, steps: of the model that is trained on all rows. A model is used before the next one is asked for.
@@ -84,12 +84,12 @@ def train_folds(
                 raise ScoringStopped
             if step.step >= steps:
                 break
-        yield fold, AnsweringModel(lm.eval(), objective, compute)
+        yield fold, TaskModel(lm.eval(), objective, compute)
 
 
 def _fit_heads(
     job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], stop: Callable[[], bool]
-) -> Iterator[tuple[TableData, AnsweringModel]]:
+) -> Iterator[tuple[TableData, TaskModel]]:
     """The same for heads on a body that stays: the vectors of all rows are computed once."""
     compute = job.compute
     lm, objective, _ = job.build()
@@ -102,7 +102,7 @@ def _fit_heads(
         some.fit_head(optimizer.l2, job.recipe.seed)
         if compute.world.sum((float(stop()),))[0]:
             raise ScoringStopped
-        yield fold, AnsweringModel(lm.eval(), objective, compute)
+        yield fold, TaskModel(lm.eval(), objective, compute)
 
 
 def choose_features(

@@ -44,7 +44,7 @@ from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.search.index import embed_texts
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
-from lmtool.tasks.results import QUARTER, Results
+from lmtool.tasks.results import HELD_OUT_QUARTER, Results
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
@@ -165,7 +165,7 @@ def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
             write_file(run.path / BASELINE, encode(figures))
     for name, baseline in data.baselines.items():
-        yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
+        yield Info(f"{name}: {baseline.describe()}" if name else baseline.describe())
 
 
 def _vectors_of(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
@@ -593,7 +593,7 @@ class _TrainingSession:
         if self.sharding is not None:
             yield Warn(f"{UNSCORED}: processes share the model, which is trained once; --test FILE measures it")
             return []
-        part, how = QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
+        part, how = HELD_OUT_QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
         if is_cross_validated(self.job.recipe, data):
             part, how = CROSS_VALIDATION, f"each of {N_FOLDS} parts is scored by a model of the others"
         yield Info(f"scoring: no rows are held out, so {how}")

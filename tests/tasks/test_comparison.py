@@ -8,10 +8,10 @@ import pytest
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.comparison import _score, compare_rows, score_rows
-from lmtool.tasks.metrics import sentence_scores
-from lmtool.tasks.predict import measure_tables, predict
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.comparison import _score_prediction, compare_rows, score_rows
+from lmtool.tasks.metrics import compute_chrf_scores
+from lmtool.tasks.predict import evaluate_tables, predict
+from lmtool.tasks.reading import LabelledRow
 from tests.tasks.test_predict import PREFIX, learned
 from tests.training.tiny import Work, words
 
@@ -22,7 +22,7 @@ from tests.training.tiny import Work, words
 def test_the_mean_over_rows_is_the_accuracy(work: Work, kind: str, figure: str) -> None:
     loaded, table = learned(work, kind)
     scored = score_rows(loaded, "run", str(table))
-    (results,) = measure_tables(loaded, [str(table)])
+    (results,) = evaluate_tables(loaded, [str(table)])
     assert (scored.measure, len(scored.scores)) == ("accuracy", 24)
     assert np.mean(scored.scores) == pytest.approx(results.figures[figure])
     assert set(scored.scores) <= {0.0, 1.0}
@@ -45,17 +45,17 @@ def test_target_texts_are_scored_by_chrf(work: Work) -> None:
     scored = score_rows(loaded, "run", str(table))
     written = [str(cells[0]) for _, cells in predict(loaded, str(table)).rows]
     assert scored.measure == "chrF"
-    assert scored.scores == pytest.approx(sentence_scores(written, [words(4, i + 1) for i in range(24)]))
+    assert scored.scores == pytest.approx(compute_chrf_scores(written, [words(4, i + 1) for i in range(24)]))
 
 
 def test_tags_and_answers_to_questions() -> None:
-    sentence = LabelledText(("a", "b", "c", "d"), ("X", "O", "O", "X"), None, 1)
-    assert _score(sentence, ["X", "O", "X", "X"]) == ("word accuracy", 0.75)
-    question = LabelledText(("Who?", "It was Ann."), None, None, 1, answers=(AnswerSpan(7, "Ann"),))
-    assert _score(question, "ann") == ("exact match", 1)
-    assert _score(question, "Bob") == ("exact match", 0)
-    several = LabelledText(("t",), ("b", "a"), None, 1)
-    assert [_score(several, answer)[1] for answer in ("a;b", "a", ";")] == [1, 0, 0]
+    sentence = LabelledRow(("a", "b", "c", "d"), ("X", "O", "O", "X"), None, 1)
+    assert _score_prediction(sentence, ["X", "O", "X", "X"]) == ("word accuracy", 0.75)
+    question = LabelledRow(("Who?", "It was Ann."), None, None, 1, answers=(AnswerSpan(7, "Ann"),))
+    assert _score_prediction(question, "ann") == ("exact match", 1)
+    assert _score_prediction(question, "Bob") == ("exact match", 0)
+    several = LabelledRow(("t",), ("b", "a"), None, 1)
+    assert [_score_prediction(several, answer)[1] for answer in ("a;b", "a", ";")] == [1, 0, 0]
 
 
 def test_a_run_is_no_better_than_itself(work: Work) -> None:

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtool.recipe.spec.objective import Embedding
-from lmtool.tasks.build import task_class
+from lmtool.tasks.build import get_task_class
 from lmtool.tasks.embedding import EmbeddingTask, ranking_metrics
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -22,7 +22,7 @@ def unit(*shape: int, seed: int = 0) -> NDArray[np.float64]:
 
 def task(loss: Any, n_texts: int) -> EmbeddingTask:
     spec = Embedding(kind="embedding", loss=loss)
-    made: Any = task_class(spec, n_texts)
+    made: Any = get_task_class(spec, n_texts)
     return cast(EmbeddingTask, made(cast(PromptFormat, None), spec))
 
 
@@ -45,7 +45,7 @@ def rows(*texts: list[list[int]]) -> list[EncodedRow]:
         EncodedRow(
             i,
             np.array([token for text in row for token in text]),
-            cut=False,
+            is_truncated=False,
             segments=np.repeat(np.arange(len(row)), [len(text) for text in row]),
         )
         for i, row in enumerate(texts)

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import TableSplit
-from lmtool.tasks.reading import shared_rows
+from lmtool.tasks.reading import make_shared_rows_notice
 from lmtool.tasks.split import divide, draw_folds, hold_out
 from tests.tasks.labelled import labelled, read
 
@@ -29,7 +29,7 @@ def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
     content = "text,label\n" + "".join(f"t{i % 40},{'xy'[i % 2]}\n" for i in range(400))
     examples = read(tmp_path / "a.csv", content)
     train, test = divide(examples, hold_out(examples, 0.25, 0))
-    assert shared_rows(train, test, "a.csv") is None
+    assert make_shared_rows_notice(train, test, "a.csv") is None
     assert len(test) == 100
     content = "text,label\n" + "a,x\n" * 5 + "a,y\n" * 5
     with pytest.raises(DataError, match="all have the same text"):

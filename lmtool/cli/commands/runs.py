@@ -192,17 +192,17 @@ def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data
 
 def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[PairedComparison]":
     """Compares the first run with each other one, row by row, on each task of lm-eval."""
-    from lmtool.tasks.benchmarks import measure_tasks, open_tasks, texts_of
+    from lmtool.tasks.benchmarks import evaluate_tasks, iterate_row_texts, open_tasks
     from lmtool.tasks.comparison import compare_rows, score_tasks
 
     models = [open_model(run, "auto", "float32") for run in runs]
     tasks = open_tasks(names, models)
-    texts, scored = list(texts_of(tasks)), []
+    texts, scored = list(iterate_row_texts(tasks)), []
     for run, loaded in zip(runs, models, strict=True):
         warn(loaded.reference.warnings)
         warn_of_leaks(loaded, texts)
         with Display(shown=True, quiet=quiet) as display:
-            scored.append(score_tasks(run, measure_tasks(loaded, tasks, report=display.report)))
+            scored.append(score_tasks(run, evaluate_tasks(loaded, tasks, report=display.report)))
     return (compare_rows(name, scored[0][name], other[name]) for other in scored[1:] for name in other)
 
 
