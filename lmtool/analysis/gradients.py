@@ -79,7 +79,7 @@ def compute_gradient_flow(loaded: LoadedModel, text: str, token: int | None = No
     that does not read from left to right or counts n-grams, for a text longer than its context, and for a token that is
     not in the text or has none before it.
     """
-    tokens, pieces = _encode(loaded, text)
+    tokens, pieces = _encode_text(loaded, text)
     n_before = len(loaded.prompt_format.opening)
     n_tokens = len(tokens) - n_before
     token = n_tokens if token is None else token
@@ -93,11 +93,11 @@ def compute_gradient_flow(loaded: LoadedModel, text: str, token: int | None = No
     if longest is not None and n_read > longest:
         what = f"the text has {n_read} tokens before the one predicted, but the model reads {longest}"
         raise UsageError(what, fix="shorten it, or name an earlier token")
-    norms = gradient_norms(loaded.model, tokens[: n_read + 1])
+    norms = compute_gradient_norms(loaded.model, tokens[: n_read + 1])
     return GradientFlow(pieces[:n_read], pieces[n_read], norms)
 
 
-def _encode(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
+def _encode_text(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
     """Returns the ids of a text, after the token that begins a text if there is one; and how they are displayed."""
     tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
     return tokens, list(map(loaded.tokenizer.display_token, tokens))
@@ -111,7 +111,7 @@ def _require_left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentD
     return lm
 
 
-def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
+def compute_gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
     """Computes the norms for the prediction of the last token from all others. Leaves the model as it was.
 
     Raises UsageError for models other than Transformer decoders and recurrent language models.
@@ -126,13 +126,13 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
             layers = lm.layers(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
-                norms[f"layer {number}" if number else "embeddings"] = _norms_backward(gradient_TD)
+                norms[f"layer {number}" if number else "embeddings"] = _compute_step_norms(gradient_TD)
         else:
             with stepwise(lm) as states_of:
                 hidden_1TD = lm.forward(batch).hidden_BTD
             loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
             for number, states in enumerate(filter(None, states_of), 1):
-                norms |= _recurrent_norms(loss, f"layer {number}", states)
+                norms |= _compute_recurrent_norms(loss, f"layer {number}", states)
     return GradientNorms(float(loss.detach()), norms)
 
 
@@ -141,7 +141,7 @@ def measure_convergence(loaded: LoadedModel, text: str, seed: int = 0) -> Contra
 
     seed: of the random state. Raises UsageError for a model without a state from step to step, and for an empty text.
     """
-    tokens, pieces = _encode(loaded, text)
+    tokens, pieces = _encode_text(loaded, text)
     if not tokens:
         raise UsageError("the text has no tokens", fix="write more")
     lm = _require_left_to_right(loaded.model)
@@ -161,9 +161,9 @@ def measure_contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0)
         # Each number of s_t has its own row, so that one pass gives all rows of the Jacobian.
         rows_SS = states_2S[:1].repeat(states_2S.shape[1], 1).requires_grad_()
         with torch.enable_grad():
-            (jacobian_SS,) = torch.autograd.grad(_step(lm, token, rows_SS).diagonal().sum(), rows_SS)
+            (jacobian_SS,) = torch.autograd.grad(_advance_states(lm, token, rows_SS).diagonal().sum(), rows_SS)
         largest.append(float(torch.linalg.matrix_norm(jacobian_SS, 2)))
-        states_2S = _step(lm, token, states_2S).detach()
+        states_2S = _advance_states(lm, token, states_2S).detach()
         distances.append(float((states_2S[0] - states_2S[1]).norm()))
     measured = list(takewhile(lambda d: ROUNDING_SHARE * distances[0] < d < math.inf, distances))
     rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
@@ -178,7 +178,7 @@ def _join_states(state: DecodeState) -> Tensor:
     return torch.cat([part for layer in state.layers if not isinstance(layer, KeyValue) for part in layer], -1)
 
 
-def _step(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
+def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
     """Returns the states (B, S) after one more token."""
     tokens_B1 = torch.full((len(states_BS), 1), token)
     empty = lm.start(Batch(tokens_B1))
@@ -199,17 +199,17 @@ def _enable_all_gradients(lm: LanguageModel) -> Iterator[None]:
         frozen.requires_grad_(False)
 
 
-def _recurrent_norms(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:
+def _compute_recurrent_norms(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:
     """Returns the norms at the states of a recurrent layer, the last step first, for each part of the state."""
     norms = {}
     for part, title in zip(zip(*states, strict=True), (name, f"{name}, cells"), strict=False):
         # Nothing reads the last memory cells again.
         rows = torch.autograd.grad(loss, part, retain_graph=True, allow_unused=True, materialize_grads=True)
-        norms[title] = _norms_backward(torch.cat(rows))
+        norms[title] = _compute_step_norms(torch.cat(rows))
     return norms
 
 
-def _norms_backward(gradient_TD: Tensor) -> list[float | None]:
+def _compute_step_norms(gradient_TD: Tensor) -> list[float | None]:
     """Returns the norm at each step, the last step first."""
     # Squares of small gradients are below the smallest float32. Below its normal numbers a gradient is rounding error.
     rounded_TD = gradient_TD.where(gradient_TD.abs() >= torch.finfo(gradient_TD.dtype).tiny, 0.0)

@@ -191,7 +191,7 @@ def build_ranker(loaded: LoadedModel) -> TablePredictor:
 
 def rerank_entries(ranker: TablePredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts texts by the score of a cross-encoder (Nogueira and Cho 2019): probability of a class, or a number."""
-    p_RC = ranker.probabilities(ranker.encode([(query, entry.text) for entry in entries]))
+    p_RC = ranker.compute_probabilities(ranker.encode([(query, entry.text) for entry in entries]))
     p_R = p_RC[:, find_positive_class(ranker.task.labels) or 0].tolist()
     scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
     return sorted(scored, key=lambda entry: -entry.score)

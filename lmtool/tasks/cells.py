@@ -67,11 +67,11 @@ def parse_label(cell: Any) -> str | tuple[str, ...]:
     if label is None:
         what = f"the label is {type(cell).__name__}, not text or a number"
         raise CellError("wrong type", what, "write labels as text, numbers or lists of text")
-    _refuse_long(label.split(SEPARATOR) if isinstance(label, str) else label)
+    _refuse_long_labels(label.split(SEPARATOR) if isinstance(label, str) else label)
     return label
 
 
-def _refuse_long(names: Sequence[str]) -> None:
+def _refuse_long_labels(names: Sequence[str]) -> None:
     longest = max(map(len, names), default=0)
     if longest > MAX_LABEL_CHARACTERS:
         what = f"the label has {longest:,} characters, more than {MAX_LABEL_CHARACTERS:,}: it seems to be a text"
@@ -96,7 +96,7 @@ def parse_tags(cell: Any, n_words: int) -> tuple[str, ...]:
     if len(cell) != n_words:
         raise CellError("uneven columns", f"{len(cell)} tags for {n_words} words", "write a tag for each word")
     tags = tuple(str(tag).strip() for tag in cell)
-    _refuse_long(tags)
+    _refuse_long_labels(tags)
     return tags
 
 

@@ -66,18 +66,20 @@ class ClassificationTask(HeadTask):
     def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
         self.temperature = self._spec.temperature or fit_temperature(scores_RC, true_RC[:, 0].astype(np.int64))
 
-    def probabilities(self, scores_RC: Floats) -> Floats:
+    def compute_probabilities(self, scores_RC: Floats) -> Floats:
         exp_RC = np.exp((scores_RC - scores_RC.max(1, keepdims=True)) / self.temperature)
         p_RC: Floats = exp_RC / exp_RC.sum(1, keepdims=True)
         return p_RC
 
-    def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        true_R, p_RC = true_RC[:, 0].astype(np.int64), self.probabilities(scores_RC)
-        predicted_R, calibration = self._choose_classes(p_RC), metrics.calibration(p_RC, true_R)
+    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+        true_R, p_RC = true_RC[:, 0].astype(np.int64), self.compute_probabilities(scores_RC)
+        predicted_R, calibration = self._choose_classes(p_RC), metrics.calibration_metrics(p_RC, true_R)
         figures = metrics.class_metrics(true_R, np.array(predicted_R), self.labels)
         if self.temperature != 1:
             figures["temperature"] = self.temperature
-            calibration["before"] = metrics.calibration(self.probabilities(scores_RC * self.temperature), true_R)
+            calibration["before"] = metrics.calibration_metrics(
+                self.compute_probabilities(scores_RC * self.temperature), true_R
+            )
         if self.costs_CC is not None:
             figures["cost"] = float(self.costs_CC[true_R, predicted_R].mean())
             figures["cost_of_most_probable"] = float(self.costs_CC[true_R, p_RC.argmax(1)].mean())
@@ -87,7 +89,7 @@ class ClassificationTask(HeadTask):
         return [int(i) for i in np.argmax(p_RC if self.costs_CC is None else -p_RC @ self.costs_CC, axis=1)]
 
     def find_mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
-        p_RC, true_R = self.probabilities(scores_RC), true_RC[:, 0].astype(int).tolist()
+        p_RC, true_R = self.compute_probabilities(scores_RC), true_RC[:, 0].astype(int).tolist()
         predicted_R = self._choose_classes(p_RC)
         p_R = p_RC[range(len(p_RC)), predicted_R].tolist()
         wrong = [i for i, (true, predicted) in enumerate(zip(true_R, predicted_R, strict=True)) if true != predicted]
@@ -100,11 +102,11 @@ class ClassificationTask(HeadTask):
         log_p_R: Floats = scores_RC[:, mistake.column] - np.logaddexp.reduce(scores_RC, axis=1)
         return log_p_R
 
-    def label(self, p_C: Floats) -> str:
+    def choose_label(self, p_C: Floats) -> str:
         return self.labels[self._choose_classes(p_C[None])[0]]
 
-    def cells(self, p_C: Floats) -> Cells:
-        label = self.label(p_C) if p_C.max() >= self.min_probability else None
+    def format_cells(self, p_C: Floats) -> Cells:
+        label = self.choose_label(p_C) if p_C.max() >= self.min_probability else None
         return (label, *(FormattedNumber(p, ".6f") for p in p_C))
 
 

@@ -26,7 +26,9 @@ class RowScores(NamedTuple):
     scores: list[float]
 
 
-def score_rows(loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_IN_TRAINING) -> RowScores:
+def score_table_rows(
+    loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_IN_TRAINING
+) -> RowScores:
     """Scores the predictions of a model, fine-tuned on a table, for each row of another table.
 
     1 for a right class, set of labels or answer, 0 for a wrong one; for tags the share of right words; for target texts
@@ -67,7 +69,7 @@ def _split_labels(text: str) -> set[str]:
     return {part.strip() for part in text.split(SEPARATOR)} - {""}
 
 
-def compare_rows(source: str, one: RowScores, other: RowScores) -> PairedComparison:
+def compare_row_scores(source: str, one: RowScores, other: RowScores) -> PairedComparison:
     """Compares two models on the rows of a table. Raises DataError unless rows and metric are the same."""
     first, second = ((scores.metric, [name for name, _ in scores.rows]) for scores in (one, other))
     if first != second:

@@ -65,7 +65,7 @@ class EmbeddingTask(Task):
             rows.append(EncodedRow(item.row, np.concatenate(texts), any(cuts), segments, number))
         return rows
 
-    def vectors(self, model: TaskModel, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
+    def compute_vectors(self, model: TaskModel, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
         """Computes the vectors of the texts of each row (R, K, D)."""
         objective = cast(EmbeddingObjective, model.objective)
 
@@ -78,7 +78,7 @@ class EmbeddingTask(Task):
 
     def _evaluate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
         """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""
-        vectors_RKD, labels = torch.from_numpy(self.vectors(model, rows)), [row.label for row in rows]
+        vectors_RKD, labels = torch.from_numpy(self.compute_vectors(model, rows)), [row.label for row in rows]
         known = [label for label in labels if label is not None]
         labels_R = torch.from_numpy(np.concatenate(known)) if known else None
         objective = EmbeddingObjective(self.spec, cast(EmbeddingObjective, model.objective).vocabulary)
@@ -88,9 +88,9 @@ class EmbeddingTask(Task):
             loss = objective.batch_loss(vectors_RKD[part], None if labels_R is None else labels_R[part])
             total += len(vectors_RKD[part]) * float(loss)
         unit_RKD = F.normalize(vectors_RKD.double(), dim=-1).numpy()
-        return total / len(rows), self.figures(unit_RKD, None if labels_R is None else labels_R.numpy(), rows)
+        return total / len(rows), self.compute_metrics(unit_RKD, None if labels_R is None else labels_R.numpy(), rows)
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         """Computes metrics of vectors of length 1 (R, K, D). labels_R: classes or numbers, if rows have them."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class SimilarityTask(EmbeddingTask):
     metrics: ClassVar[Mapping[str, str]] = {"spearman": "spearman", "correlation": "pearson"}
     default_metric = "spearman"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         assert labels_R is not None
         figures = regression_metrics(labels_R, (unit_RKD[:, 0] * unit_RKD[:, 1]).sum(-1))
         return {name: figures[name] for name in ("spearman", "pearson")}
@@ -122,7 +122,7 @@ class RankingTask(EmbeddingTask):
     metrics: ClassVar[Mapping[str, str]] = {"ndcg": "ndcg@10"}
     default_metric = "ndcg"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         texts = [
             [part.tobytes() for part in texts_of(row.tokens, cast(NDArray[np.int64], row.segments))] for row in rows
         ]
@@ -143,10 +143,10 @@ class TripletTask(RankingTask):
     metrics: ClassVar[Mapping[str, str]] = {"ndcg": "ndcg@10", "accuracy": "accuracy"}
     default_metric = "accuracy"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         cosine_RK = (unit_RKD[:, :1] * unit_RKD[:, 1:]).sum(-1)
         accuracy = float((cosine_RK[:, :1] > cosine_RK[:, 1:]).all(1).mean())
-        return {"accuracy": accuracy, **super().figures(unit_RKD, labels_R, rows)}
+        return {"accuracy": accuracy, **super().compute_metrics(unit_RKD, labels_R, rows)}
 
 
 class NeighborTask(EmbeddingTask):
@@ -155,7 +155,7 @@ class NeighborTask(EmbeddingTask):
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
     default_metric = "accuracy"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         assert labels_R is not None
         cosine_RR = unit_RKD[:, 0] @ unit_RKD[:, 0].T
         np.fill_diagonal(cosine_RR, -np.inf)

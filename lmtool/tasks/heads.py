@@ -112,7 +112,7 @@ class HeadTask(Task):
 
     def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
         scores_RC, loss = self.compute_scores(model, rows)
-        return self.make_validation(loss, self.figures(scores_RC, stack_labels(rows)))
+        return self.make_validation(loss, self.compute_metrics(scores_RC, stack_labels(rows)))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         return self.summarize([self.score_rows(model, rows)], part, step)
@@ -153,7 +153,9 @@ class HeadTask(Task):
             }
             for mistake in mistakes[:MAX_LISTED_ROWS]
         ]
-        return Results(part, step, len(rows), loss, self.figures(scores_RC, stack_labels(rows)), listed, self.labels)
+        return Results(
+            part, step, len(rows), loss, self.compute_metrics(scores_RC, stack_labels(rows)), listed, self.labels
+        )
 
     def _find_decisive_words(
         self, model: TaskModel, rows: Sequence[EncodedRow], scores_RC: Floats, mistakes: Sequence[Misprediction]
@@ -190,11 +192,11 @@ class HeadTask(Task):
         return decisive
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        return [self.cells(p_C) for p_C in self.probabilities(self.compute_scores(model, rows)[0])]
+        return [self.format_cells(p_C) for p_C in self.compute_probabilities(self.compute_scores(model, rows)[0])]
 
     def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
-        p_RC = self.probabilities(self.compute_scores(model, rows)[0])
-        return [Prediction(self.label(p_C), dict(zip(self.labels, p_C.tolist(), strict=False))) for p_C in p_RC]
+        p_RC = self.compute_probabilities(self.compute_scores(model, rows)[0])
+        return [Prediction(self.choose_label(p_C), dict(zip(self.labels, p_C.tolist(), strict=False))) for p_C in p_RC]
 
     def find_mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
         """Returns the mistakes, the most confident first; none if there are no probabilities."""
@@ -206,19 +208,19 @@ class HeadTask(Task):
         return mistake.sign * scores_RC[:, mistake.column]
 
     @abstractmethod
-    def probabilities(self, scores_RC: Floats) -> Floats:
+    def compute_probabilities(self, scores_RC: Floats) -> Floats:
         """Returns probabilities of classes or labels, or numbers on their original scale (R, C)."""
 
     @abstractmethod
-    def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
         """Computes the metrics by name, as JSON values."""
 
     @abstractmethod
-    def label(self, p_C: Floats) -> str | tuple[str, ...] | float:
+    def choose_label(self, p_C: Floats) -> str | tuple[str, ...] | float:
         """Returns the prediction for a row's probabilities."""
 
     @abstractmethod
-    def cells(self, p_C: Floats) -> Cells:
+    def format_cells(self, p_C: Floats) -> Cells:
         """Returns a row's prediction and probabilities as cells of a table."""
 
     def calibrate(self, model: TaskModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:

@@ -90,7 +90,7 @@ def _check_shapes(true: NDArray[Any], predicted: NDArray[Any]) -> None:
         raise ValueError(f"predictions of shape {predicted.shape} for truth of shape {true.shape}")
 
 
-def calibration(p_RC: Floats, true_R: Ints) -> MetricValues:
+def calibration_metrics(p_RC: Floats, true_R: Ints) -> MetricValues:
     """Compares the probabilities of classes with how often they are right, in bins by the highest probability.
 
     ece: expected calibration error (Guo et al. 2017), the mean over rows of |accuracy - mean confidence| of their bin.
@@ -281,7 +281,9 @@ def _compute_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
     return 2 * n_common / (len(predicted) + len(answer))
 
 
-def best_null_threshold(null_scores: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]) -> float:
+def find_best_null_threshold(
+    null_scores: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]
+) -> float:
     """Finds the null score up to which questions should be answered for the highest mean score, as find_best_thresh of
     SQuAD 2.0 does; infinite if all questions have answers.
 

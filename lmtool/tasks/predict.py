@@ -188,12 +188,12 @@ class TablePredictor:
         texts = [row if isinstance(row, tuple) else split_into_words(row) if is_tagger else (row,) for row in rows]
         return self.task.encode([LabelledRow(each, None, None, row) for row, each in enumerate(texts)])
 
-    def probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
+    def compute_probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """Computes the probability of each class or label, or the number, for encoded rows (R, C)."""
         task = cast(HeadTask, self.task)
         with self.loaded.joined() as loaded:
             scores_RC, _ = task.compute_scores(make_task_model(loaded), rows)
-        return task.probabilities(scores_RC)
+        return task.compute_probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """Predicts encoded rows."""

@@ -37,7 +37,7 @@ from lmtool.tasks.reading import (
     stream_rows,
 )
 from lmtool.tasks.schema import Columns, RowKind, choose_columns
-from lmtool.tasks.split import divide, hold_out
+from lmtool.tasks.split import apply_split, hold_out
 from lmtool.tasks.task import Task
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -323,7 +323,7 @@ def read_task(
     kind = get_task_class(recipe.objective).get_label_kind(recipe.objective, task.columns)
     read_rows = partial(read_labelled_table, skip_bad_rows=data.skip_bad_rows, chat=chat, merges=data.merge_labels)
     train = read_rows(task.table, task.columns, kind=kind, labels=labels)
-    notices = [*train.notices, *_make_skip_notice(train.skipped)]
+    notices = [*train.notices, *_make_skip_notices(train.skipped)]
 
     def read_other_table(source: str) -> LabelledTable:
         """Reads another table with the columns and labels of the training table."""
@@ -335,7 +335,7 @@ def read_task(
         rows = read_rows(table, columns, labels=train.labels)
         name = Path(source).name
         shared = make_shared_rows_notice(train, rows, name)
-        notices.extend([*filter(None, [shared]), *_make_skip_notice(rows.skipped, f" of {name}")])
+        notices.extend([*filter(None, [shared]), *_make_skip_notices(rows.skipped, f" of {name}")])
         return rows
 
     parts, drawn = {"train": train}, None
@@ -343,7 +343,7 @@ def read_task(
         parts["validation"] = read_other_table(task.valid)
     elif data.valid_fraction:
         drawn = split or hold_out(train, data.valid_fraction, recipe.seed)
-        parts["train"], parts["validation"] = divide(train, drawn)
+        parts["train"], parts["validation"] = apply_split(train, drawn)
     if task.test:
         parts["test"] = read_other_table(task.test)
     return TaskTexts(task, parts, notices, drawn)
@@ -359,7 +359,7 @@ def _refuse_other_names(train: Table, other: Table, keys: Mapping[str, Any]) -> 
         raise DataError(what, where=display(other.path), fix=fix)
 
 
-def _make_skip_notice(skipped: SkippedRows, of_table: str = "") -> list[Notice]:
+def _make_skip_notices(skipped: SkippedRows, of_table: str = "") -> list[Notice]:
     text = str(skipped).replace(":", f"{of_table}:", 1)
     return [Notice("skipped rows", skipped.count, text)] if skipped.count else []
 

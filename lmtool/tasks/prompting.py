@@ -78,31 +78,31 @@ class PromptTemplate:
         UsageError for a prompt without text, for a field that is no column, and for one that is the label.
         """
         fields = list(dict.fromkeys(field for _, field in self.parse() if field is not None))
-        known = f"the columns of {table.path.name} are {quote_all(table.names)}"
+        columns_hint = f"the columns of {table.path.name} are {quote_all(table.names)}"
         if not fields:
-            raise self._error("does not say where the text of a row belongs", f"write {{text}}; {known}")
+            raise self._error("does not say where the text of a row belongs", f"write {{text}}; {columns_hint}")
         column_of = {field: find_matching_column(field, table.names) for field in fields}
         named = list(dict.fromkeys(name for name in column_of.values() if name))
         unknown = next((field for field, name in column_of.items() if name is None and field != TEXT_FIELD), None)
         if unknown is not None:
-            raise self._error(f"has {{{unknown:.40}}}, which is not a column", known)
+            raise self._error(f"has {{{unknown:.40}}}, which is not a column", columns_hint)
         has_text_field = TEXT_FIELD in fields and column_of[TEXT_FIELD] is None
         others = [name for name in table.names if name not in named]
         if not labelled:
             named = named or list(choose_columns(table, reading, labelled=False).texts)
             if has_text_field and len(named) > 1:
-                raise self._error("has {text}, but a row has several texts", known)
+                raise self._error("has {text}, but a row has several texts", columns_hint)
             return Columns(tuple(named))
         names_label, others_have_label = (
             any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others)
         )
         label_column = reading.label_column and find_matching_column(reading.label_column, table.names)
-        label_fix = f"name the label's column with --label-column; {known}"
+        label_fix = f"name the label's column with --label-column; {columns_hint}"
         if label_column in named or (label_column is None and names_label and not others_have_label):
             raise self._error("holds the label", label_fix)
         columns = choose_columns(table, reading.with_values({"text_columns": tuple(named)}) if named else reading)
         if has_text_field and (named or len(columns.texts) > 1):
-            raise self._error("has {text}, but a row has several texts", known)
+            raise self._error("has {text}, but a row has several texts", columns_hint)
         if columns.label is None:
             raise UsageError("the table has targets, not labels", where=self._where, fix=label_fix)
         return columns

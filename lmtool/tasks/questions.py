@@ -18,7 +18,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.objective import QuestionAnswering
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.metrics import MetricValues, best_null_threshold, compute_word_f1, exact_match
+from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, find_best_null_threshold
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
@@ -147,18 +147,18 @@ class SpanTask(Task):
                 for one, item in zip(extracted, questions, strict=True)
             ]
             has_answer = [bool(item.answers) for item in questions]
-            self.threshold = best_null_threshold([one.null_score for one in extracted], scores, has_answer)
+            self.threshold = find_best_null_threshold([one.null_score for one in extracted], scores, has_answer)
 
     def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
         extracted, loss = self._extract(model, rows)
         questions = _get_questions(rows)
         self._fit_threshold(extracted, questions)
-        return self.make_validation(loss, _compute_figures(self._select_texts(extracted), questions))
+        return self.make_validation(loss, _compute_metrics(self._select_texts(extracted), questions))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         extracted, loss = self._extract(model, rows)
         questions, texts = _get_questions(rows), self._select_texts(extracted)
-        figures = _compute_figures(texts, questions)
+        figures = _compute_metrics(texts, questions)
         how = f"spans of at most {self._spec.max_answer} tokens"
         if np.isfinite(self.threshold):
             figures["null_threshold"] = self.threshold
@@ -180,7 +180,7 @@ class SpanTask(Task):
         return [one.text if one.null_score <= self.threshold else "" for one in extracted]
 
 
-def _compute_figures(texts: Sequence[str], questions: Sequence[LabelledRow]) -> MetricValues:
+def _compute_metrics(texts: Sequence[str], questions: Sequence[LabelledRow]) -> MetricValues:
     """Computes exact match and F1 of all questions, and of those with and without an answer if there are both."""
     pairs = [(text, _get_answer_texts(item)) for text, item in zip(texts, questions, strict=True)]
     exact_R, f1_R = (np.array([score(*pair) for pair in pairs]) for score in (exact_match, compute_word_f1))

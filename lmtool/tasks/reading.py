@@ -463,7 +463,9 @@ def _make_text_notices(items: Sequence[LabelledRow], labels: LabelMap | None) ->
         yield Notice("empty texts", n_empty, f"{counted(n_empty, 'row')} with an empty text")
     if labels is not None and (groups := group_contradictory_rows(items)):
         n_rows, first = sum(map(len, groups)), groups[0][0]
-        other = next(item for item in groups[0] if _as_unordered(item.label) != _as_unordered(first.label))
+        other = next(
+            item for item in groups[0] if _to_comparable_label(item.label) != _to_comparable_label(first.label)
+        )
         what = f"{counted(n_rows, 'row')} with the text of another row and a different label"
         text = f"{what}; first: rows {first.row} and {other.row}"
         yield Notice("duplicate rows with different labels", n_rows, text)
@@ -474,10 +476,10 @@ def group_contradictory_rows(items: Sequence[LabelledRow]) -> list[list[Labelled
     groups: dict[tuple[str, ...], list[LabelledRow]] = {}
     for item in items:
         groups.setdefault(item.texts, []).append(item)
-    return [group for group in groups.values() if len({_as_unordered(item.label) for item in group}) > 1]
+    return [group for group in groups.values() if len({_to_comparable_label(item.label) for item in group}) > 1]
 
 
-def _as_unordered(label: Label | None) -> Any:
+def _to_comparable_label(label: Label | None) -> Any:
     return frozenset(label) if isinstance(label, tuple) else label
 
 

@@ -44,14 +44,16 @@ class RegressionTask(HeadTask):
     def encode_label(self, label: Label) -> Floats:
         return (super().encode_label(label) - self._center) / self._scale
 
-    def probabilities(self, scores_RC: Floats) -> Floats:
+    def compute_probabilities(self, scores_RC: Floats) -> Floats:
         return scores_RC * self._scale + self._center
 
-    def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        return metrics.regression_metrics(self.probabilities(true_RC)[:, 0], self.probabilities(scores_RC)[:, 0])
+    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+        return metrics.regression_metrics(
+            self.compute_probabilities(true_RC)[:, 0], self.compute_probabilities(scores_RC)[:, 0]
+        )
 
-    def label(self, p_C: Floats) -> float:
+    def choose_label(self, p_C: Floats) -> float:
         return float(p_C[0])
 
-    def cells(self, p_C: Floats) -> Cells:
+    def format_cells(self, p_C: Floats) -> Cells:
         return (FormattedNumber(p_C[0], ".6g"),)

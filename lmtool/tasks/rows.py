@@ -111,7 +111,7 @@ class TableExamples:
 
     def _compute_order(self, epoch: int) -> NDArray[np.int64]:
         """Returns the indices of the rows in the order of an epoch."""
-        order_R = self._shuffle(epoch)
+        order_R = self._shuffle_rows(epoch)
         rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "batches", epoch)))
         pool = BATCHES_PER_POOL * self._batch_size
         parts = []
@@ -123,7 +123,7 @@ class TableExamples:
             parts += [rng.permutation(batches).reshape(-1), part[whole:]]
         return np.concatenate(parts)
 
-    def _shuffle(self, epoch: int) -> NDArray[np.int64]:
+    def _shuffle_rows(self, epoch: int) -> NDArray[np.int64]:
         """Returns shuffled row indices of an epoch; each table continues where the epoch before ended."""
         shuffled, first = [], 0
         for n, n_drawn in self._parts:

@@ -208,11 +208,11 @@ class TableSample:
         cells = self.filled_cells(name)
         return len(cells) > MAX_INTEGER_CLASSES and all(cell == cells[0] for cell in cells)
 
-    def is_prose(self, name: str) -> bool:
-        return is_prose(self.cells[name])
+    def has_prose(self, name: str) -> bool:
+        return has_prose(self.cells[name])
 
-    def is_code(self, name: str) -> bool:
-        return is_code(self.cells[name])
+    def has_codes(self, name: str) -> bool:
+        return has_codes(self.cells[name])
 
     def count_classes(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
@@ -329,15 +329,15 @@ def _is_subsequence(short: Sequence[str], long: Sequence[str]) -> bool:
     return all(word in rest for word in short)
 
 
-def split_name(name: str) -> list[str]:
+def split_column_name(name: str) -> list[str]:
     """Splits a column name into normalized words: `OriginalTweet` into original and tweet."""
     apart = re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", " ", name)
     return [normalize_name(word) for word in re.split(r"[\W_]+", apart) if word]
 
 
-def last_word(name: str) -> str:
+def get_last_word(name: str) -> str:
     """Returns the last normalized word of a column name."""
-    return next(reversed(split_name(name)), "")
+    return next(reversed(split_column_name(name)), "")
 
 
 def choose_columns(
@@ -384,7 +384,7 @@ def choose_columns(
         return _make_columns(instruction)
     label = sample.find_named(LABEL_NAMES, exclude=sample.find_pair(SOURCE_TARGET_NAMES))
     if pair := _find_source_target(sample, labelled):
-        if label is None or not _may_be_label(sample, label):
+        if label is None or not _can_be_label(sample, label):
             read = [name for name in (*pair.texts, pair.input, pair.target) if name]
             return replace(pair, ignored=_find_other_texts(sample, read) if labelled else ())
         if normalize_name(label) in CATEGORY_NAMES and labelled and not sample.find_pair(TEXT_PAIR_NAMES):
@@ -473,7 +473,7 @@ def _find_related_texts(sample: TableSample) -> tuple[str, ...]:
         return (*pair, *negatives)
     if pair := _find_language_pair(sample):
         return pair
-    prose = sample.drop_repeated_texts([name for name in sample.names if sample.is_prose(name)])
+    prose = sample.drop_repeated_texts([name for name in sample.names if sample.has_prose(name)])
     differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
@@ -530,7 +530,7 @@ def _find_language_pair(sample: TableSample) -> tuple[str, ...]:
     languages = [name for name in sample.names if normalize_name(name) in LANGUAGE_NAMES]
     if len(languages) == 2:
         return tuple(languages)
-    words = {name: split_name(name) for name in sample.names if last_word(name) and sample.is_prose(name)}
+    words = {name: split_column_name(name) for name in sample.names if get_last_word(name) and sample.has_prose(name)}
     for one, two in combinations(words, 2):
         (first, *rest), (second, *others) = words[one], words[two]
         is_pair = (first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES
@@ -545,7 +545,7 @@ def _find_numbered_pair(sample: TableSample, exclude: Sequence[str | None] = ())
     for (first, one), (second, two) in combinations(plain.items(), 2):
         base, third = first[:-1], {"12": "3", "ab": "c"}.get(first[-1:] + second[-1:])
         are_two = base == second[:-1] and third is not None and base + third not in plain
-        if are_two and (base in TEXT_NAMES or (sample.is_prose(one) and sample.is_prose(two))):
+        if are_two and (base in TEXT_NAMES or (sample.has_prose(one) and sample.has_prose(two))):
             return one, two
     return ()
 
@@ -588,7 +588,7 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
     if labelled and label is None:
         label = _find_label_by_cells(sample, texts, reasons)
     if not texts and (label or not labelled):
-        rest = [name for name in sample.names if name != label and not sample.is_code(name)]
+        rest = [name for name in sample.names if name != label and not sample.has_codes(name)]
         texts = tuple(rest) if len(rest) == 1 and not sample.count_classes(rest[0]) else ()
         reasons |= dict.fromkeys(texts, "is the only one of words")
     unknown = {} if texts else {"--text-column": "the text"}
@@ -612,20 +612,20 @@ def _find_texts_by_name(
     if not texts:
         # A single column with the name of a text is the text, whatever it holds; of several, codes are not.
         ranked = sorted(usual, key=lambda name: TEXT_NAMES.index(normalize_name(name)))
-        if labelled and label is None and any(map(sample.is_prose, ranked)):
+        if labelled and label is None and any(map(sample.has_prose, ranked)):
             # One that holds classes may be the label.
-            ranked = [name for name in ranked if sample.is_prose(name) or not sample.count_classes(name)]
-        kept = sample.drop_repeated_texts([name for name in ranked if not sample.is_code(name)]) or ranked[:1]
+            ranked = [name for name in ranked if sample.has_prose(name) or not sample.count_classes(name)]
+        kept = sample.drop_repeated_texts([name for name in ranked if not sample.has_codes(name)]) or ranked[:1]
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
-            ends = (name for name in others if name not in usual and last_word(name) in TEXT_NAMES)
-            kept = sample.drop_repeated_texts([*kept, *(name for name in ends if not sample.is_code(name))])
+            ends = (name for name in others if name not in usual and get_last_word(name) in TEXT_NAMES)
+            kept = sample.drop_repeated_texts([*kept, *(name for name in ends if not sample.has_codes(name))])
         texts = tuple(name for name in others if name in kept)
     return texts, tuple(name for name in _find_other_texts(sample, texts) if name != label) if texts else ()
 
 
 def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
     """Finds columns of prose that hold other texts than the columns that are read."""
-    prose = (name for name in sample.names if name not in read and sample.is_prose(name))
+    prose = (name for name in sample.names if name not in read and sample.has_prose(name))
     return tuple(sample.drop_repeated_texts([*read, *prose])[len(sample.drop_repeated_texts(read)) :])
 
 
@@ -642,7 +642,7 @@ def _refuse_lists(sample: TableSample, label: str | None) -> None:
 
 def _find_texts_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
     """Finds the column of prose; several only if the table has no header, because one may be about another."""
-    prose = [name for name in sample.names if name != label and sample.is_prose(name)]
+    prose = [name for name in sample.names if name != label and sample.has_prose(name)]
     prose = sample.drop_repeated_texts(sorted(prose, key=lambda name: sum(map(len, map(str, sample.cells[name])))))
     if len(prose) > 1 and sample.has_header:
         return ()
@@ -650,19 +650,19 @@ def _find_texts_by_cells(sample: TableSample, label: str | None, reasons: dict[s
     return tuple(name for name in sample.names if name in prose)
 
 
-def _may_be_label(sample: TableSample, name: str) -> bool:
+def _can_be_label(sample: TableSample, name: str) -> bool:
     """Returns whether a column may be the label of texts: its cells recur, or are numbers or lists, not objects."""
     cells, plain = sample.filled_cells(name), normalize_name(name)
     if plain in LABEL_SYNONYMS:
-        return plain.removesuffix("s") != "target" or len(cells) <= MAX_INTEGER_CLASSES or not is_prose(cells)
+        return plain.removesuffix("s") != "target" or len(cells) <= MAX_INTEGER_CLASSES or not has_prose(cells)
     if len(cells) <= MAX_INTEGER_CLASSES or not all(isinstance(cell, str) for cell in cells):
         return not any(isinstance(cell, dict) for cell in cells)
-    return len(set(cells)) <= PROSE_SHARE * len(cells) or is_code(cells)
+    return len(set(cells)) <= PROSE_SHARE * len(cells) or has_codes(cells)
 
 
 def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
     """Finds the column that is called a label. Raises DataError if there are several candidates."""
-    candidates = [name for name in sample.names if name not in texts and _may_be_label(sample, name)]
+    candidates = [name for name in sample.names if name not in texts and _can_be_label(sample, name)]
     if synonym := find_named_column(candidates, LABEL_SYNONYMS):
         reasons[synonym] = BY_NAME
         return synonym
@@ -672,7 +672,7 @@ def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict
     suffixes = (*LABEL_SYNONYMS, *RATING_NAMES)
     found = ratings or [
         *categories,
-        *(name for name in candidates if name not in ratings and last_word(name) in suffixes),
+        *(name for name in candidates if name not in ratings and get_last_word(name) in suffixes),
     ]
     if found and not ratings:
         found = list(dict.fromkeys((*found, *_count_possible_labels(sample, texts))))
@@ -701,7 +701,7 @@ def _count_possible_labels(sample: TableSample, texts: Sequence[str]) -> dict[st
     found = {name: sample.count_classes(name) for name in sample.names if name not in texts}
     if not sample.has_header:
         return {name: n for name, n in found.items() if n}
-    found = {name: n for name, n in found.items() if last_word(name) not in METADATA_SUFFIXES}
+    found = {name: n for name, n in found.items() if get_last_word(name) not in METADATA_SUFFIXES}
     fractions = {name: [_FRACTION.fullmatch(str(cell)) for cell in sample.filled_cells(name)] for name in found}
     return {name: n for name, n in found.items() if n or (fractions[name] and all(fractions[name]))}
 
@@ -715,10 +715,10 @@ def _find_label_by_cells(sample: TableSample, texts: Sequence[str], reasons: dic
     rest = [name for name in sample.names if name not in texts]
     if sample.has_header and texts and len(rest) == 1:
         cells, reasons[rest[0]] = sample.filled_cells(rest[0]), BY_ELIMINATION
-        are_texts = len(cells) > MAX_INTEGER_CLASSES and is_prose(cells)
+        are_texts = len(cells) > MAX_INTEGER_CLASSES and has_prose(cells)
         if are_texts or any(isinstance(cell, list | dict) for cell in cells):
             return None
-        is_id = _are_row_numbers(cells) or (last_word(rest[0]) in ID_SUFFIXES and not sample.count_classes(rest[0]))
+        is_id = _are_row_numbers(cells) or (get_last_word(rest[0]) in ID_SUFFIXES and not sample.count_classes(rest[0]))
         return None if is_id else rest[0]
     found = _count_possible_labels(sample, texts)
     if sample.has_header and len(found) > 1:
@@ -777,7 +777,7 @@ def _ambiguous_label_error(sample: TableSample, names: Sequence[str]) -> DataErr
     return DataError(what, where=display(sample.table.path), fix="name it with --label-column")
 
 
-def is_code(cells: Sequence[Value]) -> bool:
+def has_codes(cells: Sequence[Value]) -> bool:
     """Returns whether cells are certainly no texts: not strings, or numbers, dates, words with digits, or all equal.
 
     Empty cells do not count.
@@ -794,12 +794,12 @@ def is_code(cells: Sequence[Value]) -> bool:
     return n_codes >= MAJORITY_SHARE * len(texts) or (len(texts) > 1 and len(set(texts)) == 1)
 
 
-def is_prose(cells: Sequence[Value]) -> bool:
+def has_prose(cells: Sequence[Value]) -> bool:
     """Returns whether cells are certainly texts: of several words, and no categories."""
     texts = _filled_texts(cells)
     n_several = sum(count_words(text) > 1 for text in texts)
     half = PROSE_SHARE * len(texts)
-    return not is_code(cells) and n_several >= half and len(set(texts)) > min(MAX_INTEGER_CLASSES, half)
+    return not has_codes(cells) and n_several >= half and len(set(texts)) > min(MAX_INTEGER_CLASSES, half)
 
 
 def _filled_texts(cells: Sequence[Value]) -> list[str]:

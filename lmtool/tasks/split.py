@@ -57,7 +57,7 @@ def draw_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[i
     return [frozenset(fold) for fold in folds if fold]
 
 
-def divide(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, LabelledTable]:
+def apply_split(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, LabelledTable]:
     """Returns training and held-out rows. Raises CheckpointError unless the split has exactly the rows of the table."""
     index = {item.row: i for i, item in enumerate(rows.items)}
     if len(split.train) + len(split.test) == len(index) and {*split.train, *split.test} == index.keys():

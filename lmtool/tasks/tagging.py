@@ -100,7 +100,7 @@ class TaggingTask(Task):
 
     def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
         predicted, loss = self._predict_tags(model, rows)
-        return self.make_validation(loss, self.figures(_get_true_tags(rows), predicted))
+        return self.make_validation(loss, self.compute_metrics(_get_true_tags(rows), predicted))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         predicted, loss = self._predict_tags(model, rows)
@@ -120,7 +120,7 @@ class TaggingTask(Task):
             )
             text = " ".join(words)[:MAX_TEXT_CHARACTERS]
             listed.append({"row": rows[i].number, "label": missed, "predicted": wrong, "text": text})
-        return Results(part, step, len(rows), loss, self.figures(true, predicted), listed, self.labels)
+        return Results(part, step, len(rows), loss, self.compute_metrics(true, predicted), listed, self.labels)
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         return [(list(tags),) for tags in self._predict_tags(model, rows)[0]]
@@ -134,7 +134,7 @@ class TaggingTask(Task):
         """Returns the tag, the first word and the word after the last of each tagged span."""
         return {(tag, i, i + 1) for i, tag in enumerate(tags)}
 
-    def figures(self, true: Sequence[Tags], predicted: Sequence[Tags]) -> MetricValues:
+    def compute_metrics(self, true: Sequence[Tags], predicted: Sequence[Tags]) -> MetricValues:
         """Computes the metrics by name, as JSON values."""
         index = {name: i for i, name in enumerate(self.labels)}
         true_R, predicted_R = (np.array([index[tag] for tags in rows for tag in tags]) for rows in (true, predicted))
@@ -150,7 +150,7 @@ class EntityTask(TaggingTask):
     def find_spans(self, tags: Tags) -> set[tuple[str, int, int]]:
         return find_entities(tags)
 
-    def figures(self, true: Sequence[Tags], predicted: Sequence[Tags]) -> MetricValues:
+    def compute_metrics(self, true: Sequence[Tags], predicted: Sequence[Tags]) -> MetricValues:
         return entity_metrics(true, predicted)
 
 

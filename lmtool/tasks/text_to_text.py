@@ -101,7 +101,7 @@ class TextToTextTask(Task):
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
         sentences = [] if self.labels else self._list_texts(answers, rows)
-        figures = self._compute_figures(answers, rows)
+        figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
@@ -148,7 +148,7 @@ class TextToTextTask(Task):
             "chrf", scores, lambda i: (rows[i].number, self._decode_texts(rows[i]), rows[i].answer, answers[i])
         )
 
-    def _compute_figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> MetricValues:
+    def _compute_metrics(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> MetricValues:
         """Computes metrics of generated texts: as classes if there are labels, else BLEU and chrF (Post 2018)."""
         true = [row.answer for row in rows]
         if not self.labels:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.analysis.gradients import gradient_norms
+from lmtool.analysis.gradients import compute_gradient_norms
 from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
@@ -290,7 +290,7 @@ class TextData:
         """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""
         n_tokens = min(self._context, MOST_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
-        return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
+        return compute_gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
     def seconds_after(self, validation: float) -> float:
         """Estimate of the seconds that `measure` takes at the end, from those of a validation."""

@@ -115,6 +115,6 @@ def test_a_prompt_longer_than_the_context(lmtool, run, files, home):
 def test_braces_stand_for_columns(tmp_path):
     table = open_table(str(write(tmp_path / "rows.csv", [("it rains", "a")], ("a b", "label"))))
     prompt = PromptTemplate("{{x}} {a b}: ")
-    assert prompt.filled(prompt.columns(table, Data()), ("it rains",)) == "{x} it rains: "
+    assert prompt.fill(prompt.choose_columns(table, Data()), ("it rains",)) == "{x} it rains: "
     with pytest.raises(UsageError, match="does not say where"):
-        PromptTemplate("{{text}}").columns(table, Data())
+        PromptTemplate("{{text}}").choose_columns(table, Data())

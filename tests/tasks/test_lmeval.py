@@ -24,7 +24,7 @@ from lmtool.tasks.benchmarks import (
     iterate_row_texts,
     open_tasks,
 )
-from lmtool.tasks.comparison import compare_rows, score_tasks
+from lmtool.tasks.comparison import compare_row_scores, score_tasks
 from tests.export.test_exporting import CASES, CAUSAL, LLAMA
 from tests.inference.test_continuations import plain
 from tests.interop.runs import made, recipe_of, tokenizer_of
@@ -300,7 +300,7 @@ def test_two_models_are_compared_row_by_row(runs: dict[str, LoadedModel], folder
     prompts = [[row["arguments"] for row in one.samples["shots"]] for one in found.values()]
     assert prompts[0] == prompts[1], "with the same examples"
     scored = [score_tasks(name, one) for name, one in found.items()]
-    one, text = (compare_rows(name, scored[0][name], scored[1][name]) for name in ("choice", "text"))
+    one, text = (compare_row_scores(name, scored[0][name], scored[1][name]) for name in ("choice", "text"))
     assert (one.measure, one.rows, one.right_alone is not None) == ("acc", 12, True)
     assert (text.measure, text.right_alone) == ("log-probability", None)
-    assert scored[0]["written"].measure == "exact_match"
+    assert scored[0]["written"].metric == "exact_match"

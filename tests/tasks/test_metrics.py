@@ -16,13 +16,13 @@ from sklearn import metrics as sklearn
 
 from lmtool.tasks.metrics import (
     NO_LABEL,
-    best_null_threshold,
-    calibration,
+    calibration_metrics,
     class_metrics,
     compute_chrf_scores,
     compute_rouge,
     compute_word_f1,
     exact_match,
+    find_best_null_threshold,
     find_positive_class,
     format_class_scores,
     format_confusion,
@@ -297,7 +297,7 @@ def test_calibration_is_that_of_its_definition():
     rng = np.random.default_rng(3)
     p_RC = rng.dirichlet([0.5, 0.5, 0.5], 500)
     true_R = rng.integers(0, 3, 500)
-    found = calibration(p_RC, true_R)
+    found = calibration_metrics(p_RC, true_R)
     bins = {}
     for p_C, true in zip(p_RC.tolist(), true_R.tolist(), strict=True):
         bins.setdefault(min(int(max(p_C) * 10), 9), []).append((max(p_C), p_C.index(max(p_C)) == true))
@@ -313,9 +313,9 @@ def test_calibration_is_that_of_its_definition():
 
 
 def test_certain_right_answers_are_calibrated_and_nan_is_no_error():
-    certain = calibration(np.eye(3), np.arange(3))
+    certain = calibration_metrics(np.eye(3), np.arange(3))
     assert certain == {"ece": 0.0, "log_loss": 0.0, "bins": [{"confidence": 1.0, "accuracy": 1.0, "rows": 3}]}
-    assert calibration(np.full((2, 2), np.nan), np.array([0, 1]))["bins"][0]["confidence"] == 0.0
+    assert calibration_metrics(np.full((2, 2), np.nan), np.array([0, 1]))["bins"][0]["confidence"] == 0.0
 
 
 def test_sentences_are_scored_as_sacrebleu_does():
@@ -365,9 +365,9 @@ def test_no_other_threshold_scores_more(rows: list[tuple[float, float, bool]]) -
             for null, score, known in zip(null_scores, scores, has_answer, strict=True)
         )
 
-    found = best_null_threshold(null_scores, scores, has_answer)
+    found = find_best_null_threshold(null_scores, scores, has_answer)
     assert total(found) == pytest.approx(max(total(other) for other in (-9.0, *null_scores, 9.0)))
 
 
 def test_where_all_have_an_answer_all_are_answered() -> None:
-    assert best_null_threshold([5.0, -1.0], [0.0, 1.0], [True, True]) == math.inf
+    assert find_best_null_threshold([5.0, -1.0], [0.0, 1.0], [True, True]) == math.inf

@@ -228,7 +228,7 @@ def log_losses(run: Path, rows: list[tuple[str, str]]) -> tuple[float, float]:
 
     texts, label_R = [text for text, _ in rows], np.array(["ab".index(label) for _, label in rows])
     classifier = TablePredictor.from_model(load_run(str(run)))
-    p_RC = classifier.probabilities(classifier.encode(texts[200:]))
+    p_RC = classifier.compute_probabilities(classifier.encode(texts[200:]))
     vectors = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
     peer = LogisticRegression(C=1.0).fit(vectors.fit_transform(texts[:200]), label_R[:200])
     others = peer.predict_proba(vectors.transform(texts[200:]))
