@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
     start: int | None = None
 
 
-ReadScores = Callable[[Tensor, Batch, list[int]], Sequence[NDArray[Any]]]
+ReadHeadScores = Callable[[Tensor, Batch, list[int]], Sequence[NDArray[Any]]]
 """Returns an array for each row of a batch from the scores of a head, the batch, and the indices of the rows."""
 
 
@@ -79,7 +79,7 @@ class TaskModel:
     objective: Objective
     compute: Compute
 
-    def evaluate(self, rows: Sequence[EncodedRow], read_scores: ReadScores | None = None) -> EvaluationSums:
+    def evaluate(self, rows: Sequence[EncodedRow], read_scores: ReadHeadScores | None = None) -> EvaluationSums:
         """Computes the loss of rows, and an array for each with `read_scores` of a head.
 
         The loss of a head is NaN if rows have no labels.
