@@ -24,7 +24,7 @@ from coherence import holds
 from pydantic import TypeAdapter
 
 from lmtool import load
-from lmtool.analysis.neighbors import neighbors
+from lmtool.analysis.neighbors import find_neighbors
 from lmtool.api import TrainedModel
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
@@ -130,7 +130,7 @@ def neighbors_of_same_class(loaded: LoadedModel) -> float:
     for words in (line.split() for line in CLASSES):
         for word in words:
             with suppress(UsageError):
-                nearest = neighbors(loaded, word, NEAREST).nearest
+                nearest = find_neighbors(loaded, word, NEAREST).nearest
                 shares.append(sum(near.word in words for near in nearest) / NEAREST)
     return statistics.mean(shares)
 

@@ -27,9 +27,9 @@ from lmtool.data.table import open_table
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.reference import resolve_run_name
 from lmtool.recipe.load import Setting, parse_settings
-from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.results import Results
-from lmtool.tasks.rows import POOL_BATCHES
+from lmtool.tasks.rows import BATCHES_PER_POOL
 from lmtool.training.events import Ended, FitStarted, Stepped
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
@@ -42,9 +42,9 @@ class Plain:
 
     def __init__(self, plan: Plan, given: argparse.Namespace) -> None:
         (table,) = plan.tables
-        train = read_labelled(table.table, table.columns, kind="class")
+        train = read_labelled_table(table.table, table.columns, kind="class")
         assert train.labels is not None
-        test = read_labelled(open_table(str(given.test)), table.columns, labels=train.labels)
+        test = read_labelled_table(open_table(str(given.test)), table.columns, labels=train.labels)
         self._classes = train.labels.names
         self._tokenizer = AutoTokenizer.from_pretrained(given.source)
         self._longest = plan.resolved.recipe.model.context
@@ -55,8 +55,8 @@ class Plain:
         rng = np.random.default_rng(given.seed)
         order = np.concatenate([rng.permutation(len(self.train)) for _ in range(given.epochs)])
         self.batches: list[list[int]] = []
-        for first in range(0, len(order), POOL_BATCHES * given.batch):
-            pool = sorted(order[first : first + POOL_BATCHES * given.batch].tolist(), key=self._length)
+        for first in range(0, len(order), BATCHES_PER_POOL * given.batch):
+            pool = sorted(order[first : first + BATCHES_PER_POOL * given.batch].tolist(), key=self._length)
             cut = [pool[i : i + given.batch] for i in range(0, len(pool), given.batch)]
             self.batches += [cut[i] for i in rng.permutation(len(cut))]
 

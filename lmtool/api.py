@@ -43,10 +43,10 @@ from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
 from lmtool.search.entries import read_entries, text_columns_of_run
 from lmtool.search.index import Index, add_texts
-from lmtool.tasks.predict import TablePredictor, task_of, texts_of_a_row
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.predict import TablePredictor, build_trained_task, get_text_columns, make_task_model
+from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import AnsweringModel, Prediction
+from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import Message
 from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning
@@ -80,7 +80,7 @@ class TrainedModel(TextGenerator):
 
         Raises UsageError for a model without attention.
         """
-        return analysis.attention.attention(self._unpacked, texts, source=source, target=target)
+        return analysis.attention.compute_attention(self._unpacked, texts, source=source, target=target)
 
     def hidden_states(self, text: str) -> HiddenStates:
         """The states of the embeddings and of each layer, (T, D) each."""
@@ -101,11 +101,11 @@ class TrainedModel(TextGenerator):
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
-        return analysis.gradients.gradients(self._unpacked, text, token)
+        return analysis.gradients.compute_gradient_flow(self._unpacked, text, token)
 
     def two_starts(self, text: str, seed: int = 0) -> Contraction:
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
-        return analysis.gradients.two_starts(self._unpacked, text, seed)
+        return analysis.gradients.measure_convergence(self._unpacked, text, seed)
 
     def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[Scored]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
@@ -155,21 +155,19 @@ class TrainedModel(TextGenerator):
         if not rows:
             return []
         if isinstance(spec, HeadSpec):
-            classifier = TablePredictor.of(loaded)
+            classifier = TablePredictor.from_model(loaded)
             return classifier.predict(classifier.encode(rows))
-        items = [
-            LabelledText(row if isinstance(row, tuple) else (row,), None, None, i) for i, row in enumerate(rows, 1)
-        ]
+        items = [LabelledRow(row if isinstance(row, tuple) else (row,), None, None, i) for i, row in enumerate(rows, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
-        task = task_of(loaded, "", Columns(names), ())
-        answers = task.answer(AnsweringModel(loaded.model, loaded.objective, loaded.compute), task.encode(items))
+        task = build_trained_task(loaded, "", Columns(names), ())
+        answers = task.predict_cells(make_task_model(loaded), task.encode(items))
         return [Prediction(str(answer), {}) for answer, *_ in answers]
 
     def _texts_of(self, rows: Any) -> list[str | tuple[str, ...]]:
         """Each row as a text, or as a tuple of its texts."""
         if not hasattr(rows, "columns") and not any(isinstance(row, Mapping) for row in rows):
             return [row if isinstance(row, str) else tuple(row) for row in rows]
-        columns, _ = texts_of_a_row(self.loaded)
+        columns, _ = get_text_columns(self.loaded)
         found: list[str | tuple[str, ...]] = []
         for number, row in enumerate(rows_to_dicts(rows, has_labels=False), 1):
             if missing := [name for name in columns if name not in row]:

@@ -15,8 +15,8 @@ from math import log10
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lmtool.analysis.attention import attention
-from lmtool.analysis.gradients import gradients
+from lmtool.analysis.attention import compute_attention
+from lmtool.analysis.gradients import compute_gradient_flow
 from lmtool.inference.load import load_run
 from lmtool.report.charts import HeatMap, Line, LineChart, standalone
 
@@ -94,13 +94,13 @@ def on_page(name: str) -> str:
 
 
 def attention_of_a_story(name: str) -> str:
-    part = attention(load_run(run("stories")), [STORY]).part(None)
+    part = compute_attention(load_run(run("stories")), [STORY]).part(None)
     label = f"Attention of the first head of the last layer: {STORY}"
     return HeatMap(part.head(-1, 0).tolist(), part.queries, part.keys, label=label, high=1.0).svg()
 
 
 def alignment_of_a_translation(name: str) -> str:
-    part = attention(load_run(run("translation")), source=SENTENCE).part("cross")
+    part = compute_attention(load_run(run("translation")), source=SENTENCE).part("cross")
     label = f"What each token of a translation attends to: {SENTENCE}"
     return HeatMap(part.head(-1, None).tolist(), part.queries, part.keys, label=label, high=1.0).svg()
 
@@ -110,7 +110,11 @@ def gradients_of_recurrent_models(name: str) -> str:
     text = (ROOT / "data" / "stories.valid.txt").read_text(encoding="utf-8").partition("\n")[0]
     lines = []
     for colour, (title, one, state) in enumerate(STATES):
-        points = [(k, norm) for k, norm in enumerate(gradients(load_run(run(one)), text).gradient.norms[state]) if norm]
+        points = [
+            (k, norm)
+            for k, norm in enumerate(compute_gradient_flow(load_run(run(one)), text).gradient.norms[state])
+            if norm
+        ]
         last = points[0][1]
         lines.append(Line(title, [(k, log10(norm / last)) for k, norm in points], colour))
     label = "Norm of the loss's gradient in earlier states, of an Elman network and an LSTM"

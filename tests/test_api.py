@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lmtool import SamplingParams, finetune, load, pretrain
-from lmtool.analysis.attention import attention
-from lmtool.analysis.gradients import gradients, two_starts
+from lmtool.analysis.attention import compute_attention
+from lmtool.analysis.gradients import compute_gradient_flow, measure_convergence
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
@@ -111,9 +111,9 @@ def test_what_is_inside_is_what_the_commands_show(trained: Work) -> None:
     lm, loaded = load("second", device="cpu"), load_run("second", CPU)
     text = words(9)
     np.testing.assert_array_equal(
-        lm.attention(text).part(None).weights_LNTS, attention(loaded, [text]).part(None).weights_LNTS
+        lm.attention(text).part(None).weights_LNTS, compute_attention(loaded, [text]).part(None).weights_LNTS
     )
-    assert lm.gradients(text, 3) == gradients(loaded, text, 3)
+    assert lm.gradients(text, 3) == compute_gradient_flow(loaded, text, 3)
     with pytest.raises(UsageError, match="no state"):
         lm.two_starts(text)
 
@@ -147,7 +147,7 @@ def test_recurrent_states_come_together(work: Work) -> None:
     recurrent = "model={kind: recurrent, cell: gru, d_model: 8, context: 8}"
     work.pretrain(recurrent, name="runs/gru")
     text = words(5)
-    assert load("gru", device="cpu").two_starts(text, 2) == two_starts(load_run("gru", CPU), text, 2)
+    assert load("gru", device="cpu").two_starts(text, 2) == measure_convergence(load_run("gru", CPU), text, 2)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

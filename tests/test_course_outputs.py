@@ -204,7 +204,7 @@ def has_two_phases(o: Printed) -> bool:
     return beyond > own + 0.1 and after < beyond
 
 
-def is_related(o: Printed) -> bool:
+def has_related_texts(o: Printed) -> bool:
     roberta, albert = o.all("transformer encoder")
     alone, student = o.row("best loss")
     return roberta > 2 * albert and student < alone and rises(o.all('replaced-found":')[::3], by=0.3)
@@ -265,7 +265,7 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Cost over length": costs,
     "Two phases of length": has_two_phases,
     "Masked spans": lambda o: o.all("loss")[0] < 6,
-    "Relatives of BERT": is_related,
+    "Relatives of BERT": has_related_texts,
     "The tasks of GLUE": is_glue,
     "Tags and answers": lambda o: o.all(r"test: 400 rows +f1")[0] > 0.9,
     "Frozen features": lambda o: 0.37 < accuracies(o)[0] < accuracies(Printed(TOPICS["Classification by [CLS]"]))[0],

@@ -106,7 +106,8 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
     texts = [text for pair in PARAPHRASES for text in pair]
     rows = [(text,) for text in texts]
     tuned, again = (
-        TablePredictor.of(load_run(run, CPU)) for run in (str(tmp_path / "run"), str(imported(str(tmp_path / "out"))))
+        TablePredictor.from_model(load_run(run, CPU))
+        for run in (str(tmp_path / "run"), str(imported(str(tmp_path / "out"))))
     )
     wanted = tuned.predict(tuned.encode(rows))
     assert again.predict(again.encode(rows)) == wanted

@@ -1,4 +1,4 @@
-"""`attention`: the attention weights of any model that attends, for a text or for a source and its target.
+"""Computes the attention weights of a model for a text, or for a source and its target.
 
 Shapes: L layers, N heads, T queries, S keys.
 """
@@ -32,18 +32,20 @@ from lmtool.model.layers.observing import (
 from lmtool.tokenization.prompt_format import Prompt
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross", "memory", "pooling"]
-"""What attends to what. self: the only stack of a Transformer. encoder, decoder: self-attention in these. cross: a
-decoder, recurrent ones included, to the source. memory: a recurrent decoder to its past states. pooling: a classifier
-to the states of a text."""
+"""What attends to what. self: the only stack of a Transformer to itself. encoder, decoder: self-attention in these.
+cross: a decoder, also a recurrent one, to the source. memory: a recurrent decoder to its past states. pooling: a
+classifier to the states of a text."""
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
     """The attention weights of one kind, in all layers and heads.
 
-    queries, keys: the tokens at the positions, see `Tokenizer.display_token`; in cross-attention the queries are the
-    tokens that the positions predict. weights_LNTS: as the forward pass computes them, the sum of a row being 1, but
-    with `select: sum` the number of states, and 0 where there is no state yet.
+    Args:
+        queries, keys: tokens at the positions, see `Tokenizer.display_token`; in cross-attention the queries are the
+            tokens that the positions predict.
+        weights_LNTS: as the forward pass computes them. The sum of a row is 1, but with `select: sum` the number of
+            states, and 0 if there is no state yet.
     """
 
     kind: AttentionKind
@@ -52,7 +54,8 @@ class AttentionWeights:
     weights_LNTS: NDArray[np.float32]
 
     def head(self, layer: int, head: int | None) -> NDArray[np.float32]:
-        """The weights (T, S) of a layer and a head, counted from 0, -1 being the last; the mean of all heads for None.
+        """Returns the weights (T, S) of a layer and a head, counted from 0 (-1 is the last); the mean of all heads for
+        None.
 
         Raises UsageError for one that does not exist.
         """
@@ -66,7 +69,7 @@ class AttentionWeights:
         return weights_TS
 
     def to_json(self) -> dict[str, Any]:
-        """Names and weights, rounded to 6 digits, as lists."""
+        """Returns names and weights, rounded to 6 digits, as a JSON value."""
         weights = np.round(self.weights_LNTS.astype(np.float64), 6).tolist()
         return {"kind": self.kind, "queries": list(self.queries), "keys": list(self.keys), "weights": weights}
 
@@ -75,8 +78,7 @@ class AttentionWeights:
 class TextAttention:
     """The attention of a model in one forward pass over a text, or over a source and a target.
 
-    parts: one for each kind that the model has; the one that says most, how a target attends to its source, comes
-    first.
+    parts: one for each kind that the model has; cross-attention comes first.
     """
 
     run: str
@@ -84,7 +86,7 @@ class TextAttention:
     parts: tuple[AttentionWeights, ...]
 
     def part(self, kind: AttentionKind | None) -> AttentionWeights:
-        """The weights of a kind; the first ones for None. Raises UsageError where the model has no such kind."""
+        """Returns the weights of a kind; the first ones for None. Raises UsageError if the model has no such kind."""
         for part in self.parts:
             if kind in (None, part.kind):
                 return part
@@ -92,11 +94,11 @@ class TextAttention:
         raise UsageError(f"the model has no attention of the kind {kind}", fix=fix)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value."""
+        """Returns a JSON value."""
         return {"run": self.run, "step": self.step, "attention": [part.to_json() for part in self.parts]}
 
     def save(self, path: Path) -> None:
-        """Write a .npz file: for each kind the weights (L, N, T, S), KIND_queries (T) and KIND_keys (S).
+        """Writes a .npz file: for each kind the weights (L, N, T, S), KIND_queries (T) and KIND_keys (S).
 
         Raises ResourceError.
         """
@@ -110,44 +112,47 @@ class TextAttention:
         write_file(path, buffer.getbuffer())
 
 
-class Input(NamedTuple):
-    """The input of the forward pass. read, source: ids of its rows. predicted: the ids that follow those read."""
+class AttentionInput(NamedTuple):
+    """The input of the forward pass. tokens, source: ids of its rows. predicted: ids that follow the tokens."""
 
     batch: Batch
-    read: Sequence[int]
+    tokens: Sequence[int]
     source: Sequence[int] = ()
     predicted: Sequence[int] = ()
 
 
-def attention(
+def compute_attention(
     loaded: LoadedModel, texts: Sequence[str] = (), *, source: str | None = None, target: str | None = None
 ) -> TextAttention:
-    """The attention of a model that is not packed.
+    """Computes the attention of a model that is not packed.
 
-    texts: of one row; several for a classifier or an encoder of several texts. source, target: for a model that answers
-        sources, in place of texts; without a target its own, by greedy decoding.
+    Args:
+        texts: of one row; several for a classifier or an encoder of several texts.
+        source: instead of texts, for a model that reads a source and generates a target.
+        target: by default generated by greedy decoding.
 
-    Raises UsageError for a model without attention, for texts where it needs a source and the other way round, and for
-    an input that is longer than its context.
+    Raises:
+        UsageError: for a model without attention, for texts if it needs a source and the other way round, and for an
+            input that is longer than its context.
     """
     if not find_attention_modules(loaded.model):
-        raise _inattentive(loaded)
-    row = _input(loaded, texts, source, target)
+        raise _no_attention_error(loaded)
+    row = _make_input(loaded, texts, source, target)
     with torch.inference_mode(), loaded.compute.autocast(), record_attention_weights(loaded.model) as weights:
-        # one forward pass, with the head of a classifier
+        # One forward pass, with the head of a classifier.
         (loaded.model.run_head if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
     if not weights:
-        # a memory that a classifier of all layers does not read
-        raise _inattentive(loaded)
+        # The model has a memory, but a classifier of all layers does not read it.
+        raise _no_attention_error(loaded)
     by_kind: dict[AttentionKind, list[NDArray[np.float32]]] = {}
     for name, weights_BNTS in weights.items():
-        by_kind.setdefault(_kind(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
+        by_kind.setdefault(_classify_attention(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
     kinds = sorted(by_kind, key=("cross", "self", "memory", "decoder", "encoder", "pooling").index)
-    parts = (AttentionWeights(kind, *_axes(loaded, kind, row), np.stack(by_kind[kind])) for kind in kinds)
+    parts = (AttentionWeights(kind, *_name_axes(loaded, kind, row), np.stack(by_kind[kind])) for kind in kinds)
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
 
 
-def _kind(model: LanguageModel, name: str) -> AttentionKind:
+def _classify_attention(model: LanguageModel, name: str) -> AttentionKind:
     part: ObservableAttention | torch.nn.Module = model.get_submodule(strip_layer_number(name))
     match part:
         case Pooling():
@@ -160,14 +165,18 @@ def _kind(model: LanguageModel, name: str) -> AttentionKind:
     return "encoder" if stack == "encoder" else "decoder" if stack == "decoder" else "self"
 
 
-def _axes(loaded: LoadedModel, kind: AttentionKind, row: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tokens of queries and keys."""
-    ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}.get(kind, (row.read, row.read))
+def _name_axes(
+    loaded: LoadedModel, kind: AttentionKind, row: AttentionInput
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the tokens of queries and keys."""
+    ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}.get(
+        kind, (row.tokens, row.tokens)
+    )
     queries, keys = (tuple(map(loaded.tokenizer.display_token, axis)) for axis in ids)
     return ("pooled",) if kind == "pooling" else queries, keys
 
 
-def _input(loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None) -> Input:
+def _make_input(loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None) -> AttentionInput:
     prompt_format, where = loaded.prompt_format, str(loaded.run_path)
     if source is not None and texts:
         raise UsageError("both a text and a source are given", fix="leave out one of them")
@@ -176,39 +185,41 @@ def _input(loaded: LoadedModel, texts: Sequence[str], source: str | None, target
     if source is not None:
         if not prompt_format.answers:
             raise UsageError("this model reads a text, not a source", where=where, fix="give the text without --source")
-        return _pair(loaded, prompt_format.make_prompt(source), target)
+        return _make_pair_input(loaded, prompt_format.make_prompt(source), target)
     if prompt_format.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
     if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
-        return row_input(loaded, texts)
+        return make_row_input(loaded, texts)
     if len(texts) != 1:
-        raise _miscounted(loaded, "1 text", texts)
+        raise _text_count_error(loaded, "1 text", texts)
     prompt = prompt_format.make_prompt(texts[0])
     read = (*(prompt.source or ()), *prompt.tokens)
     _check_length(loaded, len(read))
     prefix_B = None if prompt.source is None else torch.tensor([len(prompt.source)])
-    return Input(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
+    return AttentionInput(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
 
 
-def row_input(loaded: LoadedModel, texts: Sequence[str]) -> Input:
-    """The texts as a row of a table, or between the special tokens of an encoder.
+def make_row_input(loaded: LoadedModel, texts: Sequence[str]) -> AttentionInput:
+    """Encodes texts as a row of a table, or between the special tokens of an encoder.
 
     Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.
     """
     columns, prompt_format = loaded.recipe.data.text_columns, loaded.prompt_format
     n_texts = len(columns) if columns and isinstance(loaded.model, HeadedModel) else 0
     if not texts or (n_texts and len(texts) != n_texts):
-        raise _miscounted(loaded, f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text", texts)
+        raise _text_count_error(
+            loaded, f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text", texts
+        )
     ids = [np.array(loaded.tokenizer.encode(text), dtype=np.int64) for text in texts]
-    tokens, segments, is_cut = prompt_format.encode_row(ids)
+    tokens, segments, is_truncated = prompt_format.encode_row(ids)
     marks = len(prompt_format.before) + len(prompt_format.between) * (len(texts) - 1) + len(prompt_format.after)
-    _check_length(loaded, marks + sum(map(len, ids)), is_cut)
+    _check_length(loaded, marks + sum(map(len, ids)), is_truncated)
     segments_BT = None if segments is None else torch.from_numpy(segments)[None]
-    return Input(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
+    return AttentionInput(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
 
 
-def _pair(loaded: LoadedModel, prompt: Prompt, target: str | None) -> Input:
-    """A source, or question, and a target; of a decoder both are one text."""
+def _make_pair_input(loaded: LoadedModel, prompt: Prompt, target: str | None) -> AttentionInput:
+    """Encodes a source, or question, and a target; for a decoder both are one text."""
     prompt_format = loaded.prompt_format
     question = prompt.tokens if prompt.source is None else prompt.source
     _check_length(loaded, len(question))
@@ -216,33 +227,33 @@ def _pair(loaded: LoadedModel, prompt: Prompt, target: str | None) -> Input:
         params = SamplingParams("greedy", max_new_tokens=prompt_format.max_answer_tokens(len(question)))
         with loaded.compute.autocast():
             (answer,) = complete(loaded.model, [prompt], params, prompt_format)
-        written = answer.tokens
+        generated = answer.tokens
     else:
-        written = (*loaded.tokenizer.encode(target), loaded.tokenizer.eos_id)
-    read, predicted = (*prompt.tokens, *written[:-1]), (*prompt.tokens[1:], *written)
+        generated = (*loaded.tokenizer.encode(target), loaded.tokenizer.eos_id)
+    read, predicted = (*prompt.tokens, *generated[:-1]), (*prompt.tokens[1:], *generated)
     row = (*prompt.source, *read) if prompt.source is not None and prompt_format.shares_row else read
     _check_length(loaded, len(row))
     if prompt.source is None:
-        return Input(Batch(torch.tensor([row])), row)
+        return AttentionInput(Batch(torch.tensor([row])), row)
     if prompt_format.shares_row:
-        return Input(Batch(torch.tensor([row]), prefix_B=torch.tensor([len(prompt.source)])), row)
+        return AttentionInput(Batch(torch.tensor([row]), prefix_B=torch.tensor([len(prompt.source)])), row)
     batch = Batch(torch.tensor([row]), source_BS=torch.tensor([prompt.source]))
-    return Input(batch, row, prompt.source, predicted)
+    return AttentionInput(batch, row, prompt.source, predicted)
 
 
-def _inattentive(loaded: LoadedModel) -> UsageError:
+def _no_attention_error(loaded: LoadedModel) -> UsageError:
     fix = "name a Transformer, or a recurrent model with `attention` in its recipe"
     what = f"this model has no attention: {loaded.model.description}"
     return UsageError(what, where=str(loaded.run_path), fix=fix)
 
 
-def _miscounted(loaded: LoadedModel, expected: str, texts: Sequence[str]) -> UsageError:
+def _text_count_error(loaded: LoadedModel, expected: str, texts: Sequence[str]) -> UsageError:
     n_given = {0: "no text is", 1: "1 text is"}.get(len(texts), f"{len(texts)} texts are")
     fix = "quote each text" if texts else "give TEXT, in quotes"
     return UsageError(f"the model reads {expected}, and {n_given} given", where=str(loaded.run_path), fix=fix)
 
 
-def _check_length(loaded: LoadedModel, n_tokens: int, is_cut: bool = False) -> None:
+def _check_length(loaded: LoadedModel, n_tokens: int, is_truncated: bool = False) -> None:
     context = loaded.model.context
-    if is_cut or (context is not None and n_tokens > context):
+    if is_truncated or (context is not None and n_tokens > context):
         raise UsageError(f"the text has {n_tokens} tokens, but the model's context is {context}", fix="shorten it")

@@ -1,4 +1,4 @@
-"""Which words decided what a classifier answers: leave-one-out, integrated gradients, attention rollout.
+"""Attributes the prediction of a classifier to words: leave-one-out, integrated gradients, attention rollout.
 
 Shapes: B rows, T positions, S keys, L layers, N heads, D width, C classes, M steps, W words.
 """
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmtool.analysis.attention import TextAttention, row_input
+from lmtool.analysis.attention import TextAttention, make_row_input
 from lmtool.batch import Batch, padded
 from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier
@@ -22,25 +22,26 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.tokenization.prompt_format import TokenIds
 from lmtool.tokenization.tokenizer import Tokenizer, find_word_spans
 
-STEPS = 64
+PATH_STEPS = 64
 """Points on the path of integrated gradients."""
 
-BATCH_TOKENS = 4096
+BATCH_POSITIONS = 4096
 """Positions computed at once."""
 
-Numbers = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What each word of a text, or of several in their order, contributes to the answer of a classifier.
+    """The contribution of each word of the texts to the prediction of a classifier.
 
-    label: the predicted class, the likeliest of several labels, or "" for a number.
-    score: the log-probability of the class, the logit of the label, or the number.
-    leave_one_out: by how much the score is lower without the tokens of the word (Li, Monroe and Jurafsky 2016).
-    integrated_gradients: see there, summed over the tokens of the word.
-    rollout: how much attention arrives from the word, see there; None without self-attention, and where the maximum
-        over positions is pooled.
+    Args:
+        label: the predicted class, the most probable of several labels, or "" for a number.
+        score: log-probability of the class, logit of the label, or the number.
+        leave_one_out: how much lower the score is without the tokens of the word (Li, Monroe and Jurafsky 2016).
+        integrated_gradients: summed over the tokens of the word; see the function.
+        rollout: attention that arrives from the word, see `compute_rollout`; None without self-attention, and with max
+            pooling.
     """
 
     label: str
@@ -51,24 +52,24 @@ class Attribution:
     rollout: tuple[float, ...] | None
 
     def columns(self) -> list[tuple[str, tuple[float, ...]]]:
-        """Each measure that there is, by name, with its value for each word."""
+        """Returns the name of each measure, and its value for each word."""
         columns = [("leave-one-out", self.leave_one_out), ("integrated gradients", self.integrated_gradients)]
         return columns if self.rollout is None else [*columns, ("rollout", self.rollout)]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value."""
+        """Returns a JSON value."""
         return asdict(self)
 
 
-def attribution(loaded: LoadedModel, texts: Sequence[str], attended: TextAttention) -> Attribution:
-    """What decided the answer of a classifier that is not packed. attended: its attention on the same texts.
+def attribute_words(loaded: LoadedModel, texts: Sequence[str], attention: TextAttention) -> Attribution:
+    """Attributes the prediction of a classifier, which is not packed, to the words of texts.
 
-    Raises UsageError as `row_input` does.
+    attention: of the classifier on the same texts. Raises UsageError as `make_row_input` does.
     """
     model, spec = loaded.model, loaded.recipe.objective
     assert isinstance(model, Classifier)
     assert isinstance(spec, Classification)
-    batch = row_input(loaded, texts).batch.to(loaded.device)
+    batch = make_row_input(loaded, texts).batch.to(loaded.device)
     with torch.no_grad():
         scores_C = model.run_head(batch).scores[0]
     best = int(scores_C.argmax())
@@ -83,22 +84,22 @@ def attribution(loaded: LoadedModel, texts: Sequence[str], attended: TextAttenti
             case _:
                 return scores_BC[:, best]
 
-    words, tokens = _words(loaded, texts)
+    words, tokens = _find_words(loaded, texts)
     whole = float(score(batch).detach())
-    per_token_T = integrated_gradients(score, _embedding(model), batch)
-    arriving_T = _arriving(model, attended)
-    left_out = whole - leave_out(score, batch, tokens, loaded.prompt_format.between[0])
+    per_token_T = integrated_gradients(score, _find_embedding(model), batch)
+    rollout_T = _compute_pooled_rollout(model, attention)
+    left_out_W = whole - score_without_words(score, batch, tokens, loaded.prompt_format.between[0])
 
-    def by_word(values_T: Numbers) -> tuple[float, ...]:
+    def sum_by_word(values_T: Floats) -> tuple[float, ...]:
         return tuple(float(values_T[of_word].sum()) for of_word in tokens)
 
-    arriving = None if arriving_T is None else by_word(arriving_T)
+    rollout = None if rollout_T is None else sum_by_word(rollout_T)
     label = spec.labels[best] if spec.labels else ""
-    return Attribution(label, whole, tuple(words), tuple(left_out.tolist()), by_word(per_token_T), arriving)
+    return Attribution(label, whole, tuple(words), tuple(left_out_W.tolist()), sum_by_word(per_token_T), rollout)
 
 
-def _words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-    """The words of the texts, and for each the positions of its tokens in the row, at least one.
+def _find_words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    """Returns the words of the texts, and for each the positions of its tokens in the row, at least one.
 
     Control characters in words are escaped. A token belongs to the first word that it has a character of.
     """
@@ -106,17 +107,18 @@ def _words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[l
     first = len(loaded.prompt_format.before)
     for text in texts:
         ids, spans = loaded.tokenizer.encode_with_offsets(text)
-        for word, tokens in _matched(text, spans):
+        for word, tokens in _match_words(text, spans):
             words.append(word)
             positions.append([first + i for i in tokens])
         first += len(ids) + len(loaded.prompt_format.between)
     return words, positions
 
 
-def words_of_row(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], list[list[int]]]:
-    """The words of an encoded row, as its tokens are decoded, and for each the positions of its tokens, at least one.
+def find_row_words(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], list[list[int]]]:
+    """Returns the words of an encoded row, and for each the positions of its tokens, at least one.
 
-    As `_words` without the text: special tokens are between texts, a token is what it adds to those before it.
+    Needs no text, unlike `_find_words`: special tokens separate texts, and the characters of a token are those that it
+    adds to the decoded tokens before it.
     """
     words, positions = [], []
     special = tokenizer.special_ids - {tokenizer.unk_id}
@@ -125,14 +127,14 @@ def words_of_row(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], l
             continue
         numbers, ids = zip(*run, strict=True)
         ends = [len(tokenizer.decode(list(ids[:n]))) for n in range(len(ids) + 1)]
-        for word, tokens in _matched(tokenizer.decode(list(ids)), list(pairwise(ends))):
+        for word, tokens in _match_words(tokenizer.decode(list(ids)), list(pairwise(ends))):
             words.append(word)
             positions.append([numbers[i] for i in tokens])
     return words, positions
 
 
-def _matched(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
-    """Each word of a text that has a token of its own, and the numbers of its tokens. spans: of the tokens."""
+def _match_words(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
+    """Yields each word of a text that has its own token, and the indices of its tokens. spans: characters of tokens."""
     free = list(range(len(spans)))
     for start, stop in find_word_spans(text):
         tokens = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
@@ -141,27 +143,28 @@ def _matched(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str,
             yield plain(text[start:stop]), tokens
 
 
-def without(
+def remove_tokens(
     tokens_T: TokenIds, segments_T: TokenIds | None, positions: Sequence[int], filler: int
 ) -> tuple[TokenIds, TokenIds | None]:
-    """A row and its segments without the tokens at some positions. filler: the only token of a row that is then
-    empty."""
+    """Returns a row and its segments without the tokens at some positions. filler: the only token of an empty row."""
     if len(positions) == len(tokens_T):
         return np.array([filler]), None if segments_T is None else segments_T[:1]
     return np.delete(tokens_T, positions), None if segments_T is None else np.delete(segments_T, positions)
 
 
 @torch.no_grad()
-def leave_out(
+def score_without_words(
     score: Callable[[Batch], Tensor], batch: Batch, positions: Sequence[Sequence[int]], filler: int
-) -> Numbers:
-    """The score (W) of a row without the tokens at the positions of each word. filler: the only token of an empty
-    row."""
+) -> Floats:
+    """Computes the score (W) of a row without each word.
+
+    positions: of the tokens of each word. filler: the only token of an empty row.
+    """
     tokens_T = batch.tokens_BT[0].cpu().numpy()
     segments_T = None if batch.segments_BT is None else batch.segments_BT[0].cpu().numpy()
-    rows = [without(tokens_T, segments_T, of_word, filler) for of_word in positions]
+    rows = [remove_tokens(tokens_T, segments_T, of_word, filler) for of_word in positions]
     scores = [np.zeros(0)]
-    at_once = max(1, BATCH_TOKENS // len(tokens_T))
+    at_once = max(1, BATCH_POSITIONS // len(tokens_T))
     for chosen in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
         tokens_BT, keep_BT = padded([tokens for tokens, _ in chosen], filler)
         segments = [segments for _, segments in chosen if segments is not None]
@@ -171,18 +174,18 @@ def leave_out(
 
 
 def integrated_gradients(
-    score: Callable[[Batch], Tensor], embedding: nn.Module, batch: Batch, steps: int = STEPS
-) -> Numbers:
-    """The share of each token of a row in its score: (T) (Sundararajan, Taly and Yan 2017, equation 1).
+    score: Callable[[Batch], Tensor], embedding: nn.Module, batch: Batch, steps: int = PATH_STEPS
+) -> Floats:
+    """Computes the share of each token of a row in its score (T) (Sundararajan, Taly and Yan 2017, equation 1).
 
         share of t = sum over d of  x_td  integral from 0 to 1 of  dF(a x) / dx_td  da
 
     F is the score as a function of the token embeddings x, the baseline the zero vector. The integral is the mean of
-    the gradients at the midpoints of `steps` equal parts. The shares sum to F(x) - F(0), but for the error of that.
+    the gradients at the midpoints of `steps` equal parts. The shares sum to F(x) - F(0), up to the error of that mean.
     """
     tokens_BT, T = batch.tokens_BT, batch.tokens_BT.shape[1]
     shares_T = np.zeros(T)
-    at_once = max(1, BATCH_TOKENS // T)
+    at_once = max(1, BATCH_POSITIONS // T)
     points_M = (torch.arange(steps, device=tokens_BT.device) + 0.5) / steps
     for points_B in torch.split(points_M, at_once):
         on_path: list[tuple[Tensor, Tensor]] = []
@@ -194,7 +197,7 @@ def integrated_gradients(
             return scaled_BTD
 
         segments_BT = None if batch.segments_BT is None else batch.segments_BT.expand(len(points_B), T)
-        # cuDNN's recurrent kernels have no gradient in evaluation mode
+        # cuDNN's recurrent kernels have no gradient in evaluation mode.
         without_cudnn = torch.backends.cudnn.flags(enabled=False)
         with embedding.register_forward_hook(scale), torch.enable_grad(), without_cudnn:
             total = score(Batch(tokens_BT.expand(len(points_B), T), segments_BT=segments_BT)).sum()
@@ -204,37 +207,37 @@ def integrated_gradients(
     return shares_T
 
 
-def rollout(weights_LNTS: NDArray[np.float32]) -> Numbers:
-    """How much of each position's state comes from each input, as far as attention tells: (T, S).
+def compute_rollout(weights_LNTS: NDArray[np.float32]) -> Floats:
+    """Computes how much of each position's state comes from each input, as far as attention shows (T, S).
 
         R = A_L ... A_1,  A_l = (mean over heads of layer l's weights + I) / 2
 
     where I is the residual connection (Abnar and Zuidema 2020, Quantifying Attention Flow in Transformers). Rows sum to
     one.
     """
-    arriving_TS = np.eye(weights_LNTS.shape[-1])
+    rollout_TS = np.eye(weights_LNTS.shape[-1])
     for weights_NTS in weights_LNTS.astype(np.float64):
-        arriving_TS = (weights_NTS.mean(0) + np.eye(len(arriving_TS))) / 2 @ arriving_TS
-    return arriving_TS
+        rollout_TS = (weights_NTS.mean(0) + np.eye(len(rollout_TS))) / 2 @ rollout_TS
+    return rollout_TS
 
 
-def _arriving(model: Classifier, attended: TextAttention) -> Numbers | None:
-    """The rollout (T) from the inputs to the pooled vector; None without self-attention, and for a maximum."""
-    weights = {part.kind: part.weights_LNTS for part in attended.parts}
+def _compute_pooled_rollout(model: Classifier, attention: TextAttention) -> Floats | None:
+    """Computes the rollout (T) from inputs to the pooled vector; None without self-attention, and for max pooling."""
+    weights = {part.kind: part.weights_LNTS for part in attention.parts}
     if "self" not in weights or model.pool is None:
         return None
-    arriving_TS, n = rollout(weights["self"]), weights["self"].shape[-1]
+    rollout_TS, n = compute_rollout(weights["self"]), weights["self"].shape[-1]
     if model.pool.kind == "max":
         return None
     pooled = {"first": np.eye(n)[0], "last": np.eye(n)[-1], "mean": np.full(n, 1 / n)}
     if model.pool.kind == "attention":
         pooled["attention"] = weights["pooling"][0, 0, 0].astype(np.float64)
-    arriving_T: Numbers = pooled[model.pool.kind] @ arriving_TS
-    return arriving_T
+    rollout_T: Floats = pooled[model.pool.kind] @ rollout_TS
+    return rollout_T
 
 
-def _embedding(model: Classifier) -> nn.Module:
-    """The module that embeds the tokens."""
+def _find_embedding(model: Classifier) -> nn.Module:
+    """Returns the module that embeds the tokens."""
     vectors = model.token_vectors()
     modules: Iterable[nn.Module] = model.modules()
     return next(part for part in modules if isinstance(part, nn.Embedding) and part.weight is vectors)

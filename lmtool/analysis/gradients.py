@@ -1,5 +1,5 @@
-"""How far back gradients reach: the norms of the gradient of one token's loss in the states before it; and how far the
-first state of a recurrent network: two of them that read the same text come together, or do not.
+"""Measures how far back gradients reach: the norms of the gradient of one token's loss at the states before it; and how
+long the first state of a recurrent network matters: whether two states that read the same text converge.
 
 Shapes: B states, T positions, D width of a layer's state, S numbers of the states of all layers.
 """
@@ -25,16 +25,18 @@ from lmtool.model.layers.cells import CellState, record_step_states
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
 
-ROUNDING = 1e-13
-"""Share of the first distance below which a difference of numbers in float64 is rounding."""
+ROUNDING_SHARE = 1e-13
+"""Share of the first distance below which a distance in float64 is a rounding error."""
 
 
 class GradientNorms(NamedTuple):
     """Norms of the gradient of the loss of one prediction, k steps back from the position that makes it.
 
-    loss: in nats. norms: for each kind of state, the norm of the gradient in the state k steps back, by k from 0. Those
-    of a Transformer are the embeddings and the residual stream after each layer, the last after the final norm. Those
-    of a recurrent model are the states of each layer, and of an LSTM also its memory cells. None where not finite.
+    Args:
+        loss: in nats.
+        norms: for each kind of state the norm at the state k steps back, for k from 0; None if it is not finite. The
+            states of a Transformer are the embeddings and the residual stream after each layer, the last after the
+            final norm; those of a recurrent model are the states of each layer, and of an LSTM also its memory cells.
     """
 
     loss: float
@@ -42,7 +44,7 @@ class GradientNorms(NamedTuple):
 
 
 class GradientFlow(NamedTuple):
-    """The norms for a text. pieces: the tokens read, up to the position that predicts. target: the token predicted."""
+    """The gradient norms for a text. pieces: tokens up to the position that predicts. target: the predicted token."""
 
     pieces: list[str]
     target: str
@@ -50,12 +52,17 @@ class GradientFlow(NamedTuple):
 
 
 class Contraction(NamedTuple):
-    """Two states over the steps of one text: s_0 is zero, s'_0 is drawn from [-1, 1]. None where not finite.
+    """The distance of two states while they read one text: s_0 is zero, s'_0 is drawn from [-1, 1].
 
-    tokens: read, as pieces. distances: ||s_t - s'_t|| for t from 0. rate: λ, the geometric mean of their ratios from
-    step to step, up to where they are rounding. bounds: λ^t ||s_0 - s'_0||. largest: for each step from 1 the largest
-    singular value of the Jacobian ds_t / ds_{t-1} at the first state; were all of them at most one λ at all states, the
-    distances would be at most λ^t ||s_0 - s'_0||.
+    Numbers that are not finite are None.
+
+    Args:
+        tokens: as pieces.
+        distances: ||s_t - s'_t|| for t from 0.
+        rate: λ, the geometric mean of the ratios of successive distances, before these are rounding errors.
+        bounds: λ^t ||s_0 - s'_0||, which the distances would not exceed if the largest singular values of all Jacobians
+            at all states were at most λ.
+        largest: for each step from 1 the largest singular value of the Jacobian ds_t / ds_{t-1} at the state s_{t-1}.
     """
 
     tokens: list[str]
@@ -65,14 +72,14 @@ class Contraction(NamedTuple):
     largest: list[float | None]
 
 
-def gradients(loaded: LoadedModel, text: str, token: int | None = None) -> GradientFlow:
-    """The gradient norms of a model, in float32 and not packed, on a text.
+def compute_gradient_flow(loaded: LoadedModel, text: str, token: int | None = None) -> GradientFlow:
+    """Computes the gradient norms of a model, in float32 and not packed, on a text.
 
-    token: the token whose loss it is, counted from 1; the last by default. Raises UsageError for a model that does not
-    read from left to right or counts n-grams, a text longer than its context, and a token that is not in the text or
-    has none before it.
+    token: number, from 1, of the token whose loss is differentiated; the last by default. Raises UsageError for a model
+    that does not read from left to right or counts n-grams, for a text longer than its context, and for a token that is
+    not in the text or has none before it.
     """
-    tokens, pieces = _tokens(loaded, text)
+    tokens, pieces = _encode_text(loaded, text)
     n_before = len(loaded.prompt_format.opening)
     n_tokens = len(tokens) - n_before
     token = n_tokens if token is None else token
@@ -86,102 +93,106 @@ def gradients(loaded: LoadedModel, text: str, token: int | None = None) -> Gradi
     if longest is not None and n_read > longest:
         what = f"the text has {n_read} tokens before the one predicted, but the model reads {longest}"
         raise UsageError(what, fix="shorten it, or name an earlier token")
-    norms = gradient_norms(loaded.model, tokens[: n_read + 1])
+    norms = compute_gradient_norms(loaded.model, tokens[: n_read + 1])
     return GradientFlow(pieces[:n_read], pieces[n_read], norms)
 
 
-def _tokens(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
-    """The ids of a text, after the token that begins one, if the model has such a token; and how they are shown."""
+def _encode_text(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
+    """Returns the ids of a text, after the token that begins a text if there is one; and how they are displayed."""
     tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
     return tokens, list(map(loaded.tokenizer.display_token, tokens))
 
 
-def _left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:
-    """The same model. Raises UsageError for others than Transformer decoders and recurrent language models."""
+def _require_left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:
+    """Returns the model. Raises UsageError unless it is a Transformer decoder or a recurrent language model."""
     if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalModel) or lm.reads != "past":
         what = "this model does not read from left to right by states that learn from gradients"
         raise UsageError(what, fix="name a run of a Transformer decoder, or of a recurrent language model")
     return lm
 
 
-def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
-    """The norms for the prediction of the last token from all others. The model is left as it was.
+def compute_gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
+    """Computes the norms for the prediction of the last token from all others. Leaves the model as it was.
 
     Raises UsageError for models other than Transformer decoders and recurrent language models.
     """
-    lm = _left_to_right(lm)
+    lm = _require_left_to_right(lm)
     device = next(lm.parameters()).device
     tokens_1T = torch.tensor([list(tokens)], device=device)
     batch, target_1 = Batch(tokens_1T[:, :-1]), tokens_1T[:, -1]
-    with evaluation_mode(lm), _all_trainable(lm), torch.enable_grad():
+    with evaluation_mode(lm), _enable_all_gradients(lm), torch.enable_grad():
         norms = {}
         if isinstance(lm, TransformerDecoder):
             layers = lm.layer_outputs(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
-                norms[f"layer {number}" if number else "embeddings"] = _listed(gradient_TD)
+                norms[f"layer {number}" if number else "embeddings"] = _compute_step_norms(gradient_TD)
         else:
             with record_step_states(lm) as states_of:
                 hidden_1TD = lm.forward(batch).hidden_BTD
             loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
             for number, states in enumerate(filter(None, states_of), 1):
-                norms |= _of_states(loss, f"layer {number}", states)
+                norms |= _compute_recurrent_norms(loss, f"layer {number}", states)
     return GradientNorms(float(loss.detach()), norms)
 
 
-def two_starts(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
-    """How two states of a recurrent model, which is not packed, come together over a text; in float64, on the CPU.
+def measure_convergence(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
+    """Measures how two states of a recurrent model, which is not packed, converge over a text; in float64 on the CPU.
 
-    seed: of the random one. Raises UsageError for a model without a state from step to step, and for an empty text.
+    seed: of the random state. Raises UsageError for a model without a state from step to step, and for an empty text.
     """
-    tokens, pieces = _tokens(loaded, text)
+    tokens, pieces = _encode_text(loaded, text)
     if not tokens:
         raise UsageError("the text has no tokens", fix="write more")
-    lm = _left_to_right(loaded.model)
+    lm = _require_left_to_right(loaded.model)
     if isinstance(lm, TransformerDecoder):
         what = "a Transformer carries no state from step to step: each position reads all earlier ones"
         raise UsageError(what, fix="omit --starts, or name a run of a recurrent language model")
-    return contraction(deepcopy(lm).cpu().double(), tokens, seed)._replace(tokens=pieces)
+    return measure_contraction(deepcopy(lm).cpu().double(), tokens, seed)._replace(tokens=pieces)
 
 
-def contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
-    """The same for a recurrent model and ids."""
-    zero_1S = _joined(lm.initial_state(Batch(torch.tensor([[0]]))))
+def measure_contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
+    """Measures how two states of a recurrent model converge over token ids."""
+    zero_1S = _join_states(lm.initial_state(Batch(torch.tensor([[0]]))))
     random_1S = torch.rand(zero_1S.shape, generator=torch.Generator().manual_seed(seed)).to(zero_1S) * 2 - 1
     states_2S = torch.cat((zero_1S, random_1S))
     distances, largest = [float(random_1S.norm())], []
     for token in tokens:
-        # each number of s_t has a row of its own, so that one pass gives all rows of the Jacobian
+        # Each number of s_t has its own row, so that one pass gives all rows of the Jacobian.
         rows_SS = states_2S[:1].repeat(states_2S.shape[1], 1).requires_grad_()
         with torch.enable_grad():
-            (jacobian_SS,) = torch.autograd.grad(_step(lm, token, rows_SS).diagonal().sum(), rows_SS)
+            (jacobian_SS,) = torch.autograd.grad(_advance_states(lm, token, rows_SS).diagonal().sum(), rows_SS)
         largest.append(float(torch.linalg.matrix_norm(jacobian_SS, 2)))
-        states_2S = _step(lm, token, states_2S).detach()
+        states_2S = _advance_states(lm, token, states_2S).detach()
         distances.append(float((states_2S[0] - states_2S[1]).norm()))
-    measured = list(takewhile(lambda d: ROUNDING * distances[0] < d < math.inf, distances))
+    measured = list(takewhile(lambda d: ROUNDING_SHARE * distances[0] < d < math.inf, distances))
     rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
     bounds = distances[0] * torch.tensor(rate, dtype=torch.float64) ** torch.arange(len(distances))
-    return Contraction([], _finite(distances), rate, _finite(bounds.tolist()), _finite(largest))
+    return Contraction(
+        [], _replace_non_finite(distances), rate, _replace_non_finite(bounds.tolist()), _replace_non_finite(largest)
+    )
 
 
-def _joined(state: DecodeState) -> Tensor:
-    """The states of all layers (B, S), without the memory of attention, which no later state reads."""
+def _join_states(state: DecodeState) -> Tensor:
+    """Concatenates the states of all layers (B, S), without the memory of attention, which no later state reads."""
     return torch.cat([part for layer in state.layers if not isinstance(layer, KeyValueCache) for part in layer], -1)
 
 
-def _step(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
-    """The states after one more token."""
+def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
+    """Returns the states (B, S) after one more token."""
     tokens_B1 = torch.full((len(states_BS), 1), token)
     empty = lm.initial_state(Batch(tokens_B1))
     cells = [layer for layer in empty.layers if not isinstance(layer, KeyValueCache)]
     parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
     layers = [tuple(next(parts) for _ in cell) for cell in cells]
-    return _joined(lm.forward_incremental(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1])
+    return _join_states(
+        lm.forward_incremental(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1]
+    )
 
 
 @contextmanager
-def _all_trainable(lm: LanguageModel) -> Iterator[None]:
-    """Parameters that are frozen have gradients, so that there is a graph below frozen layers too."""
+def _enable_all_gradients(lm: LanguageModel) -> Iterator[None]:
+    """Lets frozen parameters require gradients, so that there is a graph below frozen layers too."""
     frozen = nn.ParameterList(parameter for parameter in lm.parameters() if not parameter.requires_grad)
     try:
         frozen.requires_grad_(True)
@@ -190,22 +201,23 @@ def _all_trainable(lm: LanguageModel) -> Iterator[None]:
         frozen.requires_grad_(False)
 
 
-def _of_states(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:
-    """The norm after each step of a recurrent layer, the last step first; for each part of the state."""
+def _compute_recurrent_norms(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:
+    """Returns the norms at the states of a recurrent layer, the last step first, for each part of the state."""
     norms = {}
     for part, title in zip(zip(*states, strict=True), (name, f"{name}, cells"), strict=False):
-        # nothing reads the last memory cells again
+        # Nothing reads the last memory cells again.
         rows = torch.autograd.grad(loss, part, retain_graph=True, allow_unused=True, materialize_grads=True)
-        norms[title] = _listed(torch.cat(rows))
+        norms[title] = _compute_step_norms(torch.cat(rows))
     return norms
 
 
-def _listed(gradient_TD: Tensor) -> list[float | None]:
-    # squares of small gradients are below the smallest float32; below its normal numbers a gradient is rounding
+def _compute_step_norms(gradient_TD: Tensor) -> list[float | None]:
+    """Returns the norm at each step, the last step first."""
+    # Squares of small gradients are below the smallest float32. Below its normal numbers a gradient is rounding error.
     rounded_TD = gradient_TD.where(gradient_TD.abs() >= torch.finfo(gradient_TD.dtype).tiny, 0.0)
-    return _finite(rounded_TD.cpu().double().norm(dim=-1).flip(0).tolist())
+    return _replace_non_finite(rounded_TD.cpu().double().norm(dim=-1).flip(0).tolist())
 
 
-def _finite(numbers: Sequence[float]) -> list[float | None]:
-    """The numbers, with None for infinities and NaN."""
+def _replace_non_finite(numbers: Sequence[float]) -> list[float | None]:
+    """Returns the numbers, with None for infinities and NaN."""
     return [number if math.isfinite(number) else None for number in numbers]

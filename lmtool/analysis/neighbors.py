@@ -1,5 +1,5 @@
-"""`neighbors`: the nearest tokens of a word, or the words nearest to it in its context, by cosine similarity; and how
-similarities that people have given agree with it.
+"""Finds the nearest tokens of a word, or the words nearest to it in a context, by cosine similarity; compares cosine
+similarities with those that people gave.
 
 Shapes: V vocabulary, D model width, N points.
 """
@@ -35,9 +35,9 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A token (`Tokenizer.display_token`) or a word, and the cosine similarity of its vector to the asked word's.
+    """A token (`Tokenizer.display_token`) or a word, and the cosine similarity of its vector to that of the query.
 
-    text: that the word is in, and where it begins there; None for a token.
+    text: that has the word; None for a token. start: character at which the word begins there.
     """
 
     word: str
@@ -47,9 +47,9 @@ class Neighbor:
 
 
 class Neighbors(NamedTuple):
-    """The nearest tokens or words of a word, the nearest first. word: its token, or the word as its text has it.
+    """The nearest tokens or words of a query, the nearest first.
 
-    vectors: of the word and then of the nearest, (1 + N, D).
+    word: the query, as a token or as in its text. vectors: of the query and then of the nearest (1 + N, D).
     """
 
     word: str
@@ -59,97 +59,100 @@ class Neighbors(NamedTuple):
 
 
 @torch.inference_mode()
-def neighbors(loaded: LoadedModel, word: str, k: int) -> Neighbors:
-    """The k tokens nearest to a word by cosine, among the static token vectors of a model.
+def find_neighbors(loaded: LoadedModel, word: str, k: int) -> Neighbors:
+    """Finds the k tokens nearest to a word by cosine, among the static token vectors of a model.
 
     Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
     """
     token = find_token(loaded.tokenizer, word)
-    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.display_token(token), k)
+    return _find_nearest_tokens(
+        loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.display_token(token), k
+    )
 
 
 @torch.inference_mode()
-def analogy(loaded: LoadedModel, words: tuple[str, str, str], k: int) -> Neighbors:
-    """The k tokens nearest to a - b + c for three words a, b, c, whose vectors have length 1; they are left out.
+def solve_analogy(loaded: LoadedModel, words: tuple[str, str, str], k: int) -> Neighbors:
+    """Finds the k tokens nearest to a - b + c for the normalized vectors of three words a, b, c, except these words.
 
-    So king - man + woman is what is to a woman as a king is to a man (3CosAdd; Mikolov, Yih and Zweig 2013).
-    Raises as `neighbors`.
+    king - man + woman is to a woman as a king is to a man (3CosAdd; Mikolov, Yih and Zweig 2013). Raises as
+    `find_neighbors` does.
     """
     tokens = [find_token(loaded.tokenizer, word) for word in words]
     a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
-    one, less, more = (loaded.tokenizer.display_token(token).strip() for token in tokens)
-    return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
+    a, b, c = (loaded.tokenizer.display_token(token).strip() for token in tokens)
+    return _find_nearest_tokens(loaded, a_D - b_D + c_D, tokens, f"{a} - {b} + {c}", k)
 
 
-def _closest(loaded: LoadedModel, query_D: Tensor, left_out: list[int], name: str, k: int) -> Neighbors:
-    """The k tokens nearest to a vector."""
+def _find_nearest_tokens(loaded: LoadedModel, query_D: Tensor, exclude: list[int], name: str, k: int) -> Neighbors:
+    """Finds the k tokens nearest to a vector."""
     tokenizer = loaded.tokenizer
     vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
     similarity_V = F.normalize(vectors_VD, dim=-1) @ F.normalize(query_D, dim=-1)
-    never = {*tokenizer.special_ids, *left_out}
-    similarity_V[list(never)] = -torch.inf
-    best = similarity_V.topk(min(k, tokenizer.vocab_size - len(never)))
+    excluded = {*tokenizer.special_ids, *exclude}
+    similarity_V[list(excluded)] = -torch.inf
+    best = similarity_V.topk(min(k, tokenizer.vocab_size - len(excluded)))
     ids = best.indices.tolist()
     nearest = [Neighbor(tokenizer.display_token(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
     return Neighbors(name, nearest, loaded, torch.cat((query_D[None], vectors_VD[ids])).float().cpu().numpy())
 
 
-def neighbors_in_context(
-    loaded: LoadedModel, word: str, text: str, among: Iterable[str], layer: int, k: int
+def find_context_neighbors(
+    loaded: LoadedModel, word: str, text: str, texts: Iterable[str], layer: int, k: int
 ) -> Neighbors:
-    """The k words of some texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
+    """Finds the k words of other texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
 
-    among: the texts, which are truncated to the context; `text` itself is left out. A word that several texts have with
-    equal states, as after equal beginnings in a left-to-right model, counts once. Of several occurrences of the asked
-    word, the first is meant.
-    Raises UsageError when `text` does not have the word, DataError when there is no other text, and as `embed`.
+    Uses the first occurrence of the word. A word that several texts have with equal states, as after equal beginnings
+    in a left-to-right model, counts once.
+
+    texts: truncated to the context; `text` itself is left out. Raises UsageError if `text` does not have the word,
+    DataError if there is no other text, and as `embed` does.
     """
     (query,) = embed(loaded, [text], layer, "none")
     assert query.words is not None
-    index = _find(query.words, word)
+    index = _find_word(query.words, word)
     vector_D = query.vectors[index] / (np.linalg.norm(query.vectors[index]) or 1)
-    texts = [other for other in among if other != text]
+    others = [other for other in texts if other != text]
 
-    def occurrences() -> Iterator[tuple[Neighbor, Vectors]]:
+    def iterate_words() -> Iterator[tuple[Neighbor, Vectors]]:
         seen: set[tuple[str, float]] = set()
-        for embedded in embed(loaded, texts, layer, "none", truncate=True):
+        for embedded in embed(loaded, others, layer, "none", truncate=True):
             lengths = np.linalg.norm(embedded.vectors, axis=1)
             similarities = (embedded.vectors @ vector_D / np.where(lengths, lengths, 1)).tolist()
             for i, (other, similarity) in enumerate(zip(embedded.words or (), similarities, strict=True)):
                 if (other, round(similarity, 6)) not in seen:
                     seen.add((other, round(similarity, 6)))
-                    yield Neighbor(other, similarity, texts[embedded.text], i), embedded.vectors[i]
+                    yield Neighbor(other, similarity, others[embedded.text], i), embedded.vectors[i]
 
-    best = nlargest(k, occurrences(), key=lambda one: one[0].similarity)
+    best = nlargest(k, iterate_words(), key=lambda one: one[0].similarity)
     vectors = np.stack([query.vectors[index], *(vector for _, vector in best)])
-    near = [replace(one, start=_start(one)) for one, _ in best]
+    near = [replace(one, start=_find_start(one)) for one, _ in best]
     return Neighbors(query.words[index], near, loaded, vectors)
 
 
-def _start(occurrence: Neighbor) -> int:
-    """Where a word begins in its text. occurrence: `start` is its number among the words there."""
+def _find_start(occurrence: Neighbor) -> int:
+    """Finds the character at which a word begins in its text. occurrence: has the index of the word as `start`."""
     assert occurrence.text is not None
     spans = find_word_spans(occurrence.text)
     same = (start for start, stop in spans[occurrence.start :] if occurrence.text[start:stop] == occurrence.word)
     return next(same)
 
 
-def _find(words: list[str], word: str) -> int:
-    """The index of a word among the words of a text: as it is spelled, else in other case."""
+def _find_word(words: list[str], word: str) -> int:
+    """Returns the index of a word among the words of a text: as it is spelled, else in any case."""
     for spelled in (str, str.casefold):
         folded = [spelled(other) for other in words]
         if spelled(word) in folded:
             return folded.index(spelled(word))
-    raise _unknown(f"{word!r:.80} is not a word of the text", word, words, "name a word as the text has it")
+    raise _unknown_word_error(f"{word!r:.80} is not a word of the text", word, words, "name a word as the text has it")
 
 
-def _unknown(what: str, word: str, words: list[str], fix: str) -> UsageError:
+def _unknown_word_error(what: str, word: str, words: list[str], fix: str) -> UsageError:
     alike = get_close_matches(word, words, n=3, cutoff=0.6)
     return UsageError(what, fix=f"did you mean {' or '.join(alike)}?" if alike else fix)
 
 
-def plane(vectors: Vectors, method: MapName) -> Vectors:
-    """Vectors (N, D) as points in the plane (N, 2), N > 1.
+def project_to_plane(vectors: Vectors, method: MapName) -> Vectors:
+    """Projects vectors (N, D) to points in the plane (N, 2), N > 1.
 
     pca: the two principal components; the sign of each makes its largest coordinate positive. tsne: t-SNE (van der
     Maaten and Hinton 2008) from the principal components, with a perplexity of a third of the points, at most 30.
@@ -159,15 +162,15 @@ def plane(vectors: Vectors, method: MapName) -> Vectors:
         from sklearn.manifold import TSNE
 
         perplexity = max(1.0, min(30.0, (len(vectors) - 1) / 3))
-        start = _principal(points_ND)
+        start = _project_to_principal_components(points_ND)
         start = start / (start[:, 0].std() or 1) * 1e-4
         search = TSNE(2, perplexity=perplexity, init=start.numpy(), learning_rate="auto", random_state=0)
         return np.asarray(search.fit_transform(points_ND.numpy()), dtype=np.float32)
-    return _principal(points_ND).numpy().astype(np.float32)
+    return _project_to_principal_components(points_ND).numpy().astype(np.float32)
 
 
-def _principal(points_ND: Tensor) -> Tensor:
-    """Coordinates along the two directions of the largest variance (N, 2)."""
+def _project_to_principal_components(points_ND: Tensor) -> Tensor:
+    """Returns the coordinates along the two directions of the largest variance (N, 2)."""
     centred_ND = points_ND - points_ND.mean(0)
     u_NK, s_K, _ = torch.linalg.svd(centred_ND, full_matrices=False)
     points_N2 = F.pad(u_NK * s_K, (0, 2))[:, :2]
@@ -176,19 +179,19 @@ def _principal(points_ND: Tensor) -> Tensor:
 
 
 def find_token(tokenizer: Tokenizer, word: str) -> int:
-    """The token of a word: after a space, or else at the beginning of a text.
+    """Returns the token of a word: after a space, or else at the beginning of a text.
 
-    Raises UsageError, with similarly spelled words, when there is none.
+    Raises UsageError, which lists similarly spelled words, if there is none.
     """
-    if (token := token_of(tokenizer, word)) is not None:
+    if (token := lookup_token(tokenizer, word)) is not None:
         return token
     words = {tokenizer.display_token(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
     what, fix = f"{word!r} is not a token of this run", "name a single word of the training text"
-    raise _unknown(what, word, sorted(words), fix)
+    raise _unknown_word_error(what, word, sorted(words), fix)
 
 
-def token_of(tokenizer: Tokenizer, word: str) -> int | None:
-    """The token of a word, as `find_token`; None where there is none."""
+def lookup_token(tokenizer: Tokenizer, word: str) -> int | None:
+    """Returns the token of a word as `find_token` does; None if there is none."""
     for text in (f" {word}", word):
         ids = tokenizer.encode(text)
         if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
@@ -200,10 +203,7 @@ def token_of(tokenizer: Tokenizer, word: str) -> int | None:
 class Similarity:
     """Spearman's rho between cosines and given similarities, over the pairs whose words both have vectors.
 
-    rho: NaN where all of either are equal.
-    n_pairs: of the table.
-    missing: words without a vector, sorted.
-    skipped: bad rows.
+    rho: NaN if all cosines, or all similarities, are equal. n_pairs: of the table. missing: words without a vector.
     """
 
     loaded: LoadedModel
@@ -214,7 +214,7 @@ class Similarity:
     skipped: SkippedRows
 
     def record(self) -> dict[str, object]:
-        """The JSON record."""
+        """Returns the results as a JSON value."""
         return {
             "spearman": None if math.isnan(self.rho) else self.rho,
             "scored": self.n_scored,
@@ -223,7 +223,7 @@ class Similarity:
         }
 
     def lines(self) -> list[str]:
-        """The results as text lines."""
+        """Formats the results as text lines."""
         share = 100 * self.n_scored / self.n_pairs
         lines = [f"spearman  {self.rho:.4f}", f"pairs     {self.n_scored:,} of {self.n_pairs:,} ({share:.1f} %)"]
         if self.missing:
@@ -236,7 +236,7 @@ class Similarity:
 def measure_similarity(
     reference: str, source: str, *, device: DeviceName = "auto", reading: Data = INFERRED_FORMAT
 ) -> Similarity:
-    """Compare a table of similarities with the static vectors of a run.
+    """Compares a table of similarities with the static vectors of a run.
 
     source: a table whose first two columns are words, and the next one of numbers their similarity, as in WordSim-353
     and SimLex-999. reading: how it is read. A word is looked up as it is spelled, then in lower case.
@@ -246,9 +246,9 @@ def measure_similarity(
 
     table = open_table(source, reading)
     skipped = SkippedRows()
-    pairs = list(_pairs(table, skipped if reading.skip_bad_rows else None))
+    pairs = list(_read_pairs(table, skipped if reading.skip_bad_rows else None))
     loaded = load_run(reference, choose_compute(device, "float32"))
-    token = {word: _token(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
+    token = {word: _lookup_any_case(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
     scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]
     if len(scored) < 2:
         what = f"{len(scored)} of {len(pairs)} pairs are of words that both have vectors; a correlation needs two"
@@ -257,19 +257,19 @@ def measure_similarity(
     unit_VD = F.normalize(loaded.model.token_vectors().detach().double(), dim=-1)
     cosines = (unit_VD[list(ones)] * unit_VD[list(others)]).sum(1)
     with warnings.catch_warnings():
-        # that of equal numbers
+        # A correlation of equal numbers warns.
         warnings.simplefilter("ignore")
         rho = float(spearmanr(scores, cosines.cpu().numpy()).statistic)
     missing = tuple(sorted(word for word, index in token.items() if index is None))
     return Similarity(loaded, rho, len(scored), len(pairs), missing, skipped)
 
 
-def _token(tokenizer: Tokenizer, word: str) -> int | None:
-    return next((token for form in (word, word.lower()) if (token := token_of(tokenizer, form)) is not None), None)
+def _lookup_any_case(tokenizer: Tokenizer, word: str) -> int | None:
+    return next((token for form in (word, word.lower()) if (token := lookup_token(tokenizer, form)) is not None), None)
 
 
-def _pairs(table: Table, skipped: SkippedRows | None) -> Iterator[tuple[str, str, float]]:
-    """The two words of each row, and their similarity."""
+def _read_pairs(table: Table, skipped: SkippedRows | None) -> Iterator[tuple[str, str, float]]:
+    """Yields the two words of each row, and their similarity."""
     column = None
     for row in table.rows(skipped):
         cells = [str(value) for value in row.values]

@@ -27,10 +27,10 @@ from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find_run, find_run_directory
-from lmtool.tasks.build import kind_of_rows
+from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
-from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, read_tables, tables_of_tasks
-from lmtool.tasks.schema import may_be_labelled, named_label
+from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, parse_task_tables, read_tables
+from lmtool.tasks.schema import find_label_by_name, has_inferable_label
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
@@ -118,7 +118,11 @@ def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
     table = open_table(source, data)
-    return data.column not in table.names or named_label(table) is not None or (by_cells and may_be_labelled(table))
+    return (
+        data.column not in table.names
+        or find_label_by_name(table) is not None
+        or (by_cells and has_inferable_label(table))
+    )
 
 
 def check_token_stores(folder: Path) -> CheckResult:
@@ -212,7 +216,7 @@ def _find_changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: P
         return
     try:
         if isinstance(recipe.objective, RowSpec):
-            tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
+            tables = open_tables(recipe.data, get_row_kind(recipe.objective))
             _, rows = read_tables(recipe, tables, tokenizer, run.saved_split)
             fingerprint = rows.fingerprint
         else:
@@ -229,7 +233,7 @@ def _find_changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: P
 def is_data_available(data: Data) -> bool:
     """Returns whether all files of `data` exist; does not download datasets."""
     try:
-        tables = [table for table, _ in tables_of_tasks(data).values()]
+        tables = [table for table, _ in parse_task_tables(data).values()]
         sources = [*data.sources, *tables, *data.valid, *([data.test] if data.test else [])]
         return all(not source.startswith(HUB_PREFIX) and find_files(source) for source in sources)
     except LmtoolError:

@@ -13,11 +13,11 @@ from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.search.index import embed_texts
 from lmtool.search.nearest import find_near_duplicates
-from lmtool.tasks.findings import duplicates
+from lmtool.tasks.findings import find_duplicate_rows
 from lmtool.tasks.prepare import open_tables, read_task
-from lmtool.tasks.reading import LabelledTexts, contradictions, rows_in
+from lmtool.tasks.reading import LabelledTable, find_shared_rows, group_contradictory_rows
 
-RowsByPart = Mapping[str, LabelledTexts]
+RowsByPart = Mapping[str, LabelledTable]
 """Rows by part: "train" first, then the held-out parts."""
 
 Removal = dict[str, str | int | float]
@@ -57,12 +57,12 @@ def find_removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
     for a row counts.
     """
     train = parts["train"].items
-    for item, row in duplicates(train):
+    for item, row in find_duplicate_rows(train):
         yield item.row, Removal(reason="duplicate rows", part="train", other=row)
     for name, part in reversed([*parts.items()][1:]):
-        for item, row in rows_in(train, part.items):
+        for item, row in find_shared_rows(train, part.items):
             yield item.row, Removal(reason="rows shared by train and test", part=name, other=row)
-    for group in contradictions(train):
+    for group in group_contradictory_rows(train):
         for item in group:
             other = group[item is group[0]].row
             yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)

@@ -19,10 +19,10 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
 from lmtool.run.listing import iterate_ancestors
-from lmtool.tasks.build import kind_of_rows
+from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, open_tables
-from lmtool.tasks.reading import stream_texts
+from lmtool.tasks.reading import stream_rows
 
 MIN_SHARED_FRACTION = 0.8
 """A row is leaked if this fraction of its words is in n-grams of the training text (Touvron et al. 2023)."""
@@ -79,12 +79,12 @@ def _open_training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
     if not isinstance(recipe.objective, RowSpec):
         parts, _ = open_train_and_valid(data, seed=recipe.seed, report=no_progress)
         return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
-    tables, split = open_tables(data, kind_of_rows(recipe.objective)), run.saved_split
+    tables, split = open_tables(data, get_row_kind(recipe.objective)), run.saved_split
 
     def rows_of(one: TaskTables) -> Iterator[str]:
         held = split and split.split_of_task(one.name)
         left_out = {*held.test} if held else ()
-        rows = stream_texts(one.table, one.columns, SkippedRows())
+        rows = stream_rows(one.table, one.columns, SkippedRows())
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
 
     texts = chain.from_iterable(map(rows_of, tables))

@@ -18,7 +18,7 @@ from lmtool.data.corpus import Chunk
 from lmtool.data.files import quote
 from lmtool.data.prepare import TextPart
 from lmtool.printable import counted
-from lmtool.tasks.notices import LEAST_BYTES, Notice, cut_texts, foreign_texts
+from lmtool.tasks.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_truncation_notices
 from lmtool.tokenization.tokenizer import Tokenizer
 
 BRIEF_CHUNKS = (64, 8)
@@ -51,8 +51,8 @@ def find_text_problems(
 ) -> Iterator[Notice]:
     """Yields notices about problems of a training and a validation text.
 
-    tokenizer: one that was not trained on this text, or None. bytes_per_token: see `foreign_texts`. brief: reads the
-    beginnings only, for less than about a second.
+    tokenizer: one that was not trained on this text, or None. bytes_per_token: see `make_language_notices`. brief:
+    reads the beginnings only, for less than about a second.
     """
     most_train, most_valid = BRIEF_CHUNKS if brief else THOROUGH_CHUNKS
     if not train.text.corpus.stream:
@@ -65,7 +65,7 @@ def find_text_problems(
         text = f"{what} of words that the training text has too; first: {quote(shared.example, 80)}"
         yield Notice("validation text in the training text", shared.n_shared, text)
     if tokenizer is not None:
-        yield from foreign_texts(_collect_long_lines(train.chunks()), tokenizer, bytes_per_token, "text")
+        yield from make_language_notices(_collect_long_lines(train.chunks()), tokenizer, bytes_per_token, "text")
 
 
 def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
@@ -88,12 +88,14 @@ def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
     if n_twice:
         what = f"{n_twice:,} of {counted(len(lengths), 'document')} are equal to an earlier one"
         yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
-    yield from cut_texts(lengths, "document")
+    yield from make_truncation_notices(lengths, "document")
 
 
 def _collect_long_lines(chunks: Iterable[Chunk]) -> list[str]:
     """Returns the first lines that are long enough to judge."""
-    lines = (line for chunk in chunks for text in chunk.texts for line in text.split("\n") if len(line) >= LEAST_BYTES)
+    lines = (
+        line for chunk in chunks for text in chunk.texts for line in text.split("\n") if len(line) >= MIN_TEXT_BYTES
+    )
     return list(islice(lines, SAMPLED_LINES))
 
 

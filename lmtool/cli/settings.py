@@ -231,9 +231,9 @@ def to_settings(
 def _read_value(key: str, value: Any) -> Any:
     """Returns the value of a key for the value of its option."""
     if key == "data.merge_labels" and value:
-        from lmtool.tasks.merges import read_merges
+        from lmtool.tasks.merges import read_label_merges
 
-        return read_merges(value)
+        return read_label_merges(value)
     return value
 
 

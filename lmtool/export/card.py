@@ -16,7 +16,7 @@ from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tasks.results import SCORED_BY_OTHERS
+from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
@@ -114,5 +114,5 @@ def _measured(base: Reference) -> Iterator[tuple[str, str]]:
         yield from ((f"{task} {part} {name}".strip(), f"{value:.4f}") for name, value in numbers if part != "training")
         if limits := results.get("interval"):
             yield f"{task} {part} 95 % interval".strip(), f"{limits[0]:.4f} to {limits[1]:.4f}"
-        if part in SCORED_BY_OTHERS:
-            yield f"{task} {part}".strip(), SCORED_BY_OTHERS[part]
+        if part in PARTS_OF_OTHER_MODELS:
+            yield f"{task} {part}".strip(), PARTS_OF_OTHER_MODELS[part]

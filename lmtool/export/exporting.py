@@ -33,8 +33,8 @@ from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
-from lmtool.tasks.build import with_decided
-from lmtool.tasks.prepare import task_names
+from lmtool.tasks.build import with_calibration
+from lmtool.tasks.prepare import get_task_names
 from lmtool.tokenization.chat import PAIR_TEMPLATE, ChatFormat, define_variables, find_chat_template
 from lmtool.tokenization.inner import ROLE_KEYS, token_content
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -121,7 +121,7 @@ def express(base: Reference, preferred: str | None = None, among: Sequence[Famil
     stand in the way, when none can.
     """
     origin = base.run.info.origin
-    recipe = with_decided(base.recipe, base.run.results_by_task.get("", {}), base.checkpoint.step)
+    recipe = with_calibration(base.recipe, base.run.results_by_task.get("", {}), base.checkpoint.step)
     form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None), among)
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.config, CONFIG, names))
@@ -143,7 +143,7 @@ def _note(recipe: Recipe, described: Described) -> dict[str, Any]:
         note["objective"] = {"kind": recipe.objective.kind} | said
         note["data"] = recipe.data.model_dump(mode="json", include={*COLUMNS}, exclude_defaults=True)
         if recipe.data.tasks:
-            note["data"]["tasks"] = [f"{name}:{name}" for name in task_names(recipe.data)]
+            note["data"]["tasks"] = [f"{name}:{name}" for name in get_task_names(recipe.data)]
     return {NOTE: note} if note else {}
 
 

@@ -18,7 +18,7 @@ from lmtool.labelling.learning import Ints, RowFeatures
 from lmtool.labelling.table import Labels, TableToLabel
 from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log
-from lmtool.tasks.labels import LONGEST_LABEL, SEPARATOR
+from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR
 
 MIN_ANSWERS_TO_LEARN = 10
 """Answers from which on a model chooses the rows. Before, diverse rows are chosen."""
@@ -105,7 +105,7 @@ class Labelling:
         Raises BadRequest for an invalid answer, and RowConflict for one to an earlier version of the row.
         """
         names = None if labels is None else tuple(dict.fromkeys(name.strip() for name in labels))
-        is_wrong = any(not name or SEPARATOR in name or len(name) > LONGEST_LABEL for name in names or ())
+        is_wrong = any(not name or SEPARATOR in name or len(name) > MAX_LABEL_CHARACTERS for name in names or ())
         if is_wrong or not (names is None or self.table.multi or len(names) == 1):
             what = f"a row has one class, and any number with --multi; a name is not empty, and has no {SEPARATOR}"
             raise BadRequest(400, what, param="labels")

@@ -11,9 +11,9 @@ from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import Row, SkippedRows, Table, format_csv_row, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import SEPARATOR, as_cell, as_names
-from lmtool.tasks.reading import stream_texts
-from lmtool.tasks.schema import choose_columns, find_label
+from lmtool.tasks.labels import SEPARATOR, normalize_label_cell, split_label_names
+from lmtool.tasks.reading import stream_rows
+from lmtool.tasks.schema import choose_columns, infer_label_column
 
 MAX_CLASSES = 500
 """Maximum classes of a column of labels."""
@@ -44,16 +44,16 @@ class TableToLabel:
     ) -> "TableToLabel":
         """Reads the rows and labels of a table. Raises DataError for missing texts and for invalid labels."""
         table = open_table(source, reading)
-        name = reading.label_column or find_label(table, reading) or "label"
+        name = reading.label_column or infer_label_column(table, reading) or "label"
         known = find_matching_column(name, table.names)
         columns = choose_columns(table, reading.with_values({"label_column": known}), labelled=known is not None)
-        rows = [(row, item.texts) for row, item in stream_texts(table, columns, skipped)]
+        rows = [(row, item.texts) for row, item in stream_rows(table, columns, skipped)]
         if not any(text.strip() for _, texts in rows for text in texts):
             raise DataError("no row has a text", where=display(table.path), fix="name a column: --text-column NAME")
         where, labels = f"{display(table.path)}, column {quote(name)}", list[Labels | None]()
         for row, _ in rows:
-            cell = as_cell(row.values[table.names.index(known)]) if known else ""
-            names = as_names(cell) if cell else None
+            cell = normalize_label_cell(row.values[table.names.index(known)]) if known else ""
+            names = split_label_names(cell) if cell else None
             if cell is None or not (multi or names is None or len(names) == 1):
                 what = f"row {row.number} has {'several labels' if names else 'no label'}"
                 raise DataError(what, where=where, fix="add --multi, or name another column: --label-column NAME")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from lmtool.analysis.neighbors import MapName, Neighbors, plane
+from lmtool.analysis.neighbors import MapName, Neighbors, project_to_plane
 from lmtool.printable import plain
 from lmtool.report.page import Section, figure, page, render, table
 
@@ -22,7 +22,7 @@ METHODS: dict[MapName, str] = {"pca": "the two principal components", "tsne": "t
 
 def points(neighbors: Neighbors, method: MapName) -> list[tuple[float, float]]:
     """Where the word and then its neighbours are."""
-    return [(x, y) for x, y in plane(neighbors.vectors, method).tolist()]
+    return [(x, y) for x, y in project_to_plane(neighbors.vectors, method).tolist()]
 
 
 def _names(neighbors: Neighbors) -> list[str]:

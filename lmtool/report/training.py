@@ -25,7 +25,7 @@ from lmtool.run.history import (
 from lmtool.run.listing import describe_lineage, validation_part
 from lmtool.run.log import LogRecord
 from lmtool.run.uncertainty import confidence_interval, effective_sample_size
-from lmtool.tasks.results import SCORED_BY_OTHERS
+from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
 
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is drawn, those with the most rows."""
@@ -268,7 +268,7 @@ def _results(results: Mapping[str, Any]) -> Markup:
     ]
     if baseline := results.get("baseline"):
         shown += [(f"baseline, {name}", _cell(baseline[name])) for name in ("metric", "constant", "linear", "features")]
-    if how := SCORED_BY_OTHERS.get(str(results.get("part"))):
+    if how := PARTS_OF_OTHER_MODELS.get(str(results.get("part"))):
         shown.append(("how", how))
     parts = [facts(shown)]
     classes = results.get("classes")

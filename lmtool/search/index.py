@@ -38,8 +38,8 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.search.database import check_regular, convert_sqlite_errors, damaged_index_error, open_database
 from lmtool.search.entries import Entry, Hits
 from lmtool.search.nearest import Ints, find_nearest, normalize
-from lmtool.tasks.metrics import positive
-from lmtool.tasks.predict import TablePredictor, texts_of_a_row
+from lmtool.tasks.metrics import find_positive_class
+from lmtool.tasks.predict import TablePredictor, get_text_columns
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
 
@@ -181,9 +181,9 @@ def open_index(
 
 def build_ranker(loaded: LoadedModel) -> TablePredictor:
     """Makes a cross-encoder of a model of pairs. Raises UsageError unless it predicts two classes or a number."""
-    classifier, spec = TablePredictor.of(loaded), cast(Classification, loaded.recipe.objective)
-    is_score = spec.task == "number" or (spec.task == "class" and positive(spec.labels) is not None)
-    if not is_score or len(texts_of_a_row(loaded)[0]) != 2:
+    classifier, spec = TablePredictor.from_model(loaded), cast(Classification, loaded.recipe.objective)
+    is_score = spec.task == "number" or (spec.task == "class" and find_positive_class(spec.labels) is not None)
+    if not is_score or len(get_text_columns(loaded)[0]) != 2:
         fix = "name one that was fine-tuned on pairs of texts with two classes or a number"
         raise UsageError("this run cannot rank texts for a query", where=str(loaded.run_path), fix=fix)
     return classifier
@@ -191,8 +191,8 @@ def build_ranker(loaded: LoadedModel) -> TablePredictor:
 
 def rerank_entries(ranker: TablePredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts texts by the score of a cross-encoder (Nogueira and Cho 2019): probability of a class, or a number."""
-    p_RC = ranker.probabilities(ranker.encode([(query, entry.text) for entry in entries]))
-    p_R = p_RC[:, positive(ranker.task.labels) or 0].tolist()
+    p_RC = ranker.compute_probabilities(ranker.encode([(query, entry.text) for entry in entries]))
+    p_R = p_RC[:, find_positive_class(ranker.task.labels) or 0].tolist()
     scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
     return sorted(scored, key=lambda entry: -entry.score)
 

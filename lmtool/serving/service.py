@@ -37,7 +37,7 @@ from lmtool.serving.protocol import (
 )
 from lmtool.serving.response_builder import ResponseBuilder
 from lmtool.serving.scheduler import Scheduler
-from lmtool.tasks.predict import TablePredictor, texts_of_a_row
+from lmtool.tasks.predict import TablePredictor, get_text_columns
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import ChatFormat
@@ -241,11 +241,11 @@ class ModelService:
     @cached_property
     def classifier(self) -> TablePredictor:
         """The model as a predictor of labels. Raises UsageError for a run that predicts none."""
-        return TablePredictor.of(self.loaded)
+        return TablePredictor.from_model(self.loaded)
 
     def tokenize_rows(self, body: ClassifyBody) -> "list[TextWindows]":
         """Tokenizes the texts of a request for labels. Raises UsageError for a run that predicts none."""
-        columns, _ = texts_of_a_row(self.loaded)
+        columns, _ = get_text_columns(self.loaded)
         inputs = body.input if isinstance(body.input, list) else [body.input]
         encoded = self.classifier.encode([_order_columns(one, columns) for one in inputs])
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]

@@ -16,7 +16,7 @@ from lmtool.run.history import RunHistory, finite_number
 from lmtool.run.listing import main_metric
 from lmtool.sweeping.folder import HEADING
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
-from lmtool.tasks.results import SCORED_BY_OTHERS
+from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
 
 LOWER = ("loss", "bits per byte")
 """Figures of which the lower is the better."""
@@ -26,7 +26,7 @@ def validated(history: RunHistory) -> tuple[str, float | None]:
     """The figure that the best checkpoint of a run was chosen by, with its name: of validation, never of test rows."""
     metric, chosen = str(history.recipe.get("evaluation.metric")), history.best_checkpoint_record or {}
     measured = history.results.get("", {})
-    if measured.get("part") in SCORED_BY_OTHERS and metric != "loss":
+    if measured.get("part") in PARTS_OF_OTHER_MODELS and metric != "loss":
         return main_metric(measured)
     value = finite_number(chosen.get("valid_loss" if metric == "loss" else metric))
     if metric != "loss" or history.bits_per_nat is None:

@@ -1,4 +1,4 @@
-"""Models on the rows of one table, each row for itself."""
+"""Compares models row by row on a table or a task of lm-eval."""
 
 from typing import NamedTuple, cast
 
@@ -11,69 +11,71 @@ from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import PairedComparison, compare_paired_scores
 from lmtool.tasks.benchmarks import BenchmarkResults
 from lmtool.tasks.labels import SEPARATOR
-from lmtool.tasks.metrics import exact_match, sentence_scores, word_accuracy
-from lmtool.tasks.predict import AS_TRAINED, answer_rows
-from lmtool.tasks.reading import LabelledText
-from lmtool.tasks.text_to_text import as_answer
+from lmtool.tasks.metrics import compute_chrf_scores, compute_word_accuracy, exact_match
+from lmtool.tasks.predict import AS_IN_TRAINING, predict_labelled_rows
+from lmtool.tasks.reading import LabelledRow
+from lmtool.tasks.text_to_text import format_target
 
 
-class ScoredRows(NamedTuple):
-    """Rows, each a name and a text, and how well a model answers each, by a measure of this name."""
+class RowScores(NamedTuple):
+    """The scores of a run on rows by a metric; the higher the better. rows: name and text of each."""
 
     run: str
-    measure: str
+    metric: str
     rows: list[tuple[str, str]]
     scores: list[float]
 
 
-def score_rows(loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_TRAINED) -> ScoredRows:
-    """How well a model of this name, fine-tuned on a table, answers each row of another.
+def score_table_rows(
+    loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_IN_TRAINING
+) -> RowScores:
+    """Scores the predictions of a model, fine-tuned on a table, for each row of another table.
 
-    1 for a right class, set of labels or answer, 0 for a wrong one; of tags the share of words; of target texts chrF;
-    of numbers the absolute error, negative. Raises as `measure_tables` does.
+    1 for a right class, set of labels or answer, 0 for a wrong one; for tags the share of right words; for target texts
+    chrF; for numbers the negative absolute error. Raises as `evaluate_tables` does.
+
+    run: name of the model.
     """
-    texts, answers = answer_rows(loaded, source, task, reading)
-    scored = [_score(*pair) for pair in zip(texts.items, answers, strict=True)]
-    return ScoredRows(run, scored[0][0], [item.named for item in texts.items], [score for _, score in scored])
+    texts, answers = predict_labelled_rows(loaded, source, task, reading)
+    scored = [_score_prediction(*pair) for pair in zip(texts.items, answers, strict=True)]
+    return RowScores(run, scored[0][0], [item.name_and_text for item in texts.items], [score for _, score in scored])
 
 
-def score_tasks(run: str, results: BenchmarkResults) -> dict[str, ScoredRows]:
-    """How well a model of this name does each row of tasks of lm-eval: is it right, or else by the first metric."""
+def score_tasks(run: str, results: BenchmarkResults) -> dict[str, RowScores]:
+    """Returns the scores of a run on the rows of each task of lm-eval, by a metric of 0 and 1 or else the first one."""
     scored = {}
     for name, metrics in results.tasks.items():
-        known = {title: [*one.values] for title, one in metrics.items() if one.values}
-        for title in sorted(known, key=lambda title: not set(known[title]) <= {0, 1})[:1]:
-            measure = "log-probability" if title.endswith(("perplexity", "per_byte")) else title
-            rows = [(f"row {n}", "") for n in range(1, len(known[title]) + 1)]
-            scored[name] = ScoredRows(run, measure, rows, known[title])
+        values = {title: [*metric.values] for title, metric in metrics.items() if metric.values}
+        for title in sorted(values, key=lambda title: not set(values[title]) <= {0, 1})[:1]:
+            metric_name = "log-probability" if title.endswith(("perplexity", "per_byte")) else title
+            rows = [(f"row {n}", "") for n in range(1, len(values[title]) + 1)]
+            scored[name] = RowScores(run, metric_name, rows, values[title])
     return scored
 
 
-def _score(item: LabelledText, answer: object) -> tuple[str, float]:
+def _score_prediction(item: LabelledRow, answer: object) -> tuple[str, float]:
     if item.answers is not None:
-        return "exact match", exact_match(str(answer), [one.text for one in item.answers])
+        return "exact match", exact_match(str(answer), [answer_span.text for answer_span in item.answers])
     if isinstance(answer, list):
-        return "word accuracy", word_accuracy([cast(tuple[str, ...], item.label)], [answer])
+        return "word accuracy", compute_word_accuracy([cast(tuple[str, ...], item.label)], [answer])
     if isinstance(item.label, float):
         return "negative absolute error", -abs(float(str(answer)) - item.label)
     if item.target is not None:
-        return "chrF", sentence_scores([str(answer)], [item.target])[0]
-    return "accuracy", float(_labels(str(answer)) == _labels(as_answer(item) or ""))
+        return "chrF", compute_chrf_scores([str(answer)], [item.target])[0]
+    return "accuracy", float(_split_labels(str(answer)) == _split_labels(format_target(item) or ""))
 
 
-def _labels(text: str) -> set[str]:
-    """A label, or several, whose order does not count."""
+def _split_labels(text: str) -> set[str]:
     return {part.strip() for part in text.split(SEPARATOR)} - {""}
 
 
-def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> PairedComparison:
-    """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
-    first, second = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
+def compare_row_scores(source: str, one: RowScores, other: RowScores) -> PairedComparison:
+    """Compares two models on the rows of a table. Raises DataError unless rows and metric are the same."""
+    first, second = ((scores.metric, [name for name, _ in scores.rows]) for scores in (one, other))
     if first != second:
-        ways = [f"on {counted(len(of.rows), 'row')} by {of.measure}" for of in (one, other)]
-        what = f"the runs are not measured alike: {' and '.join(ways)}"
+        measures = [f"on {counted(len(scores.rows), 'row')} by {scores.metric}" for scores in (one, other)]
+        what = f"the runs are not measured alike: {' and '.join(measures)}"
         fix = "name runs that were fine-tuned on the same kind of labels"
         raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)
-    return compare_paired_scores(
-        source, (one.run, other.run), one.measure, (np.array(one.scores), np.array(other.scores))
-    )
+    scores = np.array(one.scores), np.array(other.scores)
+    return compare_paired_scores(source, (one.run, other.run), one.metric, scores)

@@ -1,4 +1,4 @@
-"""Rows of tables, from which a model is trained, validated and tested."""
+"""Rows of tables on which a model is trained, validated and tested."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.run.files import SavedSplit, StreamPosition
-from lmtool.tasks.baseline import Baseline, VectorsOf, measure_baseline
-from lmtool.tasks.heads import Examined, HeadTask
-from lmtool.tasks.reading import LabelledTexts
+from lmtool.tasks.baseline import Baseline, EmbedTexts, measure_baseline
+from lmtool.tasks.heads import HeadTask, ScoredRows
+from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.tasks.split import draw_folds
-from lmtool.tasks.task import AnsweringModel, Task
+from lmtool.tasks.task import Task, TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -29,9 +29,11 @@ from lmtool.tokenization.prompt_format import PromptFormat
 class TaskRows:
     """Rows of one task.
 
-    labelled: the texts of the rows for training and of those measured, if any, where they have labels that a baseline
-    may learn.
-    texts: those of the rows for training, which are validated on too; None where others are held out for that.
+    Args:
+        weight: how often an epoch has each training row.
+        labelled: texts and labels of the training rows and of the measured ones, if any, for a baseline; None if their
+            labels do not suit one.
+        texts: of the training rows, if the model is validated on them too; None if other rows are held out.
     """
 
     task: Task
@@ -39,22 +41,26 @@ class TaskRows:
     train: list[EncodedRow]
     valid: list[EncodedRow]
     test: list[EncodedRow] | None
-    labelled: tuple[LabelledTexts, LabelledTexts | None] | None
-    texts: LabelledTexts | None = None
+    labelled: tuple[LabelledTable, LabelledTable | None] | None
+    texts: LabelledTable | None = None
 
     @property
-    def part(self) -> str:
+    def measured_part(self) -> str:
         """The part that the task is measured on, as in `Results`."""
         return "test" if self.test else "validation"
 
 
 @dataclass(eq=False)
 class TableData:
-    """Rows of tables for training, validation and testing.
+    """Rows of tables for training, validation and testing. Other members are those of `lmtool.training.data.TextData`.
 
-    objective: that examples are for. split: the held-out rows, as saved in the run; None where validation tables were
-    given. batch_size: rows of a step. seed: of the order, and of the folds. baselines: of tasks with labels, by name,
-    once they are measured. The rest: `lmtool.training.data.TextData`.
+    Args:
+        objective: of the examples.
+        lines: that describe the tables.
+        split: the held-out rows, as saved in the run; None if validation tables were given.
+        batch_size: rows of a step.
+        seed: of the order, and of the folds.
+        baselines: of tasks with labels, by name, once they are measured.
     """
 
     prompt_format: PromptFormat
@@ -80,22 +86,22 @@ class TableData:
         """A hash of all rows for training and evaluation, and of the part that each is in."""
         digest = hashlib.sha256()
 
-        def add(content: bytes) -> None:
-            # the length keeps what is beside each other apart
+        def update(content: bytes) -> None:
+            # The length separates consecutive contents.
             digest.update(len(content).to_bytes(8, "little") + content)
 
         for task in self.tasks:
             for rows in (task.train, task.valid, task.test or []):
-                add(b"%d rows" % len(rows))
+                update(b"%d rows" % len(rows))
                 for row in rows:
                     for values in (row.tokens, row.segments, row.label, row.target, row.learned, row.word_starts):
-                        add(b"" if values is None else values.tobytes())
-                    add(row.answer.encode())
+                        update(b"" if values is None else values.tobytes())
+                    update(row.answer.encode())
         return digest.hexdigest()
 
     @property
     def holds_out(self) -> bool:
-        """Whether the rows that it is validated on are not trained on."""
+        """Whether the model is validated on rows that it is not trained on."""
         return all(task.texts is None for task in self.tasks)
 
     @property
@@ -104,19 +110,19 @@ class TableData:
         return any(task.texts is not None and (isinstance(task.task, HeadTask) or not task.test) for task in self.tasks)
 
     def folds(self, n_folds: int) -> list["TableData"]:
-        """The data of each fold of cross-validation: its rows are for testing, and the others for training.
+        """Returns the data of each fold of cross-validation: its rows are for testing, the others for training.
 
-        Empty where the rows of a task cannot be divided, all having the same text.
+        Returns none if the rows of a task cannot be divided because all have the same text.
         """
-        drawn = [draw_folds(cast(LabelledTexts, task.texts), n_folds, self.seed) for task in self.tasks]
-        if min(map(len, drawn)) < 2:
+        folds_of_tasks = [draw_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks]
+        if min(map(len, folds_of_tasks)) < 2:
             return []
-        return [self._without(held) for held in zip(*drawn, strict=False)]
+        return [self._with_test_rows(numbers) for numbers in zip(*folds_of_tasks, strict=False)]
 
-    def _without(self, held: Sequence[frozenset[int]]) -> "TableData":
-        """The data in which these rows of each task, by their numbers, are for testing, and not for training."""
+    def _with_test_rows(self, numbers_of_tasks: Sequence[frozenset[int]]) -> "TableData":
+        """Returns the data in which the rows of each task with these numbers are for testing, not for training."""
         tasks = []
-        for task, numbers in zip(self.tasks, held, strict=True):
+        for task, numbers in zip(self.tasks, numbers_of_tasks, strict=True):
             train = [row for row in task.train if row.number not in numbers]
             test = [row for row in task.train if row.number in numbers]
             tasks.append(replace(task, train=train, valid=train, test=test))
@@ -126,7 +132,7 @@ class TableData:
         return nullcontext()
 
     def token_counts(self) -> NDArray[np.int64]:
-        """How often each id is in the training rows."""
+        """Counts how often each token id is in the training rows (V)."""
         counts_V = np.zeros(self.prompt_format.tokenizer.vocab_size, dtype=np.int64)
         for tokens in (tokens for task in self.tasks for row in task.train for tokens in (row.tokens, row.target)):
             if tokens is not None:
@@ -134,39 +140,38 @@ class TableData:
         return counts_V
 
     def set_statistics(self, lm: LanguageModel) -> None:
-        """Initialize a head from word counts of the training rows, if it needs them."""
+        """Initializes a head with the word counts of the training rows, if it needs them."""
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
             lm.fit_feature_statistics_(self.objective.collate([rows[i].example() for i in group]) for group in groups)
 
-    def measure_baselines(self, vectors_of: VectorsOf | None) -> None:
-        """Set the baselines. vectors_of: of the encoder that is fine-tuned, if any."""
+    def measure_baselines(self, embed_texts: EmbedTexts | None) -> None:
+        """Measures `baselines`. embed_texts: of the encoder that is fine-tuned, if any."""
         self.baselines = {
-            task.task.name: measure_baseline(*task.labelled, task.part, vectors_of)
+            task.task.name: measure_baseline(*task.labelled, task.measured_part, embed_texts)
             for task in self.tasks
             if task.labelled is not None
         }
 
     @property
     def n_valid(self) -> int:
-        """Validation rows of all tables."""
+        """The number of validation rows of all tables."""
         return sum(len({row.number for row in task.valid}) for task in self.tasks)
 
     def check(self) -> None:
-        """Every row is an example."""
+        """Does nothing, because every row is an example."""
 
     def examples(self, objective: Objective) -> TableExamples:
-        """Training rows."""
+        """Returns the training rows in their order."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
-        reread = self.tasks[0].task.reread
-        return TableExamples(rows, self.batch_size, self.seed, parts, reread)
+        return TableExamples(rows, self.batch_size, self.seed, parts, self.tasks[0].task.resample_row)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
-        """Loss and metrics on the validation rows of all tasks."""
+        """Computes loss and metrics on the validation rows of all tasks."""
         rows = [row for task in self.tasks for row in task.valid]
-        return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute), rows)
+        return self.tasks[0].task.validate(TaskModel(lm, objective, compute), rows)
 
     @property
     def validation_tokens(self) -> int:
@@ -175,41 +180,44 @@ class TableData:
     def estimate_final_seconds(self, validation_seconds: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
         n_measured = sum(len(task.test or task.valid) for task in self.tasks if task.test or task.texts is None)
-        # the answers of a head are chosen and explained by about as much computation again; texts are written; and the
-        # validation rows decide of either
+        # Choosing and explaining the predictions of a head takes about as much computation again, as does generating
+        # texts; and validation rows calibrate either.
         return validation_seconds * (1 + 2 * n_measured / max(1, n_valid))
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[Results]:
-        """Results on the test rows of each task, or else on its validation rows; none of rows that were trained on."""
-        model = AnsweringModel(lm, objective, compute)
+        """Computes results on the test rows of each task, or else on its validation rows if these are held out."""
+        model = TaskModel(lm, objective, compute)
         for task in self.tasks:
-            task.task.decide(model, task.valid, held_out=task.texts is None)
-        measured = [
-            task.task.measure(model, task.test or task.valid, task.part, step)
+            task.task.calibrate(model, task.valid, held_out=task.texts is None)
+        results = [
+            task.task.measure(model, task.test or task.valid, task.measured_part, step)
             for task in self.tasks
             if task.test or task.texts is None
         ]
-        return self._beside_baselines(measured)
+        return self._add_baselines(results)
 
-    def measure_folds(self, folds: Iterable[tuple["TableData", AnsweringModel]], part: str, step: int) -> list[Results]:
-        """Results on the test rows of folds, each by a model of the others, which also decide as validation rows do.
+    def measure_folds(self, folds: Iterable[tuple["TableData", TaskModel]], part: str, step: int) -> list[Results]:
+        """Computes results on the test rows of folds, each by a model of the other rows.
 
-        part: as in `Results`. Of several folds, which only heads have, the rows are taken together.
+        The test rows of a head calibrate it too, and those of all folds are taken together; there is one fold of other
+        tasks.
+
+        part: as in `Results`.
         """
-        measured: list[Results] = []
-        examined: list[Examined] = []
+        results: list[Results] = []
+        scored: list[ScoredRows] = []
         for data, model in folds:
             for task in data.tasks:
                 rows = cast(list[EncodedRow], task.test)
                 if isinstance(task.task, HeadTask):
-                    examined.append(task.task.examine(model, rows))
+                    scored.append(task.task.score_rows(model, rows))
                 else:
-                    measured.append(task.task.measure(model, rows, part, step))
-        if examined:
+                    results.append(task.task.measure(model, rows, part, step))
+        if scored:
             head = cast(HeadTask, self.tasks[0].task)
-            head.decide_by(examined)
-            measured.append(head.results(examined, part, step))
-        return self._beside_baselines(measured)
+            head.calibrate_on(scored)
+            results.append(head.summarize(scored, part, step))
+        return self._add_baselines(results)
 
-    def _beside_baselines(self, measured: Sequence[Results]) -> list[Results]:
-        return [replace(results, baseline=self.baselines.get(results.task)) for results in measured]
+    def _add_baselines(self, results: Sequence[Results]) -> list[Results]:
+        return [replace(one, baseline=self.baselines.get(one.task)) for one in results]

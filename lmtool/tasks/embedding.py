@@ -1,4 +1,4 @@
-"""The task of a model whose vectors are near each other where the rows of a table say so, and how good they are.
+"""Embedding: vectors of texts, trained and measured by which texts of a table should have similar ones.
 
 Shapes: R rows, K texts of a row, D width, Q queries, M documents.
 """
@@ -19,45 +19,45 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.metrics import MetricValues, regression_metrics
-from lmtool.tasks.reading import LabelledText, LabelledTexts
+from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import AnsweringModel, Cells, Floats, Task
+from lmtool.tasks.task import Cells, Floats, Task, TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 
-DEPTH = 10
-"""Documents of a ranking that are judged."""
+RANKING_DEPTH = 10
+"""First documents of a ranking that are judged."""
 
-ROWS = 32
-"""Rows whose loss is computed at once, whatever training had, so that losses can be compared."""
+LOSS_BATCH_ROWS = 32
+"""Rows of a batch whose loss is computed, whatever the batch size of training, so that losses can be compared."""
 
-QUERIES = 512
+QUERY_BATCH = 512
 """Queries whose documents are ranked at once."""
 
 
 class EmbeddingTask(Task):
-    """Vectors of the texts of a row. spec: with the loss of the table."""
+    """Vectors of the texts of a row. spec: its loss is that of the table."""
 
-    rows = "related"
+    row_kind = "related"
 
     @classmethod
-    def label_kind(cls, spec: Embedding, columns: Columns) -> LabelKind:
+    def get_label_kind(cls, spec: Embedding, columns: Columns) -> LabelKind:
         return "number" if len(columns.texts) > 1 else "class"
 
     @classmethod
-    def resolve(cls, spec: Embedding, train: LabelledTexts) -> Embedding:
-        return with_loss(spec, train.columns)
+    def resolve(cls, spec: Embedding, train: LabelledTable) -> Embedding:
+        return with_inferred_loss(spec, train.columns)
 
     def __init__(self, prompt_format: PromptFormat, spec: Embedding) -> None:
         super().__init__(prompt_format, "", ())
         self.spec = spec
 
-    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
-        """Each text with its special tokens, one after the other; segments number them. Classes are numbered."""
+    def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
+        """Encodes the texts of a row one after the other, each with its special tokens. Segments number the texts."""
         classes = {label: i for i, label in enumerate(sorted({str(item.label) for item in items}))}
         rows = []
-        for item, ids in zip(items, self._ids([item.texts for item in items]), strict=True):
+        for item, ids in zip(items, self._encode_texts([item.texts for item in items]), strict=True):
             texts, _, cuts = zip(*(self.prompt_format.encode_row([text]) for text in ids), strict=True)
             label = item.label if isinstance(item.label, float | None) else classes[str(item.label)]
             number = None if label is None else np.array([label], dtype=np.float64)
@@ -65,52 +65,52 @@ class EmbeddingTask(Task):
             rows.append(EncodedRow(item.row, np.concatenate(texts), any(cuts), segments, number))
         return rows
 
-    def vectors(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
-        """The vectors of the texts of each row (R, K, D)."""
+    def compute_vectors(self, model: TaskModel, rows: Sequence[EncodedRow]) -> NDArray[np.float32]:
+        """Computes the vectors of the texts of each row (R, K, D)."""
         objective = cast(EmbeddingObjective, model.objective)
 
-        def read(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
+        def embed_batch(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
             batch = objective.collate([rows[i].example() for i in indices]).to(model.compute.device)
             return None, list(objective.embed_rows(model.lm, batch).vectors_NKD.float().cpu().numpy())
 
-        items = EvaluationItems([row.lengths for row in rows], read, dtype=np.float32)
+        items = EvaluationItems([row.lengths for row in rows], embed_batch, dtype=np.float32)
         return np.stack(evaluate_items(model.lm, items, model.compute).arrays)
 
-    def _measured(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
-        """The loss, of batches of `ROWS`, and the figures."""
-        vectors_RKD, labels = torch.from_numpy(self.vectors(model, rows)), [row.label for row in rows]
+    def _evaluate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
+        """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""
+        vectors_RKD, labels = torch.from_numpy(self.compute_vectors(model, rows)), [row.label for row in rows]
         known = [label for label in labels if label is not None]
         labels_R = torch.from_numpy(np.concatenate(known)) if known else None
         objective = EmbeddingObjective(self.spec, cast(EmbeddingObjective, model.objective).vocabulary)
         total = 0.0
-        for start in range(0, len(rows), ROWS):
-            part = slice(start, start + ROWS)
+        for start in range(0, len(rows), LOSS_BATCH_ROWS):
+            part = slice(start, start + LOSS_BATCH_ROWS)
             loss = objective.batch_loss(vectors_RKD[part], None if labels_R is None else labels_R[part])
             total += len(vectors_RKD[part]) * float(loss)
         unit_RKD = F.normalize(vectors_RKD.double(), dim=-1).numpy()
-        return total / len(rows), self.figures(unit_RKD, None if labels_R is None else labels_R.numpy(), rows)
+        return total / len(rows), self.compute_metrics(unit_RKD, None if labels_R is None else labels_R.numpy(), rows)
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
-        """How good vectors of length one are."""
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+        """Computes metrics of vectors of length 1 (R, K, D). labels_R: classes or numbers, if rows have them."""
         raise NotImplementedError
 
-    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
-        return self.validation(*self._measured(model, rows))
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
+        return self.make_validation(*self._evaluate(model, rows))
 
-    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        return Results(part, step, len(rows), *self._measured(model, rows), [], ())
+    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        return Results(part, step, len(rows), *self._evaluate(model, rows), [], ())
 
-    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        raise TypeError("vectors of texts answer nothing")
+    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+        raise TypeError("a model of vectors of texts predicts nothing")
 
 
-class ScoredTask(EmbeddingTask):
-    """Pairs with a number: Spearman's correlation of the cosines with these."""
+class SimilarityTask(EmbeddingTask):
+    """Pairs with a number: the correlation of the cosines with the numbers."""
 
     metrics: ClassVar[Mapping[str, str]] = {"spearman": "spearman", "correlation": "pearson"}
-    usual_metric = "spearman"
+    default_metric = "spearman"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         assert labels_R is not None
         figures = regression_metrics(labels_R, (unit_RKD[:, 0] * unit_RKD[:, 1]).sum(-1))
         return {name: figures[name] for name in ("spearman", "pearson")}
@@ -120,9 +120,9 @@ class RankingTask(EmbeddingTask):
     """Queries and their documents: how well each query ranks all documents of the rows."""
 
     metrics: ClassVar[Mapping[str, str]] = {"ndcg": "ndcg@10"}
-    usual_metric = "ndcg"
+    default_metric = "ndcg"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         texts = [
             [part.tobytes() for part in split_texts(row.tokens, cast(NDArray[np.int64], row.segments))] for row in rows
         ]
@@ -138,32 +138,32 @@ class RankingTask(EmbeddingTask):
 
 
 class TripletTask(RankingTask):
-    """Anchors with a text that is to be near, and others that are not: whether it is nearer than each of these."""
+    """Anchors with a positive and negatives: whether the positive is more similar than each negative."""
 
     metrics: ClassVar[Mapping[str, str]] = {"ndcg": "ndcg@10", "accuracy": "accuracy"}
-    usual_metric = "accuracy"
+    default_metric = "accuracy"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         cosine_RK = (unit_RKD[:, :1] * unit_RKD[:, 1:]).sum(-1)
         accuracy = float((cosine_RK[:, :1] > cosine_RK[:, 1:]).all(1).mean())
-        return {"accuracy": accuracy, **super().figures(unit_RKD, labels_R, rows)}
+        return {"accuracy": accuracy, **super().compute_metrics(unit_RKD, labels_R, rows)}
 
 
 class NeighborTask(EmbeddingTask):
-    """Texts with a label: whether the nearest other row has the same."""
+    """Texts with a label: whether the nearest other row has the same label."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
-    usual_metric = "accuracy"
+    default_metric = "accuracy"
 
-    def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
+    def compute_metrics(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         assert labels_R is not None
         cosine_RR = unit_RKD[:, 0] @ unit_RKD[:, 0].T
         np.fill_diagonal(cosine_RR, -np.inf)
         return {"accuracy": float((labels_R[cosine_RR.argmax(1)] == labels_R).mean())}
 
 
-def with_loss(spec: Embedding, columns: Columns) -> Embedding:
-    """The spec with the loss that rows of these columns train. Raises UsageError for one that they cannot."""
+def with_inferred_loss(spec: Embedding, columns: Columns) -> Embedding:
+    """Returns the spec with the loss that fits these columns. Raises UsageError if its loss does not fit them."""
     n_texts, has_label = len(columns.texts), columns.label is not None
     fits = {
         "ranking": n_texts > 1 and not has_label,
@@ -171,33 +171,36 @@ def with_loss(spec: Embedding, columns: Columns) -> Embedding:
         "triplet": n_texts == 3 and not has_label,
         "labels": n_texts == 1 and has_label,
     }
-    able = [loss for loss, is_able in fits.items() if is_able]
-    if spec.loss == "auto" and able:
-        return spec.with_values({"loss": able[0]})
-    if spec.loss not in able:
+    possible = [loss for loss, is_possible in fits.items() if is_possible]
+    if spec.loss == "auto" and possible:
+        return spec.with_values({"loss": possible[0]})
+    if spec.loss not in possible:
         rows = f"rows of {counted(n_texts, 'text')} {'with' if has_label else 'without'} a label"
         what = f"loss {spec.loss} is not for {rows}"
-        fix = f"take {' or '.join(able)}" if able else "name two texts with --text-column, or omit the label"
+        fix = f"take {' or '.join(possible)}" if possible else "name two texts with --text-column, or omit the label"
         raise UsageError(what, where="objective.loss", fix=fix)
     return spec
 
 
 def ranking_metrics(query_QD: Floats, document_MD: Floats, relevant: Sequence[set[int]]) -> MetricValues:
-    """Means over queries, by the cosine of vectors of length one. relevant: the documents of each query.
+    """Computes means over queries of how documents are ranked by the cosines of vectors of length 1.
 
-    recall@k: the share of the relevant documents among the first k. mrr: 1 / the rank of the first relevant one.
-    ndcg@10: discounted cumulative gain by the best possible (Järvelin and Kekäläinen 2002), relevance being 0 or 1.
+    recall@k: share of the relevant documents among the first k. mrr: 1 / rank of the first relevant one. ndcg@10:
+    discounted cumulative gain, divided by the best possible (Järvelin and Kekäläinen 2002); relevance is 0 or 1.
+
+    relevant: the documents of each query.
     """
-    discounts = 1 / np.log2(np.arange(DEPTH) + 2)
+    discounts = 1 / np.log2(np.arange(RANKING_DEPTH) + 2)
     recalls: list[list[float]] = []
     reciprocal, gains = [], []
-    for start in range(0, len(query_QD), QUERIES):
-        for cosine_M, wanted in zip(query_QD[start : start + QUERIES] @ document_MD.T, relevant[start:], strict=False):
-            first_N = np.argsort(-cosine_M, kind="stable")[:DEPTH]
-            hit_N = np.isin(first_N, list(wanted))
-            recalls.append([hit_N[:k].sum() / len(wanted) for k in (1, 5, DEPTH)])
-            reciprocal.append(1 / (1 + int((cosine_M > cosine_M[list(wanted)].max()).sum())))
-            gains.append((hit_N * discounts[: len(hit_N)]).sum() / discounts[: len(wanted)].sum())
+    for start in range(0, len(query_QD), QUERY_BATCH):
+        cosine_QM = query_QD[start : start + QUERY_BATCH] @ document_MD.T
+        for cosine_M, documents in zip(cosine_QM, relevant[start:], strict=False):
+            first_N = np.argsort(-cosine_M, kind="stable")[:RANKING_DEPTH]
+            hit_N = np.isin(first_N, list(documents))
+            recalls.append([hit_N[:k].sum() / len(documents) for k in (1, 5, RANKING_DEPTH)])
+            reciprocal.append(1 / (1 + int((cosine_M > cosine_M[list(documents)].max()).sum())))
+            gains.append((hit_N * discounts[: len(hit_N)]).sum() / discounts[: len(documents)].sum())
     named = zip(("recall@1", "recall@5", "recall@10"), np.mean(recalls, 0), strict=True)
     figures = {**dict(named), "mrr": np.mean(reciprocal), "ndcg@10": np.mean(gains)}
     return {name: float(value) for name, value in figures.items()}

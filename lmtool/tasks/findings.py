@@ -1,8 +1,5 @@
-"""What in tables ruins training or its measurement before it starts.
-
-Rows that occur twice, rows held out that are nearly rows for training, classes without rows, cut texts, and texts that
-are not in the tokenizer's language.
-"""
+"""Finds problems of tables that spoil training or its evaluation: duplicate rows, held-out rows that nearly equal
+training rows, classes without rows, truncated texts, and texts that are not in the tokenizer's language."""
 
 import math
 import re
@@ -13,139 +10,137 @@ from itertools import islice
 from lmtool.data.files import quote
 from lmtool.printable import counted
 from lmtool.tasks.labels import Label
-from lmtool.tasks.notices import Notice, cut_texts, foreign_texts, misspelt
-from lmtool.tasks.reading import LabelledText, LabelledTexts
+from lmtool.tasks.notices import Notice, find_misspelt_labels, make_language_notices, make_truncation_notices
+from lmtool.tasks.reading import LabelledRow, LabelledTable
 from lmtool.tokenization.tokenizer import Tokenizer
 
-WORDS = 3
-"""Words of a shingle."""
+SHINGLE_WORDS = 3
 
-LIKENESS = 0.8
-"""Jaccard similarity of the shingles of two rows from which they are nearly the same."""
+MIN_SIMILARITY = 0.8
+"""Jaccard similarity of the shingles of two rows from which they are nearly equal."""
 
-LONGEST = 1000
+MAX_COMPARED_WORDS = 1000
 """Words of a row that are compared."""
 
-BLOCK = 1_000_000
+BLOCK_SHINGLES = 1_000_000
 """Shingles of held-out rows that are compared at once: some 100 MB."""
 
-BRIEF = (20_000, 2_000)
-"""Rows for training and rows held out that a brief look is at, and whose tokens are counted in any."""
+BRIEF_TRAIN_ROWS, BRIEF_HELD_OUT_ROWS = 20_000, 2_000
+"""Rows that a brief search compares."""
 
-_WORD = re.compile(r"\w+")
+MAX_TOKENIZED_ROWS = 2_000
+"""Rows whose tokens are counted."""
 
 
-def find_in_tables(
-    train: LabelledTexts,
-    held: Mapping[str, LabelledTexts],
+def find_table_problems(
+    train: LabelledTable,
+    held_out: Mapping[str, LabelledTable],
     tokenizer: Tokenizer | None,
-    usual: float | None,
+    bytes_per_token: float | None,
     *,
     brief: bool,
 ) -> Iterator[Notice]:
-    """Notices of the rows for training and those held out, by the name of their part, besides those of `read_labelled`
-    and `shared_rows`.
+    """Yields notices besides those of `read_labelled_table` and `make_shared_rows_notice`.
 
-    tokenizer: one that was not trained on these rows, if there is one; for `usual` see `foreign_texts`. brief: compare
-    the first rows only, for less than about a second.
+    Args:
+        held_out: rows by the name of their part.
+        tokenizer: one that was not trained on these rows, or None.
+        bytes_per_token: see `make_language_notices`.
+        brief: compares the first rows only, in less than about a second.
     """
-    n_train, n_held = BRIEF if brief else (len(train), None)
-    yield from _duplicates(train)
-    yield from cut_texts((len(text) for item in train.items for text in _texts(train, item)), "text")
-    # told as similar labels
-    similar = misspelt(train.counts()) if train.labels is not None and train.labels.kind in ("class", "multi") else {}
-    yield from _missing_classes(train, "training", similar)
-    for name, part in held.items():
-        yield from _missing_classes(part, name, similar)
-        yield from _near(train.items[:n_train], part.items[:n_held], name)
+    if repeated := find_duplicate_rows(train.items):
+        text = f"{len(repeated):,} of {counted(len(train), 'row')} are equal to an earlier one"
+        text += f"; first: row {repeated[0][0].row} is row {repeated[0][1]}"
+        yield Notice("duplicate rows", len(repeated), text)
+    are_sentences = train.columns.kind == "words"
+    texts = (text for item in train.items for text in ([" ".join(item.texts)] if are_sentences else item.texts))
+    yield from make_truncation_notices(map(len, texts), "text")
+    has_classes = train.labels is not None and train.labels.kind in ("class", "multi")
+    misspelt = find_misspelt_labels(train.count_classes()) if has_classes else {}
+    yield from _find_missing_classes(train, "training", misspelt)
+    n_train, n_held_out = (BRIEF_TRAIN_ROWS, BRIEF_HELD_OUT_ROWS) if brief else (None, None)
+    for name, part in held_out.items():
+        yield from _find_missing_classes(part, name, misspelt)
+        yield from _find_near_duplicates(train.items[:n_train], part.items[:n_held_out], name)
     if tokenizer is not None:
-        texts = [" ".join(item.texts) for item in islice(train.items, BRIEF[1])]
-        yield from foreign_texts(texts, tokenizer, usual, "row")
+        rows = [" ".join(item.texts) for item in islice(train.items, MAX_TOKENIZED_ROWS)]
+        yield from make_language_notices(rows, tokenizer, bytes_per_token, "row")
 
 
-def _texts(rows: LabelledTexts, item: LabelledText) -> tuple[str, ...]:
-    """The texts of a row; the words of a sentence are one."""
-    return (" ".join(item.texts),) if rows.columns.kind == "words" else item.texts
-
-
-def _duplicates(rows: LabelledTexts) -> Iterator[Notice]:
-    """A notice of rows that are equal to an earlier one; for those that differ in the label see `read_labelled`."""
-    if twice := duplicates(rows.items):
-        text = f"{len(twice):,} of {counted(len(rows), 'row')} are equal to an earlier one"
-        yield Notice("duplicate rows", len(twice), f"{text}; first: row {twice[0][0].row} is row {twice[0][1]}")
-
-
-def duplicates(items: Iterable[LabelledText]) -> list[tuple[LabelledText, int]]:
-    """Rows that are wholly equal to an earlier one, and the number of the first such row."""
+def find_duplicate_rows(items: Iterable[LabelledRow]) -> list[tuple[LabelledRow, int]]:
+    """Returns the rows that wholly equal an earlier one, each with the number of the first such row."""
     first: dict[tuple[tuple[str, ...], Label | None, str | None], int] = {}
     rows = ((item, first.setdefault((item.texts, item.label, item.target), item.row)) for item in items)
     return [(item, earlier) for item, earlier in rows if earlier != item.row]
 
 
-def _missing_classes(rows: LabelledTexts, name: str, apart: Container[str]) -> Iterator[Notice]:
+def _find_missing_classes(rows: LabelledTable, name: str, misspelt: Container[str]) -> Iterator[Notice]:
+    """Yields a notice of the classes without rows in a part; misspelt ones have a notice of their own."""
     if rows.labels is None or rows.labels.kind not in ("class", "multi"):
         return
-    if missing := [label for label, count in rows.counts().items() if not count and label not in apart]:
+    if missing := [label for label, count in rows.count_classes().items() if not count and label not in misspelt]:
         text = f"{len(missing):,} of {counted(len(rows.labels.names), 'label')} have no row in the {name} part"
         yield Notice("classes without rows", len(missing), f"{text}; first: {quote(missing[0], 40)}")
 
 
-def _near(train: Sequence[LabelledText], held: Sequence[LabelledText], name: str) -> Iterator[Notice]:
-    """A notice of held-out rows that are nearly rows for training. Those that are exactly are left to `shared_rows`."""
+def _find_near_duplicates(train: Sequence[LabelledRow], held_out: Sequence[LabelledRow], name: str) -> Iterator[Notice]:
+    """Yields a notice of the rows of a held-out part that nearly equal training rows; equal ones do not count."""
     known = {item.texts for item in train}
-    rest = [item for item in held if item.texts not in known]
-    near = {row: other for block in _blocks(rest) for row, other in _nearest(train, block).items()}
+    rest = [item for item in held_out if item.texts not in known]
+    near = {row: other for block in _make_shingle_blocks(rest) for row, other in _find_similar(train, block).items()}
     if near:
         row, other = min(near.items())
-        what = f"{len(near):,} of {counted(len(held), 'row')} of the {name} part are nearly rows for training"
-        likeness = f"{100 * LIKENESS:.0f} % of their {WORDS}-grams of words or more"
-        text = f"{what} (in common: {likeness}); first: row {row} is nearly row {other} there"
+        what = f"{len(near):,} of {counted(len(held_out), 'row')} of the {name} part are nearly rows for training"
+        similarity = f"{100 * MIN_SIMILARITY:.0f} % of their {SHINGLE_WORDS}-grams of words or more"
+        text = f"{what} (in common: {similarity}); first: row {row} is nearly row {other} there"
         yield Notice("rows nearly shared by train and test", len(near), text)
 
 
-def _blocks(items: Iterable[LabelledText]) -> Iterator[dict[int, frozenset[int]]]:
-    """The shingles of rows by row, so many rows at once that memory is bounded."""
+def _make_shingle_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[int, frozenset[int]]]:
+    """Yields the shingles of rows by row number, for so many rows at once that memory is bounded."""
     block: dict[int, frozenset[int]] = {}
     size = 0
     for item in items:
-        block[item.row] = shingles(item.texts)
+        block[item.row] = hash_shingles(item.texts)
         size += len(block[item.row])
-        if size >= BLOCK:
+        if size >= BLOCK_SHINGLES:
             yield block
             block, size = {}, 0
     yield block
 
 
-def _nearest(train: Iterable[LabelledText], held: Mapping[int, frozenset[int]]) -> dict[int, int]:
-    """For each held-out row the first row for training whose shingles are as similar as LIKENESS, if any.
+def _find_similar(train: Iterable[LabelledRow], held_out: Mapping[int, frozenset[int]]) -> dict[int, int]:
+    """Returns for each held-out row the first training row whose shingles have MIN_SIMILARITY, if any.
 
-    Exact, by prefixes (Chaudhuri et al. 2006): with the rarest shingles first, two sets of that similarity have one in
-    common among the first |s| - ceil(LIKENESS |s|) + 1 of each.
+    Exact, by prefixes (Chaudhuri et al. 2006): ordered from the rarest shingle, two sets s of that similarity have one
+    in common among the first |s| - ceil(MIN_SIMILARITY |s|) + 1 of each.
     """
-    frequency = Counter(shingle for of_row in held.values() for shingle in of_row)
+    frequency = Counter(shingle for shingles in held_out.values() for shingle in shingles)
 
-    def prefix(of_row: frozenset[int]) -> list[int]:
-        # those that no held-out row has are the rarest
-        common = sorted((s for s in of_row if s in frequency), key=lambda s: (frequency[s], s))
-        n = len(of_row) - math.ceil(LIKENESS * len(of_row) - 1e-9) + 1
-        return common[: max(0, n - len(of_row) + len(common))]
+    def select_prefix(shingles: frozenset[int]) -> list[int]:
+        # Shingles of no held-out row come first, and match nothing.
+        common = sorted((s for s in shingles if s in frequency), key=lambda s: (frequency[s], s))
+        n = len(shingles) - math.ceil(MIN_SIMILARITY * len(shingles) - 1e-9) + 1
+        return common[: max(0, n - len(shingles) + len(common))]
 
-    index: dict[int, list[int]] = defaultdict(list)
-    for row, of_row in held.items():
-        for shingle in prefix(of_row):
-            index[shingle].append(row)
-    near: dict[int, int] = {}
+    rows_by_shingle: dict[int, list[int]] = defaultdict(list)
+    for row, shingles in held_out.items():
+        for shingle in select_prefix(shingles):
+            rows_by_shingle[shingle].append(row)
+    similar: dict[int, int] = {}
     for item in train:
-        of_item = shingles(item.texts)
-        for row in {row for shingle in prefix(of_item) for row in index.get(shingle, ())} - near.keys():
-            if len(of_item & held[row]) >= LIKENESS * len(of_item | held[row]) - 1e-9:
-                near[row] = item.row
-    return near
+        shingles = hash_shingles(item.texts)
+        candidates = {row for shingle in select_prefix(shingles) for row in rows_by_shingle.get(shingle, ())}
+        for row in candidates - similar.keys():
+            if len(shingles & held_out[row]) >= MIN_SIMILARITY * len(shingles | held_out[row]) - 1e-9:
+                similar[row] = item.row
+    return similar
 
 
-def shingles(texts: Sequence[str]) -> frozenset[int]:
-    """Hashes of the n-grams of words of a row, upper and lower case and marks aside; of all its words if fewer."""
-    words = _WORD.findall(" ".join(texts).lower())[:LONGEST]
+def hash_shingles(texts: Sequence[str]) -> frozenset[int]:
+    """Returns hashes of the word n-grams of a row, without case and punctuation; of all its words if there are few."""
+    words = re.findall(r"\w+", " ".join(texts).lower())[:MAX_COMPARED_WORDS]
     if not words:
         return frozenset()
-    return frozenset(hash(tuple(words[i : i + WORDS])) for i in range(max(1, len(words) - WORDS + 1)))
+    starts = range(max(1, len(words) - SHINGLE_WORDS + 1))
+    return frozenset(hash(tuple(words[i : i + SHINGLE_WORDS])) for i in starts)

@@ -1,4 +1,4 @@
-"""Labels of a table: their kind, their names in a fixed order, and their indices."""
+"""Labels of a table: their kind, their names in a fixed order, and how numbers are written."""
 
 import math
 import re
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from lmtool.data.table import parse_float
@@ -15,30 +16,33 @@ LabelKind = Literal["class", "multi", "number", "tags"]
 """One class per row, any number of labels, a number, or a tag for each word."""
 
 Label = str | tuple[str, ...] | float
-"""The label of a row, by kind: a name, names (of tags as many as words), or a number of at most LARGEST."""
+"""The label of a row: a class name, several names (one tag per word), or a number up to MAX_LABEL_MAGNITUDE."""
+
+LabelCell = str | tuple[str, ...]
+"""A label as it is written: text, or several texts."""
 
 SEPARATOR = ";"
-"""Separates the names of a cell with several labels. Alone it means none."""
+"""Separates the names in a cell of several labels. Alone it means none."""
 
-LONGEST_LABEL = 1_000
-"""Characters that the name of a class may have: a text is no label."""
+MAX_LABEL_CHARACTERS = 1_000
+"""A longer label seems to be a text."""
 
-COMMA = re.compile(r"-?[0-9]+,[0-9]+")
-"""A number with a comma: decimal, as in German and French, or of thousands."""
+MAX_INTEGER_CLASSES = 20
+"""Up to this number of distinct integers are classes; more are numbers."""
 
-_COMPARED = 100
+NUMBER_WITH_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
+"""A number whose comma is a decimal sign, as in German and French, or separates thousands."""
+
+_COMPARED_CHARACTERS = 100
 """Characters by which names are compared with an unknown one."""
-
-MANY = 20
-"""Up to this many distinct integers are classes; more are numbers."""
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """Names of classes in a fixed order, which gives each an index from 0.
+    """Class names in a fixed order, which gives each an index from 0. Labels that are numbers have no names.
 
-    The order is numeric where all names are integers, else by Unicode code points: it depends on the names alone, not
-    on the rows. Numeric labels have no names.
+    The order is numeric if all names are integers, else by Unicode code points: it depends on the names alone, not on
+    the rows.
     """
 
     kind: LabelKind
@@ -49,17 +53,17 @@ class LabelMap:
         return {name: i for i, name in enumerate(self.names)}
 
     @classmethod
-    def of(cls, kind: LabelKind, names: Iterable[str]) -> "LabelMap":
-        """The map of these names, given in any order."""
-        different = set(names)
-        whole = all(_is_whole(name) for name in different)
-        ordered = sorted(different, key=lambda name: (int(name) if whole else 0, name))
+    def from_names(cls, kind: LabelKind, names: Iterable[str]) -> "LabelMap":
+        """Returns the map of these names, given in any order."""
+        distinct = set(names)
+        are_integers = all(_is_integer(name) for name in distinct)
+        ordered = sorted(distinct, key=lambda name: (int(name) if are_integers else 0, name))
         return cls(kind, tuple(ordered) if kind != "number" else ())
 
     def encode(self, label: Label) -> int | list[int] | float:
-        """The index of a class, or of each tag; a multi-hot vector of labels; a number as it is.
+        """Returns the index of a class or of each tag, a multi-hot vector of labels, or a number as it is.
 
-        Raises KeyError for other names.
+        Raises KeyError for unknown names.
         """
         if isinstance(label, tuple) and self.kind == "tags":
             return [self._index[name] for name in label]
@@ -68,16 +72,20 @@ class LabelMap:
             return [int(i in chosen) for i in range(len(self.names))]
         return self._index[label] if isinstance(label, str) else label
 
-    def unknown(self, label: Label) -> str | None:
-        """The first name of a label that is not in the map."""
-        names = (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
-        return next((name for name in names if name not in self._index), None)
+    def find_unknown(self, label: Label) -> str | None:
+        """Returns the first name of a label that is not in the map."""
+        return next((name for name in get_label_names(label) if name not in self._index), None)
 
-    def nearest(self, name: str) -> str | None:
-        """The name of the map that is most like one that is not in it; None where none is."""
-        plain = {known[:_COMPARED].casefold(): known for known in self.names}
-        near = get_close_matches(name[:_COMPARED].casefold(), plain, n=1)
-        return plain[near[0]] if near else None
+    def find_similar(self, name: str) -> str | None:
+        """Returns the name of the map that is most like an unknown one; None if none is."""
+        by_prefix = {known[:_COMPARED_CHARACTERS].casefold(): known for known in self.names}
+        similar = get_close_matches(name[:_COMPARED_CHARACTERS].casefold(), by_prefix, n=1)
+        return by_prefix[similar[0]] if similar else None
+
+
+def get_label_names(label: Label | None) -> tuple[str, ...]:
+    """Returns the class names in a label; none for a number."""
+    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
 
 
 class NumberFormat(NamedTuple):
@@ -87,28 +95,26 @@ class NumberFormat(NamedTuple):
     thousands: str = ""
     percent: bool = False
 
-    def read(self, text: str) -> float | None:
-        """The number that a text spells in this format; see `parse_float`. A percentage is its number before %."""
-        text = text.translate(_ALIKE)
+    def parse(self, text: str) -> float | None:
+        """Parses a number in this format, as `parse_float` does; a percentage is the number before its sign."""
+        text = text.translate(_EQUIVALENT_SIGNS)
         if self.percent:
             if not text.endswith("%"):
                 return None
             text = text[:-1].rstrip()
         if self.decimal == "." and not self.thousands:
             return parse_float(text)
-        if not re.fullmatch(_PATTERN.format(decimal=re.escape(self.decimal), thousands=self._group), text):
+        grouped = rf"[1-9][0-9]{{0,2}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|" if self.thousands else ""
+        if not re.fullmatch(rf"[+-]?(?:{grouped}[0-9]+)(?:{re.escape(self.decimal)}[0-9]+)?", text):
             return None
         return float(text.replace(self.thousands, "").replace(self.decimal, "."))
 
-    @property
-    def _group(self) -> str:
-        return rf"[1-9][0-9]{{0,2}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|" if self.thousands else ""
-
 
 PLAIN = NumberFormat()
-_PATTERN = r"[+-]?(?:{thousands}[0-9]+)(?:{decimal}[0-9]+)?"
-_ALIKE = str.maketrans({"\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2019": "'", "\u2212": "-", "\uff05": "%"})
-"""Spaces that do not break, and other signs of the same meaning."""
+_EQUIVALENT_SIGNS = str.maketrans(
+    {"\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2019": "'", "\u2212": "-", "\uff05": "%"}
+)
+"""No-break spaces and other signs, and those that mean the same."""
 _FORMATS = [
     NumberFormat(decimal, thousands)
     for thousands in ("", ".", ",", " ", "'")
@@ -117,53 +123,52 @@ _FORMATS = [
 ]
 
 
-def infer_number_format(cells: Sequence[str | tuple[str, ...]]) -> NumberFormat | None:
-    """The format in which all labels of a column are numbers; None where there is none, or where several formats give
-    different numbers: 1,234 may be a decimal or have thousands."""
+def infer_number_format(cells: Sequence[LabelCell]) -> NumberFormat | None:
+    """Returns the format in which all labels of a column are numbers.
+
+    Returns None if there is none, or if several formats give different numbers: 1,234 may be a decimal or have
+    thousands.
+    """
     texts = [cell for cell in cells if isinstance(cell, str)]
     if not texts or len(texts) < len(cells):
         return None
-    is_percent = all(text.translate(_ALIKE).endswith("%") for text in texts)
-    read: dict[NumberFormat, list[float]] = {}
-    for plain in _FORMATS:
-        one = plain._replace(percent=is_percent)
-        values: list[float] = []
-        for text in texts:
-            if (value := one.read(text)) is None:
-                break
-            values.append(value)
-        else:
-            if one.decimal == "." and not one.thousands:
-                return one
-            read[one] = values
-    first = next(iter(read), None)
-    return first if first is not None and all(values == read[first] for values in read.values()) else None
+    is_percent = all(text.translate(_EQUIVALENT_SIGNS).endswith("%") for text in texts)
+    values_by_format: dict[NumberFormat, list[float | None]] = {}
+    for number_format in (plain._replace(percent=is_percent) for plain in _FORMATS):
+        values = list(takewhile(lambda value: value is not None, map(number_format.parse, texts)))
+        if len(values) == len(texts):
+            if number_format._replace(percent=False) == PLAIN:
+                return number_format
+            values_by_format[number_format] = values
+    first = next(iter(values_by_format), None)
+    are_equal = all(values == values_by_format[first] for values in values_by_format.values()) if first else False
+    return first if are_equal else None
 
 
-def decide_kind(cells: Sequence[str | tuple[str, ...]]) -> LabelKind:
-    """The kind of a column of labels, none of them empty.
+def infer_label_kind(cells: Sequence[LabelCell]) -> LabelKind:
+    """Infers the kind of a column of labels, none of them empty.
 
-    multi when some cell has a list or a semicolon; number when all cells are numbers, those that no model can learn and
-    nan among them, and some are not integers, more than MANY are distinct, or they are percentages or have separators
-    of thousands; class otherwise.
+    multi if some cell has a list or a semicolon. number if all cells are numbers, nan and too large ones included, and
+    some are no integers, or more than MAX_INTEGER_CLASSES are distinct, or they are percentages, or they have
+    separators of thousands. class otherwise.
     """
     if any(isinstance(cell, tuple) or SEPARATOR in cell for cell in cells):
         return "multi"
-    written = infer_number_format(cells)
-    if written is None:
+    number_format = infer_number_format(cells)
+    if number_format is None:
         return "class"
-    read = (written.read(cell) for cell in cells if isinstance(cell, str))
-    numbers = {number for number in read if number is not None and math.isfinite(number)}
-    fractions = any(number != int(number) for number in numbers)
-    is_amount = written.percent or bool(written.thousands)
-    return "number" if fractions or is_amount or len(numbers) > MANY else "class"
+    values = (number_format.parse(cell) for cell in cells if isinstance(cell, str))
+    numbers = {value for value in values if value is not None and math.isfinite(value)}
+    has_fractions = any(number != int(number) for number in numbers)
+    is_amount = number_format.percent or bool(number_format.thousands)
+    return "number" if has_fractions or is_amount or len(numbers) > MAX_INTEGER_CLASSES else "class"
 
 
-def as_cell(value: Any) -> str | tuple[str, ...] | None:
-    """A value of a label column as stripped text, or as several texts.
+def normalize_label_cell(value: Any) -> LabelCell | None:
+    """Returns a value of a label column as stripped text, or as several texts.
 
-    "" for an empty value, None for a value that is not a label.
-    True and False are spelled as in JSON; a number without fraction as an integer.
+    Returns "" for an empty value, and None for a value that cannot be a label. True and False are spelled as in JSON, a
+    number without fraction as an integer.
     """
     match value:
         case None:
@@ -177,27 +182,27 @@ def as_cell(value: Any) -> str | tuple[str, ...] | None:
         case float():
             return "" if math.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
         case list():
-            cells = [as_cell(one) for one in value]
+            cells = [normalize_label_cell(item) for item in value]
             return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
     return None
 
 
-def merge_labels(cell: str | tuple[str, ...], merged: Mapping[str, str], found: Counter[str]) -> str | tuple[str, ...]:
-    """A cell with the labels that `merged` names read as others. found: counts these labels."""
+def merge_labels(cell: LabelCell, merges: Mapping[str, str], counts: Counter[str]) -> LabelCell:
+    """Replaces labels in a cell. merges: new names by old ones. counts: incremented for each old name replaced."""
     if isinstance(cell, tuple):
-        found.update(name for name in cell if name in merged)
-        return tuple(merged.get(name, name) for name in cell)
-    if cell not in merged and SEPARATOR in cell:
-        return SEPARATOR.join(merge_labels(as_names(cell), merged, found)) or cell
-    found.update([cell] if cell in merged else [])
-    return merged.get(cell, cell)
+        counts.update(name for name in cell if name in merges)
+        return tuple(merges.get(name, name) for name in cell)
+    if cell not in merges and SEPARATOR in cell:
+        return SEPARATOR.join(merge_labels(split_label_names(cell), merges, counts)) or cell
+    counts.update([cell] if cell in merges else [])
+    return merges.get(cell, cell)
 
 
-def as_names(cell: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The distinct names in a cell of several."""
+def split_label_names(cell: LabelCell) -> tuple[str, ...]:
+    """Returns the distinct names in a cell of several labels."""
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
-    return tuple(dict.fromkeys(part for p in parts if (part := p.strip())))
+    return tuple(dict.fromkeys(stripped for part in parts if (stripped := part.strip())))
 
 
-def _is_whole(name: str) -> bool:
+def _is_integer(name: str) -> bool:
     return name.removeprefix("-").isdecimal() and name.isascii() and len(name) < 100

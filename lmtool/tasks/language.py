@@ -1,4 +1,4 @@
-"""Whether texts are English, by their script and their most frequent words; and the published encoder for them."""
+"""Finds out whether texts are English, and chooses a published encoder for their language."""
 
 import re
 from collections import Counter
@@ -8,12 +8,12 @@ ENGLISH_ENCODER = "hf:sentence-transformers/all-MiniLM-L6-v2"
 """A small published encoder of English sentences."""
 
 MULTILINGUAL_ENCODER = "hf:sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
-"""One of sentences in fifty languages (Reimers and Gurevych 2020)."""
+"""A small published encoder of sentences in fifty languages (Reimers and Gurevych 2020)."""
 
-LEAST_LATIN = 0.9
+MIN_LATIN_SHARE = 0.9
 """Share of Latin letters from which texts may be English."""
 
-_FREQUENT: Mapping[str, str] = {
+_FREQUENT_WORDS: Mapping[str, str] = {
     "en": "the and of to is it that this with for you not are have be but was they my what from his her we an as at",
     "de": "der die das und ist nicht ich ein eine mit zu auf den sie für es dem sich war auch wie aber",
     "fr": "le la les et est que pas une des dans je pour qui en un ce sur il du avec mais",
@@ -32,13 +32,13 @@ _FREQUENT: Mapping[str, str] = {
     "id": "yang dan di ini itu tidak dengan untuk saya dari ada ke",
     "vi": "là không và của có được một cho người tôi rất này",
 }
-"""Words of which each tenth of a text or so is one, by language."""
-_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
+"""Words that make up a tenth of a text or more, by language."""
+_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT_WORDS.items()}
 
 
 def is_english(texts: Iterable[str]) -> bool:
-    """Whether the letters of texts are Latin ones, and more of their words are frequent in English than in another
-    language. Texts without any such word are not."""
+    """Returns whether the letters of texts are Latin, and more words are frequent English words than those of any other
+    language. Texts without such a word are not English."""
     letters: Counter[bool] = Counter()
     hits: Counter[str] = Counter()
     for text in texts:
@@ -46,10 +46,10 @@ def is_english(texts: Iterable[str]) -> bool:
             letters[word[0] <= "ɏ"] += count * len(word)
             for language, frequent in _WORDS.items():
                 hits[language] += count * (word in frequent)
-    is_latin = letters[True] >= LEAST_LATIN * letters.total()
+    is_latin = letters[True] >= MIN_LATIN_SHARE * letters.total()
     return is_latin and hits["en"] > 0 and hits["en"] == max(hits.values())
 
 
-def published_encoder(texts: Iterable[str]) -> str:
-    """A small published encoder of sentences for texts in their language."""
+def choose_encoder(texts: Iterable[str]) -> str:
+    """Returns a small published encoder of sentences in the language of the texts."""
     return ENGLISH_ENCODER if is_english(texts) else MULTILINGUAL_ENCODER

@@ -21,25 +21,25 @@ from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations, score_long_texts
 from lmtool.tokenization.prompt_format import Prompt
 
-SAMPLED = ("temperature", "top_k", "top_p")
-"""Keys of `generation_kwargs` that say how to sample, with the same names here."""
+SAMPLING_KEYS = ("temperature", "top_k", "top_p")
+"""Keys of `generation_kwargs` that `SamplingParams` has too."""
 
 
 class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
-    """Answers the requests of lm-eval: texts in batches by length, and what requests of a row have in common once.
+    """Answers the requests of lm-eval: in batches by length, computing what the requests of a row share once.
 
-    n_cut: requests so far whose context does not fit that of the model, and lost its beginning, as in lm-eval's `hf`.
+    n_truncated: requests so far whose context was too long for the model and lost its beginning, as in lm-eval's `hf`.
     """
 
     def __init__(self, loaded: LoadedModel, report: Progress = ignore_progress) -> None:
         super().__init__()
         self._loaded, self._report = loaded, report
         self._device = loaded.device
-        self.n_cut = 0
+        self.n_truncated = 0
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation after its context, and whether greedy decoding writes it."""
-        # choices without their question, for mutual information, are the same in many rows
+        """Computes the log-probability of each continuation after its context, and whether it is the greedy one."""
+        # Choices without their question, for mutual information, are the same in many rows.
         rows = [
             list(row) for _, row in groupby(requests, key=lambda one: (one.task_name, one.doc_id, one.args[0] == ""))
         ]
@@ -48,42 +48,42 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
         found = score_continuations(self._loaded, [*origins], [*origins.values()], cuts=True, report=self._report)
         scored = dict(zip(origins, found, strict=True))
         answers = [one for pair in pairs for one in scored[pair]]
-        self.n_cut += sum(one.is_cut for one in answers)
-        return [(self._finite(one.total), one.is_greedy) for one in answers]
+        self.n_truncated += sum(one.is_cut for one in answers)
+        return [(self._check_finite(one.total), one.is_greedy) for one in answers]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each text, of any length."""
+        """Computes the log-probability of each text, of any length."""
         texts = [text for (text,) in (one.args for one in requests)]
-        return list(map(self._finite, score_long_texts(self._loaded, texts, self._report)))
+        return list(map(self._check_finite, score_long_texts(self._loaded, texts, self._report)))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to the first of the texts that end it."""
-        written: dict[int, str] = {}
-        kinds = [json.dumps(one.args[1], sort_keys=True, default=str) for one in requests]
-        for kind in dict.fromkeys(kinds):
-            chosen = [n for n, other in enumerate(kinds) if other == kind]
+        """Generates a continuation of each context, up to the first of the texts that end it."""
+        generated: dict[int, str] = {}
+        options_of_requests = [json.dumps(one.args[1], sort_keys=True, default=str) for one in requests]
+        for key in dict.fromkeys(options_of_requests):
+            chosen = [n for n, other in enumerate(options_of_requests) if other == key]
             options = normalize_gen_kwargs(requests[chosen[0]].args[1])
             stop = tuple(text for text in options["until"] if text)
             params = SamplingParams("greedy", max_new_tokens=options["max_gen_toks"])
             if options["do_sample"]:
-                sampling = {key: options[key] for key in SAMPLED if options.get(key) is not None}
+                sampling = {key: options[key] for key in SAMPLING_KEYS if options.get(key) is not None}
                 params = SamplingParams("sample", max_new_tokens=options["max_gen_toks"], **sampling)
-            prompts = [self._prompt(requests[n].args[0], params.max_new_tokens) for n in chosen]
+            prompts = [self._make_prompt(requests[n].args[0], params.max_new_tokens) for n in chosen]
             found = TextGenerator(self._loaded).completions(prompts, params, stop=stop, overflow="cut")
-            for done, (n, completion) in enumerate(zip(chosen, found, strict=True), len(written) + 1):
-                written[n] = completion.text
+            for done, (n, completion) in enumerate(zip(chosen, found, strict=True), len(generated) + 1):
+                generated[n] = completion.text
                 self._report("generating", done, len(requests))
-        return [written[n] for n in range(len(requests))]
+        return [generated[n] for n in range(len(requests))]
 
-    def _prompt(self, text: str, n_new: int) -> Prompt:
-        """A prompt that leaves room for so many tokens in the context, where the context is that long."""
+    def _make_prompt(self, text: str, n_new: int) -> Prompt:
+        """Returns a prompt that leaves room for `n_new` tokens in the context, truncated at its beginning."""
         prompt, context = self._loaded.prompt_format.make_prompt(text), self._loaded.model.context
         if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - n_new):
             return prompt
-        self.n_cut += 1
+        self.n_truncated += 1
         return prompt.keep_last(max(1, context - n_new))
 
-    def _finite(self, log_p: float) -> float:
+    def _check_finite(self, log_p: float) -> float:
         if math.isnan(log_p):
             fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
             where = str(self._loaded.run_path)

@@ -1,8 +1,7 @@
 """Metrics of classification, multi-label classification, regression, entities, translation and extracted answers;
-and tables of them. Each function returns JSON values by name, or numbers.
+and tables of them. Metrics are returned as JSON values by name, or as numbers.
 
-A ratio with denominator 0 is 0, as in scikit-learn with zero_division=0.
-The libraries are imported where they are used.
+A ratio with denominator 0 is 0, as in scikit-learn with zero_division=0. The libraries are imported when they are used.
 """
 
 # R rows, C classes
@@ -29,7 +28,7 @@ MetricValues = dict[str, Any]
 NO_LABEL = "(none of them)"
 """The class of a generated text that is not a label."""
 
-BINS = 10
+N_CALIBRATION_BINS = 10
 """Bins of equal width of the confidences."""
 
 _SCORES = ("precision", "recall", "f1", "support")
@@ -39,13 +38,13 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> MetricValues:
-    """Metrics of single-label classification. Raises ValueError for classes that have no name.
+    """Computes metrics of classification with one class per row. Raises ValueError for classes without a name.
 
-    accuracy: the share of rows whose class is predicted.
-    macro_f1: the mean over all classes that occur among the true or predicted ones.
-    matthews: the correlation of true and predicted classes (Matthews 1975; for several classes Gorodkin 2004); 0 where
-        all rows have, or all get, the same class.
-    f1: of the positive class, of two; see `positive`.
+    accuracy: share of rows whose class is predicted.
+    macro_f1: mean over all classes that occur among the true or predicted ones.
+    matthews: correlation of true and predicted classes (Matthews 1975; for several classes Gorodkin 2004); 0 if all
+        rows have, or all get, the same class.
+    f1: of the positive class of two; see `find_positive_class`.
     classes: precision, recall, F1 and support of each class.
     confusion: counts of rows of true class i (down) and predicted class j (across).
     """
@@ -57,21 +56,21 @@ def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> Metr
         raise ValueError(f"classes must lie from 0 to {len(names) - 1}")
     labels = range(len(names))
     scores = precision_recall_fscore_support(true_R, predicted_R, labels=labels, zero_division=0)
-    chosen = positive(names)
+    chosen = find_positive_class(names)
     return {
         "accuracy": float(np.mean(true_R == predicted_R)),
         "macro_f1": float(scores[2][both].mean()),
         "matthews": float(matthews_corrcoef(true_R, predicted_R)) if len(both) > 1 else 0.0,
         **({} if chosen is None else {"f1": float(scores[2][chosen]), "positive": names[chosen]}),
-        "classes": _by_name(names, scores),
+        "classes": _scores_by_name(names, scores),
         "confusion": confusion_matrix(true_R, predicted_R, labels=labels).tolist(),
     }
 
 
-def positive(names: Sequence[str]) -> int | None:
-    """The class of two that F1 is of: the second, unless it is the first one denied, as in not_entailment.
+def find_positive_class(names: Sequence[str]) -> int | None:
+    """Returns the index of the class of two whose F1 is computed; None for another number of classes.
 
-    NO_LABEL, the class of texts that are no label, does not count. None for more classes than two.
+    It is the second class, unless that is the negation of the first, as in not_entailment. NO_LABEL does not count.
     """
     if len(names) - (NO_LABEL in names) != 2:
         return None
@@ -79,9 +78,9 @@ def positive(names: Sequence[str]) -> int | None:
     return int(second not in (f"not{first}", f"non{first}", f"no{first}", f"un{first}"))
 
 
-def _by_name(names: Sequence[str], scores: Sequence[NDArray[Any]]) -> dict[str, dict[str, float]]:
-    """Precision, recall, F1 and support of each class."""
-    # scikit-learn counts a class without rows in floats
+def _scores_by_name(names: Sequence[str], scores: Sequence[NDArray[Any]]) -> dict[str, dict[str, float]]:
+    """Returns precision, recall, F1 and support of each class."""
+    # scikit-learn counts a class without rows in floats.
     columns = (values.tolist() for values in (*scores[:3], scores[3].astype(np.int64)))
     return {name: dict(zip(_SCORES, row, strict=True)) for name, *row in zip(names, *columns, strict=True)}
 
@@ -91,16 +90,16 @@ def _check_shapes(true: NDArray[Any], predicted: NDArray[Any]) -> None:
         raise ValueError(f"predictions of shape {predicted.shape} for truth of shape {true.shape}")
 
 
-def calibration(p_RC: Floats, true_R: Ints) -> MetricValues:
-    """Whether probabilities of classes can be believed: rows in bins by their highest probability.
+def calibration_metrics(p_RC: Floats, true_R: Ints) -> MetricValues:
+    """Compares the probabilities of classes with how often they are right, in bins by the highest probability.
 
-    ece: the expected calibration error (Guo et al. 2017), the mean over rows of |accuracy - mean confidence| of their
-    bin. log_loss: the mean negative logarithm of the probability of the right class. bins: those with rows, each with
-    `confidence`, `accuracy` and `rows`. Probabilities that are no numbers count as 0.
+    ece: expected calibration error (Guo et al. 2017), the mean over rows of |accuracy - mean confidence| of their bin.
+    log_loss: mean negative logarithm of the probability of the right class. bins: those with rows, each with
+    `confidence`, `accuracy` and `rows`. NaN counts as probability 0.
     """
     confidence_R = np.nan_to_num(p_RC.max(1))
     right_R = p_RC.argmax(1) == true_R
-    bin_R = np.minimum((confidence_R * BINS).astype(int), BINS - 1)
+    bin_R = np.minimum((confidence_R * N_CALIBRATION_BINS).astype(int), N_CALIBRATION_BINS - 1)
     bins = []
     for index in np.unique(bin_R):
         in_R = bin_R == index
@@ -114,7 +113,7 @@ def calibration(p_RC: Floats, true_R: Ints) -> MetricValues:
 def multi_label_metrics(
     true_RC: NDArray[np.bool_], predicted_RC: NDArray[np.bool_], names: Sequence[str]
 ) -> MetricValues:
-    """Metrics of multi-hot labels.
+    """Computes metrics of multi-hot labels.
 
     subset_accuracy: exact match, the share of rows whose predicted labels are all the true ones and no other.
     micro_f1, macro_f1: of all labels, as in scikit-learn.
@@ -123,21 +122,21 @@ def multi_label_metrics(
     from sklearn.metrics import f1_score, precision_recall_fscore_support
 
     _check_shapes(true_RC, predicted_RC)
-    # and a label that no row has: scikit-learn reads a single column as classes
+    # Adds a label that no row has, because scikit-learn reads a single column as classes.
     padded = [np.pad(labels_RC, ((0, 0), (0, 1))) for labels_RC in (true_RC, predicted_RC)]
     scores = [values[:-1] for values in precision_recall_fscore_support(*padded, average=None, zero_division=0)]
     return {
         "subset_accuracy": float((true_RC == predicted_RC).all(1).mean()),
         "micro_f1": float(f1_score(*padded, average="micro", zero_division=0)),
         "macro_f1": float(scores[2].mean()),
-        "classes": _by_name(names, scores),
+        "classes": _scores_by_name(names, scores),
     }
 
 
 def regression_metrics(true_R: Floats, predicted_R: Floats) -> MetricValues:
-    """Mean squared error, Pearson's correlation (1895), and Spearman's (1904), with mean ranks for ties.
+    """Computes the mean squared error, Pearson's correlation (1895), and Spearman's (1904) with mean ranks for ties.
 
-    None for what is not a number, such as a correlation with constant numbers, which JSON lacks.
+    Returns None for NaN, such as a correlation with constant numbers.
     """
     from scipy.stats import pearsonr, spearmanr
 
@@ -145,28 +144,28 @@ def regression_metrics(true_R: Floats, predicted_R: Floats) -> MetricValues:
     pearson = spearman = math.nan
     if len(true_R) > 1 and np.isfinite(predicted_R).all():
         with warnings.catch_warnings():
-            # those of constant numbers
+            # Correlations with constant numbers warn.
             warnings.simplefilter("ignore")
-            pearson, spearman = (of(true_R, predicted_R).statistic for of in (pearsonr, spearmanr))
+            pearson, spearman = (correlate(true_R, predicted_R).statistic for correlate in (pearsonr, spearmanr))
     figures: MetricValues = {"mse": np.mean((true_R - predicted_R) ** 2), "pearson": pearson, "spearman": spearman}
     return {name: None if math.isnan(value) else float(value) for name, value in figures.items()}
 
 
-def word_accuracy(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
-    """The share of the words of sentences whose tags agree."""
+def compute_word_accuracy(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
+    """Computes the share of the words of sentences whose tags agree."""
     pairs = [pair for row, other in zip(true, predicted, strict=True) for pair in zip(row, other, strict=True)]
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
 
 
 def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Type, first word and word after the last of each entity of BIO tags, by seqeval as conlleval reads them."""
+    """Finds the entities of BIO tags as conlleval does, by seqeval: type, first word, and word after the last."""
     from seqeval.metrics.sequence_labeling import get_entities
 
-    return {(of, first, last + 1) for of, first, last in get_entities(list(tags))}
+    return {(kind, first, last + 1) for kind, first, last in get_entities(list(tags))}
 
 
 def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> MetricValues:
-    """Metrics of BIO tags of sentences, by seqeval as conlleval has them (Tjong Kim Sang and De Meulder 2003).
+    """Computes metrics of BIO tags as conlleval does, by seqeval (Tjong Kim Sang and De Meulder 2003).
 
     Entities agree where both type and words do. An I that continues no entity of its type begins one.
 
@@ -177,7 +176,7 @@ def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
     tags = [[list(row) for row in rows] for rows in (true, predicted)]
-    types = sorted({of for rows in tags for row in rows for of, _, _ in find_entities(row)})
+    types = sorted({kind for rows in tags for row in rows for kind, _, _ in find_entities(row)})
     whole, parts = (0.0, 0.0, 0.0), []
     if types:
         whole = precision_recall_fscore_support(*tags, average="micro", zero_division=0)
@@ -186,13 +185,13 @@ def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
         "f1": float(whole[2]),
         "precision": float(whole[0]),
         "recall": float(whole[1]),
-        "accuracy": word_accuracy(true, predicted),
-        "entities": _by_name(types, parts) if types else {},
+        "accuracy": compute_word_accuracy(true, predicted),
+        "entities": _scores_by_name(types, parts) if types else {},
     }
 
 
-def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """chrF (Popović 2015) of each hypothesis, by sacrebleu."""
+def compute_chrf_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Computes chrF (Popović 2015) of each hypothesis, by sacrebleu."""
     from sacrebleu.metrics.chrf import CHRF
 
     score = CHRF().sentence_score
@@ -200,10 +199,10 @@ def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> lis
 
 
 def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValues:
-    """Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) by sacrebleu with their signatures, and the mean F1 of
-    ROUGE by rouge-score, each from 0 to 100, with one reference each.
+    """Computes corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) by sacrebleu, with their signatures, and the
+    mean F1 of ROUGE by rouge-score, each from 0 to 100, with one reference for each hypothesis.
 
-    repeating: the share of hypotheses that repeat a phrase; see `repeats_phrase`.
+    repeating: share of hypotheses that repeat a phrase; see `has_repeated_phrase`.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -213,37 +212,34 @@ def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) ->
     scorers = {"bleu": BLEU(), "chrf": CHRF()}
     return {
         **{name: scorer.corpus_score(hypotheses, [references]).score for name, scorer in scorers.items()},
-        **dict(zip(("rouge1", "rouge2", "rouge_l"), rouge(hypotheses, references), strict=True)),
-        "repeating": sum(map(repeats_phrase, hypotheses)) / len(hypotheses),
+        **dict(zip(("rouge1", "rouge2", "rouge_l"), compute_rouge(hypotheses, references), strict=True)),
+        "repeating": sum(map(has_repeated_phrase, hypotheses)) / len(hypotheses),
         **{f"{name}_signature": str(scorer.get_signature()) for name, scorer in scorers.items()},
     }
 
 
-class _Words:
-    """The tokenizer of ROUGE."""
-
+class _RougeTokenizer:
     def tokenize(self, text: str) -> list[str]:
-        """The words of a text."""
         return re.findall(r"[^\W_]+", text.lower())
 
 
-def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): the mean F1 over texts, from 0 to 100, by rouge-score.
+def compute_rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
+    """Computes ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): the mean F1 over texts, from 0 to 100, by rouge-score.
 
-    Words are letters and digits of any script, in lower case, without stemming; of Latin text those of rouge-score.
+    Words are letters and digits of any script in lower case, without stemming; for Latin text those of rouge-score.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
     kinds = ("rouge1", "rouge2", "rougeL")
-    scorer = RougeScorer(kinds, tokenizer=_Words())
+    scorer = RougeScorer(kinds, tokenizer=_RougeTokenizer())
     scores = [scorer.score(reference, text) for text, reference in zip(hypotheses, references, strict=True)]
     return tuple(100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind in kinds)
 
 
-def repeats_phrase(text: str) -> bool:
-    """Whether some two or more words directly follow themselves, case and punctuation aside.
+def has_repeated_phrase(text: str) -> bool:
+    """Returns whether two or more words directly follow themselves, apart from case and punctuation.
 
-    "in a market, in a market" does, which one human translation in ten thousand does.
+    "in a market, in a market" does. One human translation in ten thousand does.
     """
     words = _WORD.findall(text.lower())
     for n in range(2, len(words) // 2 + 1):
@@ -255,89 +251,97 @@ def repeats_phrase(text: str) -> bool:
     return False
 
 
-def normalized(answer: str) -> str:
-    """An answer in lower case, without punctuation, articles and extra white space, as the scripts of SQuAD 1.1 and 2.0
-    have it (Rajpurkar et al. 2016, 2018)."""
+def normalize_answer(answer: str) -> str:
+    """Returns an answer in lower case, without punctuation, articles and extra white space, as the scripts of SQuAD 1.1
+    and 2.0 do (Rajpurkar et al. 2016, 2018)."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, answers: Sequence[str]) -> float:
-    """1 if the prediction equals one of the answers, normalized, else 0. No answers: it is to be empty."""
-    return float(normalized(predicted) in _normalized(answers))
+    """Returns 1 if the normalized prediction equals an answer, else 0. Without answers it must be empty."""
+    return float(normalize_answer(predicted) in _normalize_answers(answers))
 
 
-def word_f1(predicted: str, answers: Sequence[str]) -> float:
-    """The best F1 of the prediction's words against those of an answer, normalized. No answers: it is to be empty."""
-    return max(_f1(normalized(predicted).split(), answer.split()) for answer in _normalized(answers))
+def compute_word_f1(predicted: str, answers: Sequence[str]) -> float:
+    """Returns the best F1 of the normalized prediction's words and an answer's. Without answers it must be empty."""
+    return max(
+        _compute_f1(normalize_answer(predicted).split(), answer.split()) for answer in _normalize_answers(answers)
+    )
 
 
-def _normalized(answers: Sequence[str]) -> list[str]:
-    """The answers that normalization leaves something of; else the empty one, which stands for none."""
-    return [*filter(None, map(normalized, answers))] or [""]
+def _normalize_answers(answers: Sequence[str]) -> list[str]:
+    """Returns the normalized answers that are not empty; without any an empty one, which stands for no answer."""
+    return [*filter(None, map(normalize_answer, answers))] or [""]
 
 
-def _f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
+def _compute_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
     if not predicted or not answer:
         return float(predicted == answer)
     n_common = (Counter(predicted) & Counter(answer)).total()
     return 2 * n_common / (len(predicted) + len(answer))
 
 
-def best_null_threshold(null_scores: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]) -> float:
-    """The null score up to which questions are answered that maximises the mean score (SQuAD 2.0's find_best_thresh).
+def find_best_null_threshold(
+    null_scores: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]
+) -> float:
+    """Finds the null score up to which questions should be answered for the highest mean score, as find_best_thresh of
+    SQuAD 2.0 does; infinite if all questions have answers.
 
-    null_scores: score of the null span minus that of the best span. scores: of the best span. A question without an
-    answer scores 1 where it is not answered. Infinite where all questions have answers.
+    A question without an answer scores 1 if it is not answered.
+
+    null_scores: score of the null span minus that of the best span. scores: of the best span.
     """
     if all(has_answer):
         return math.inf
-    # what is gained over answering none, for each different null score
-    different_U, index_N = np.unique(null_scores, return_inverse=True)
+    # The gain over answering no question, for each distinct null score.
+    null_score_U, index_N = np.unique(null_scores, return_inverse=True)
     gain_U = np.cumsum(np.bincount(index_N, np.where(has_answer, scores, -1.0)))
     best = int(gain_U.argmax())
-    return float(different_U[best] if gain_U[best] > 0 else different_U[0] - 1)
+    return float(null_score_U[best] if gain_U[best] > 0 else null_score_U[0] - 1)
 
 
-def class_lines(
-    classes: Mapping[str, Mapping[str, Any]], ends: tuple[str, str] = ("class", "rows"), most: int = 20
+def format_class_scores(
+    classes: Mapping[str, Mapping[str, Any]], nouns: tuple[str, str] = ("class", "rows"), max_classes: int = 20
 ) -> list[str]:
-    """A table of all classes, or types of entities, as aligned lines: of more than `most` those with the largest
-    support. ends: the names of the first and the last column."""
-    shown = _largest([scores["support"] for scores in classes.values()], most)
-    rows = [[ends[0], "precision", "recall", "F1", ends[1]]]
+    """Formats the scores of classes, or of types of entities, as the lines of a table.
+
+    nouns: headers of the first and the last column. max_classes: shows at most these, with the largest support.
+    """
+    shown = _select_largest([scores["support"] for scores in classes.values()], max_classes)
+    rows = [[nouns[0], "precision", "recall", "F1", nouns[1]]]
     for name in (list(classes)[i] for i in shown):
         *scores, support = (classes[name][score] for score in _SCORES)
-        rows.append([_label(name), *(f"{100 * score:.1f}" for score in scores), f"{support:,}"])
-    return [*aligned(rows), *_more(len(classes) - len(shown))]
+        rows.append([_format_label(name), *(f"{100 * score:.1f}" for score in scores), f"{support:,}"])
+    return [*aligned(rows), *_format_omitted(len(classes) - len(shown))]
 
 
-def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) -> list[str]:
-    """A confusion matrix as aligned lines: true classes down, predicted ones across.
+def format_confusion(confusion_CC: Ints, names: Sequence[str], max_classes: int = 10) -> list[str]:
+    """Formats a confusion matrix as aligned lines: true classes down, predicted ones across.
 
-    Of more than `most` classes those with the largest support are shown, and the others together.
+    max_classes: shows at most these, with the largest support, and the others together.
     """
-    shown = _largest(confusion_CC.sum(1).tolist(), most)
+    shown = _select_largest(confusion_CC.sum(1).tolist(), max_classes)
     rest = [i for i in range(len(names)) if i not in set(shown)]
     groups = [[i] for i in shown] + ([rest] if rest else [])
-    labels = [_label(names[i], 12) for i in shown] + (["others"] if rest else [])
+    labels = [_format_label(names[i], 12) for i in shown] + (["others"] if rest else [])
     rows = [["true \\ predicted", *labels]]
     for label, down in zip(labels, groups, strict=True):
         rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
-    return [*aligned(rows), *_more(len(rest))]
+    return [*aligned(rows), *_format_omitted(len(rest))]
 
 
-def _largest(supports: Sequence[int], most: int) -> list[int]:
-    """The classes with the largest support, in their own order."""
-    return sorted(sorted(range(len(supports)), key=lambda i: (-supports[i], i))[:most])
+def _select_largest(supports: Sequence[int], max_classes: int) -> list[int]:
+    """Returns the classes with the largest support, in their own order."""
+    return sorted(sorted(range(len(supports)), key=lambda i: (-supports[i], i))[:max_classes])
 
 
-def _more(count: int) -> list[str]:
+def _format_omitted(count: int) -> list[str]:
     return [f"... and {counted(count, 'more class', 'more classes')}"] if count else []
 
 
-def _label(name: str, width: int = 30) -> str:
-    """A name on one line, its control characters escaped, truncated to a width."""
-    # combining characters have no width, so their number is limited too
+def _format_label(name: str, width: int = 30) -> str:
+    """Returns a name on one line, its control characters escaped, truncated to a width."""
+    # Combining characters have no width, so their number is limited too.
     text = plain(name[: 4 * width])
     is_short = len(name) <= 4 * width and cell_len(text) <= width
     return text if is_short else set_cell_size(text, width - 1).rstrip() + "…"

@@ -18,72 +18,72 @@ from lmtool.tasks.metrics import MetricValues
 from lmtool.tasks.task import Cells, Floats, FormattedNumber
 from lmtool.tokenization.prompt_format import PromptFormat
 
-LEAST_ROWS = 20
-"""Rows with a label from which it has a threshold of its own."""
+MIN_THRESHOLD_ROWS = 20
+"""Rows with a label from which it gets its own threshold."""
 
-HALF = 0.5
-"""The threshold where no other is chosen."""
+DEFAULT_THRESHOLD = 0.5
 
 
-class LabelsTask(HeadTask):
-    """Any number of labels per row: those of which the probability, a sigmoid of the logit, is above a threshold."""
+class MultiLabelTask(HeadTask):
+    """Any number of labels per row: those whose probability, the sigmoid of the logit, is above a threshold."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "subset_accuracy", "macro-f1": "macro_f1"}
-    others = "several labels"
+    label_description = "several labels"
 
     def __init__(self, prompt_format: PromptFormat, spec: Classification) -> None:
         super().__init__(prompt_format, spec)
-        self.threshold_C = np.array(spec.thresholds or [HALF] * len(spec.labels))
+        self.threshold_C = np.array(spec.thresholds or [DEFAULT_THRESHOLD] * len(spec.labels))
         if len(self.threshold_C) != len(spec.labels):
             what = f"there are {len(self.threshold_C)} thresholds for {len(spec.labels)} labels"
             raise UsageError(what, where="objective.thresholds", fix="give one for each, in their order")
 
-    def choose(self, scores_RC: Floats, true_RC: Floats) -> None:
-        p_RC = self.probabilities(scores_RC)
-        self.threshold_C = np.array(self._spec.thresholds or choose_thresholds(p_RC, true_RC > 0.5))
+    def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
+        p_RC = self.compute_probabilities(scores_RC)
+        self.threshold_C = np.array(self._spec.thresholds or fit_thresholds(p_RC, true_RC > 0.5))
 
-    def probabilities(self, scores_RC: Floats) -> Floats:
+    def compute_probabilities(self, scores_RC: Floats) -> Floats:
         return 1 / (1 + np.exp(-scores_RC))
 
-    def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        p_RC = self.probabilities(scores_RC)
+    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+        p_RC = self.compute_probabilities(scores_RC)
         figures = metrics.multi_label_metrics(true_RC > 0.5, p_RC > self.threshold_C, self.labels)
         figures["thresholds"] = self.threshold_C.tolist()
         p_P, true_P = p_RC.ravel(), true_RC.ravel() > 0.5
-        return figures | {"calibration": metrics.calibration(np.stack([1 - p_P, p_P], 1), true_P.astype(int))}
+        return figures | {"calibration": metrics.calibration_metrics(np.stack([1 - p_P, p_P], 1), true_P.astype(int))}
 
-    def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
-        p_RC = np.nan_to_num(self.probabilities(scores_RC))
+    def find_mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
+        p_RC = np.nan_to_num(self.compute_probabilities(scores_RC))
         above_RC = p_RC > self.threshold_C
-        sure_RC = np.where(above_RC != (true_RC > 0.5), np.where(above_RC, p_RC, 1 - p_RC), 0.0)
+        # Of labels that are predicted rightly 0.
+        confidence_RC = np.where(above_RC != (true_RC > 0.5), np.where(above_RC, p_RC, 1 - p_RC), 0.0)
         mistakes = []
-        for i in sorted(np.flatnonzero(sure_RC.any(1)).tolist(), key=lambda i: -sure_RC[i].max()):
-            column = int(sure_RC[i].argmax())
-            sure, sign = float(sure_RC[i, column]), 1 if above_RC[i, column] else -1
-            true, predicted = (SEPARATOR.join(self.label(p_C)) for p_C in (true_RC[i], p_RC[i]))
-            mistakes.append(Misprediction(i, column, true, predicted, sure, sign))
+        for i in sorted(np.flatnonzero(confidence_RC.any(1)).tolist(), key=lambda i: -confidence_RC[i].max()):
+            column = int(confidence_RC[i].argmax())
+            confidence, sign = float(confidence_RC[i, column]), 1 if above_RC[i, column] else -1
+            true, predicted = (SEPARATOR.join(self.choose_label(p_C)) for p_C in (true_RC[i], p_RC[i]))
+            mistakes.append(Misprediction(i, column, true, predicted, confidence, sign))
         return mistakes
 
-    def label(self, p_C: Floats) -> tuple[str, ...]:
-        return tuple(name for name, has in zip(self.labels, p_C > self.threshold_C, strict=True) if has)
+    def choose_label(self, p_C: Floats) -> tuple[str, ...]:
+        return tuple(name for name, is_above in zip(self.labels, p_C > self.threshold_C, strict=True) if is_above)
 
-    def cells(self, p_C: Floats) -> Cells:
-        return (SEPARATOR.join(self.label(p_C)) or SEPARATOR, *(FormattedNumber(p, ".6f") for p in p_C))
+    def format_cells(self, p_C: Floats) -> Cells:
+        return (SEPARATOR.join(self.choose_label(p_C)) or SEPARATOR, *(FormattedNumber(p, ".6f") for p in p_C))
 
 
-def choose_thresholds(p_RC: Floats, true_RC: NDArray[np.bool_]) -> tuple[float, ...]:
-    """For each label the probability above which it is predicted, with the highest F1.
+def fit_thresholds(p_RC: Floats, true_RC: NDArray[np.bool_]) -> tuple[float, ...]:
+    """Finds for each label the probability threshold with the highest F1.
 
-    Labels of fewer rows than LEAST_ROWS share the threshold with the highest F1 over all rows and labels; HALF, where
-    those are too few together.
+    Labels of fewer rows than MIN_THRESHOLD_ROWS share the threshold with the highest F1 over all rows and labels, which
+    is DEFAULT_THRESHOLD if these are too few together.
     """
-    common = best_f1_threshold(p_RC, true_RC) if true_RC.sum() >= LEAST_ROWS else HALF
-    columns = zip(p_RC.T, true_RC.T, true_RC.sum(0) >= LEAST_ROWS, strict=True)
-    return tuple(best_f1_threshold(p_R, true_R) if has_own else common for p_R, true_R, has_own in columns)
+    shared = find_best_threshold(p_RC, true_RC) if true_RC.sum() >= MIN_THRESHOLD_ROWS else DEFAULT_THRESHOLD
+    columns = zip(p_RC.T, true_RC.T, true_RC.sum(0) >= MIN_THRESHOLD_ROWS, strict=True)
+    return tuple(find_best_threshold(p_R, true_R) if has_own else shared for p_R, true_R, has_own in columns)
 
 
-def best_f1_threshold(p_RC: Floats, true_RC: NDArray[np.bool_]) -> float:
-    """The threshold above which F1 is highest, half way between two probabilities; of equally good ones the highest."""
+def find_best_threshold(p_RC: Floats, true_RC: NDArray[np.bool_]) -> float:
+    """Finds the threshold with the highest F1, half way between two probabilities; of equally good ones the highest."""
     p_U, count_U = np.unique(p_RC, return_counts=True)
     n_above_U = count_U[::-1].cumsum()[::-1]
     n_right_U = true_RC.sum() - np.searchsorted(np.sort(p_RC[true_RC]), p_U)

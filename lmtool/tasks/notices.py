@@ -1,5 +1,5 @@
-"""What is suspicious but usable: texts that were cut, texts that a tokenizer was not made for, names of classes that
-seem to be misspelt, and unequal numbers of rows."""
+"""Notices of what is suspicious but usable: truncated texts, texts in another language than the tokenizer's, misspelt
+class names, and unequal numbers of rows."""
 
 import re
 import shlex
@@ -15,44 +15,43 @@ from lmtool.data.rowfile import fold_name
 from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import Tokenizer
 
-CUT_LENGTH = 100
-"""Characters from which many texts of one length are taken to be cut."""
+MIN_TRUNCATED_CHARACTERS = 100
+"""Shorter texts of equal length do not seem truncated."""
 
-CUT_SHARE = 0.01
-"""Share of texts of exactly the greatest length from which they are taken to be cut; and at least 5."""
+MIN_TRUNCATED_SHARE = 0.01
+"""Share of texts of exactly the maximum length from which they seem truncated; at least 5 texts."""
 
-FEW_BYTES = 0.5
-"""A text whose tokens have less than this part of the usual bytes is not in the tokenizer's language."""
+FOREIGN_TEXT_RATIO = 0.5
+"""A text is not in the tokenizer's language if its tokens have less than this share of the expected bytes."""
 
-LEAST_BYTES = 40
-"""Bytes of a text from which its tokens are counted: those of a few words vary."""
+MIN_TEXT_BYTES = 40
+"""Shorter texts are not judged by the length of their tokens, which varies."""
 
-LARGE, USUAL = 8192, 3.0
-"""Tokens of a vocabulary of so many entries have so many bytes, in a language that it was made for."""
+LARGE_VOCABULARY, LARGE_VOCABULARY_BYTES = 8192, 3.0
+"""Vocabulary size from which tokens of a suitable language have at least this number of bytes."""
 
-UNKNOWN = 0.02
-"""Share of unknown tokens from which they are told."""
+MIN_UNKNOWN_SHARE = 0.02
+"""Share of unknown tokens from which a notice is given."""
 
+IMBALANCE_RATIO = 10
+"""Rows of the largest class, divided by those of the smallest, from which a notice is given."""
 
-IMBALANCE = 10
-"""Ratio of the largest class to the smallest from which a notice is given."""
+MAX_LISTED_LABELS = 3
+"""Misspelt labels that a notice lists, and lines of each."""
 
-TOLD = 3
-"""Misspelt labels that a notice names, and lines of each."""
+MAX_COMPARED_LABELS, MAX_COMPARED_CHARACTERS = 20_000, 100
+"""More labels, and longer ones, are not compared by letters."""
 
-MOST_LABELS, LONGEST = 20_000, 100
-"""Labels that are compared by letters, and their characters; there may be more and longer ones."""
+MIN_WORD_LETTERS = 4
+"""A letter of a shorter word, or of a number, tells labels apart: cat and car, grade A."""
 
-WORD = 4
-"""Letters of a word of which one may be wrong; shorter ones, and numbers, tell labels apart: cat and car, grade A."""
-
-_RIVALS = 3
-"""Labels that one is compared with, of those that are alike without the same letter."""
+_MAX_RIVALS = 3
+"""Labels that are alike without the same letter, of those that one is compared with."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something suspicious but usable: a key for programs, a count of what is concerned, and a sentence."""
+    """Something suspicious but usable: a key for programs, the number of things concerned, and a sentence."""
 
     kind: str
     count: int
@@ -62,75 +61,79 @@ class Notice:
         return self.text
 
 
-def cut_texts(lengths: Iterable[int], noun: str) -> Iterator[Notice]:
-    """A notice where many texts have exactly the greatest number of characters. noun: what a text is called."""
+def make_truncation_notices(lengths: Iterable[int], noun: str) -> Iterator[Notice]:
+    """Yields a notice if many texts have exactly the maximum number of characters. noun: what a text is called."""
     counts = Counter(lengths)
     longest = max(counts, default=0)
-    if longest >= CUT_LENGTH and counts[longest] >= max(5, CUT_SHARE * counts.total()):
+    if longest >= MIN_TRUNCATED_CHARACTERS and counts[longest] >= max(5, MIN_TRUNCATED_SHARE * counts.total()):
         what = f"{counts[longest]:,} of {counted(counts.total(), noun)} have exactly {longest:,} characters"
-        yield Notice("texts cut at one length", counts[longest], f"{what}, the most of all: they seem to be cut")
+        yield Notice("texts cut at one length", counts[longest], f"{what}, the maximum: they seem to be truncated")
 
 
-def foreign_texts(texts: Sequence[str], tokenizer: Tokenizer, usual: float | None, noun: str) -> Iterator[Notice]:
-    """Notices of texts in which tokens have far fewer bytes than usual, or are unknown.
+def make_language_notices(
+    texts: Sequence[str], tokenizer: Tokenizer, bytes_per_token: float | None, noun: str
+) -> Iterator[Notice]:
+    """Yields notices of texts whose tokens have far fewer bytes than expected, or are unknown.
 
-    usual: bytes of a token of the text that the tokenizer's model was trained on. Where that is unknown, the median of
-    `texts` is taken, and USUAL or more for a large vocabulary.
+    bytes_per_token: of the text that the tokenizer's model was trained on; by default the median of `texts`, at least
+    LARGE_VOCABULARY_BYTES for a large vocabulary. noun: what a text is called.
     """
     ids, lengths = tokenizer.encode_many(texts)
     n_bytes = np.array([len(text.encode()) for text in texts])
-    long = (n_bytes >= LEAST_BYTES) & (lengths > 0)
-    if not long.any():
+    is_long = (n_bytes >= MIN_TEXT_BYTES) & (lengths > 0)
+    if not is_long.any():
         return
     n_unknown = int((ids == tokenizer.unk_id).sum()) if tokenizer.kind != "bpe" else 0
-    if n_unknown > UNKNOWN * len(ids):
+    if n_unknown > MIN_UNKNOWN_SHARE * len(ids):
         text = f"{100 * n_unknown / len(ids):.0f} % of the tokens are unknown to the tokenizer"
         yield Notice("unknown tokens", n_unknown, text)
-    per_token = n_bytes[long] / lengths[long]
-    least = USUAL if tokenizer.vocab_size >= LARGE else 0.0
-    expected = max(float(np.median(per_token)), least) if usual is None else usual
-    foreign = np.flatnonzero(per_token < FEW_BYTES * expected)
+    found = n_bytes[is_long] / lengths[is_long]
+    minimum = LARGE_VOCABULARY_BYTES if tokenizer.vocab_size >= LARGE_VOCABULARY else 0.0
+    expected = max(float(np.median(found)), minimum) if bytes_per_token is None else bytes_per_token
+    foreign = np.flatnonzero(found < FOREIGN_TEXT_RATIO * expected)
     if len(foreign):
-        first = int(np.flatnonzero(long)[foreign[0]]) + 1
-        usage = n_bytes[long][foreign].sum() / lengths[long][foreign].sum()
+        first = int(np.flatnonzero(is_long)[foreign[0]]) + 1
+        mean = n_bytes[is_long][foreign].sum() / lengths[is_long][foreign].sum()
         text = (
             f"{len(foreign):,} of {counted(len(texts), noun)} are not in the language of the tokenizer: "
-            f"{usage:.1f} bytes per token, where {expected:.1f} are usual; first: {noun} {first:,}"
+            f"{mean:.1f} bytes per token instead of {expected:.1f}; first: {noun} {first:,}"
         )
         yield Notice("texts in another language", len(foreign), text)
 
 
-def misspelt(counts: Mapping[str, int]) -> dict[str, str]:
-    """For each label that seems to be misspelt the commoner one that it should be.
+def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
+    """Returns for each label that seems misspelt the more frequent one that it should be.
 
-    counts: rows by label. Labels differ in case, spaces, hyphens and underscores; or one letter of a word is missing,
-    added, wrong, or exchanged with its neighbour. Linear in the characters of all labels (symmetric deletion).
+    Such labels differ in case, spaces, hyphens and underscores; or one letter of a word is missing, added, wrong, or
+    exchanged with its neighbour. Linear in the characters of all labels (symmetric deletion).
+
+    counts: rows by label.
     """
     ordered = sorted(counts, key=lambda name: (-counts[name], name.swapcase()))
-    right: dict[str, str] = {}
-    commonest: dict[str, str] = {}
+    correct: dict[str, str] = {}
+    most_frequent: dict[str, str] = {}
     for name in ordered:
-        if (common := commonest.setdefault(fold_name(name), name)) != name:
-            right[name] = common
-    spelt = {name: re.sub(r"[\s_-]+", " ", name.casefold()) for name in commonest.values()}
-    alike: dict[str, list[str]] = {}
-    for name, letters in spelt.items() if len(spelt) <= MOST_LABELS else ():
-        if len(letters) > LONGEST:
+        if (other := most_frequent.setdefault(fold_name(name), name)) != name:
+            correct[name] = other
+    spelled = {name: re.sub(r"[\s_-]+", " ", name.casefold()) for name in most_frequent.values()}
+    by_deletion: dict[str, list[str]] = {}
+    for name, letters in spelled.items() if len(spelled) <= MAX_COMPARED_LABELS else ():
+        if len(letters) > MAX_COMPARED_CHARACTERS:
             continue
         shorter = [letters[:i] + letters[i + 1 :] for i, letter in enumerate(letters) if letter.isalpha()]
-        rivals = dict.fromkeys(rival for key in (letters, *shorter) for rival in alike.get(key, ()))
+        rivals = dict.fromkeys(rival for key in (letters, *shorter) for rival in by_deletion.get(key, ()))
         for rival in sorted(rivals, key=lambda rival: -counts[rival]):
-            if counts[rival] > counts[name] and _is_one_letter(letters, spelt[rival]):
-                right[name] = right.get(rival, rival)
+            if counts[rival] > counts[name] and _differ_in_one_letter(letters, spelled[rival]):
+                correct[name] = correct.get(rival, rival)
                 break
         for key in (letters, *shorter):
-            if len(known := alike.setdefault(key, [])) < _RIVALS:
-                known.append(name)
-    return {name: right.get(right[name], right[name]) for name in ordered if name in right}
+            if len(similar := by_deletion.setdefault(key, [])) < _MAX_RIVALS:
+                similar.append(name)
+    return {name: correct.get(correct[name], correct[name]) for name in ordered if name in correct}
 
 
-def _is_one_letter(one: str, other: str) -> bool:
-    """Whether texts differ in one letter of a word, or in the order of two."""
+def _differ_in_one_letter(one: str, other: str) -> bool:
+    """Returns whether texts differ in one letter of a word, or in the order of two."""
     start = n_shared(one, other)
     end = n_shared(one[start:][::-1], other[start:][::-1])
     rests = [text[start : len(text) - end] for text in (one, other)]
@@ -139,16 +142,19 @@ def _is_one_letter(one: str, other: str) -> bool:
         return False
     longer = max(one, other, key=len)
     word = re.search(r"[^\W\d_]*$", longer[:start]), re.match(r"[^\W\d_]*", longer[start:])
-    return sum(len(part[0]) for part in word if part) >= WORD
+    return sum(len(part[0]) for part in word if part) >= MIN_WORD_LETTERS
 
 
-def merge_option(name: str, other: str) -> str:
-    """The words of a command that read a label as another one; a file of them where the sign = is in its name."""
-    return f"--merge-labels {'FILE.csv' if '=' in name else shlex.quote(f'{name}={other}')}"
+def format_merge_option(old: str, new: str) -> str:
+    """Formats the option that reads one label as another; names a file if the old label has the sign =."""
+    return f"--merge-labels {'FILE.csv' if '=' in old else shlex.quote(f'{old}={new}')}"
 
 
-def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:
-    """Notices of the classes of a training table. rows: the classes of each, and where it is, such as "line 5"."""
+def make_label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:
+    """Yields notices of the classes of a training table.
+
+    rows: the classes of each row, and where it is, such as "line 5".
+    """
     counts: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
     is_multi = False
@@ -156,31 +162,34 @@ def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notic
         is_multi |= len(names) != 1
         for name in names:
             counts[name] += 1
-            if len(first := lines.setdefault(name, [])) < TOLD:
+            if len(first := lines.setdefault(name, [])) < MAX_LISTED_LABELS:
                 first.append(line)
-    similar = misspelt(counts)
+    similar = find_misspelt_labels(counts)
     if similar:
         n_rows = sum(counts[name] for name in similar)
-        text = f"{counted(n_rows, 'row')} with labels that differ in a letter or in case from commoner ones: "
+        listed = list(similar.items())[:MAX_LISTED_LABELS]
+        text = f"{counted(n_rows, 'row')} with labels that differ in a letter or in case from more frequent ones: "
         text += " ".join(
             f"{quote(name, 40)} ({counted(counts[name], 'row')}: {', '.join(lines[name])}"
-            f"{', …' * (counts[name] > TOLD)}), did you mean {quote(common, 40)} ({counted(counts[common], 'row')})?"
-            for name, common in list(similar.items())[:TOLD]
+            f"{', …' * (counts[name] > MAX_LISTED_LABELS)}), did you mean {quote(other, 40)} "
+            f"({counted(counts[other], 'row')})?"
+            for name, other in listed
         )
-        more = f"; and {counted(len(similar) - TOLD, 'more label')}" if len(similar) > TOLD else ""
-        options = dict.fromkeys(merge_option(*pair) for pair in list(similar.items())[:TOLD])
-        text += f"{more}; to read them so: {' '.join(options)}"
-        yield Notice("similar labels", n_rows, text)
-    together = Counter(counts)
-    for name, common in similar.items():
-        together[common] += together.pop(name)
-    most, least = max(together, key=lambda name: together[name]), min(together, key=lambda name: together[name])
-    if together[most] >= IMBALANCE * together[least]:
-        text = f"{quote(most, 40)} has {counted(together[most], 'row')}, {quote(least, 40)} has {together[least]:,}"
-        text += " (similar labels counted together)" if {most, least} & {*similar.values()} else ""
-        text = f"heavy imbalance: {text}; macro F1 weights both equally"
-        yield Notice("heavy imbalance", together[most] // together[least], text)
-    alone = sorted(name for name, count in counts.items() if count == 1 and name not in similar)
-    if is_multi and alone:
-        text = f"labels with one row: {len(alone):,}; first: {quote(alone[0])}"
-        yield Notice("labels with one row", len(alone), text)
+        if len(similar) > MAX_LISTED_LABELS:
+            text += f"; and {counted(len(similar) - MAX_LISTED_LABELS, 'more label')}"
+        options = dict.fromkeys(format_merge_option(*pair) for pair in listed)
+        yield Notice("similar labels", n_rows, f"{text}; to merge them: {' '.join(options)}")
+    merged = Counter(counts)
+    for name, other in similar.items():
+        merged[other] += merged.pop(name)
+    largest, smallest = max(merged, key=lambda name: merged[name]), min(merged, key=lambda name: merged[name])
+    if merged[largest] >= IMBALANCE_RATIO * merged[smallest]:
+        text = f"heavy imbalance: {quote(largest, 40)} has {counted(merged[largest], 'row')}, "
+        text += f"{quote(smallest, 40)} has {merged[smallest]:,}"
+        text += " (similar labels counted together)" if {largest, smallest} & {*similar.values()} else ""
+        ratio = merged[largest] // merged[smallest]
+        yield Notice("heavy imbalance", ratio, f"{text}; macro F1 weights both equally")
+    single = sorted(name for name, count in counts.items() if count == 1 and name not in similar)
+    if is_multi and single:
+        text = f"labels with one row: {len(single):,}; first: {quote(single[0])}"
+        yield Notice("labels with one row", len(single), text)

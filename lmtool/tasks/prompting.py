@@ -1,6 +1,6 @@
-"""Tasks by prompting: rows of a table as prompts, and labels as answers that a language model scores.
+"""Prompting: rows of a table as prompts, and labels as answers that a language model scores, or generates.
 
-Shapes: R rows, A answers.
+Shapes: P prompts, R rows, A answers, F content-free prompts.
 """
 
 import math
@@ -26,110 +26,114 @@ from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import LabelMap, as_cell
+from lmtool.tasks.labels import LabelMap, normalize_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
-from lmtool.tasks.predict import AS_TRAINED, CHUNK_ROWS, Predictions, open_beside
-from lmtool.tasks.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
+from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, Predictions, open_table_like_training
+from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_rows
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import Cells
 
-TEXT = "text"
-"""The field of a prompt that stands for the text of a row, whatever its column is called."""
+TEXT_FIELD = "text"
+"""The field of a prompt for the text of a row, whatever its column is called."""
 
-CONTENT_FREE = ("N/A", "", "[MASK]")
-"""Texts without content, for calibration (Zhao et al. 2021)."""
+CONTENT_FREE_TEXTS = ("N/A", "", "[MASK]")
+"""Texts for calibration (Zhao et al. 2021)."""
 
-WAYS = {"sum": "sum", "per_token": "per token", "per_byte": "per byte"}
-"""How an answer is scored by the log-probabilities of its tokens: their sum, or that divided by its length."""
+NORMALIZATIONS = {"sum": "sum", "per_token": "per token", "per_byte": "per byte"}
+"""How answers are scored: by the sum of the log-probabilities of their tokens, or the sum divided by a length."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Prompting:
-    """How a prompt needs a table, whose rows fill it.
+class PromptTemplate:
+    """A template that makes a prompt of a row.
 
-    template: of each prompt, with fields in braces, each the name of a column of a table or `text`.
-    answers: as in `read_answers`.
-    calibrate: divide by the probabilities of the answers to prompts without content, the mean over `CONTENT_FREE`.
+    Args:
+        template: text with fields in braces, each the name of a column or `text`.
+        answers: as in `parse_answers_option`.
+        calibrate: divides by the probabilities of the answers to CONTENT_FREE_TEXTS.
     """
 
     template: str
     answers: Sequence[str] = ()
     calibrate: bool = False
 
-    def parts(self) -> list[tuple[str, str | None]]:
-        """Pieces of text, and the field after each, if any. Raises UsageError for braces that are no fields."""
+    def parse(self) -> list[tuple[str, str | None]]:
+        """Returns pieces of text, and the field after each, if any. Raises UsageError for braces that are no fields."""
         try:
             pieces = list(Formatter().parse(self.template))
         except ValueError as error:
-            raise self._wrong(f"has a brace that is not a field: {error}", "write {{ or }} for a brace") from None
+            raise self._error(f"has a brace that is not a field: {error}", "write {{ or }} for a brace") from None
         for _, field, format_spec, conversion in pieces:
             if field is not None and (format_spec or conversion or not field):
                 what = "a field of the prompt is not the name of a column"
                 raise UsageError(what, where=self._where, fix="write {text}, or {{ and }}")
         return [(literal, field) for literal, field, _, _ in pieces]
 
-    def columns(self, table: Table, reading: Data, *, labelled: bool = True) -> Columns:
-        """The columns of a table that the prompt names, and that of the label. reading: names columns, too.
+    def choose_columns(self, table: Table, reading: Data, *, labelled: bool = True) -> Columns:
+        """Chooses the columns of the fields, and that of the label.
 
-        labelled: whether rows have labels, which the prompt must not hold. Raises UsageError for a prompt without text,
-        for a field that is no column, and for one that is the label.
+        reading: may name columns. labelled: whether rows have labels, which the prompt must not contain. Raises
+        UsageError for a prompt without text, for a field that is no column, and for one that is the label.
         """
-        fields = list(dict.fromkeys(field for _, field in self.parts() if field is not None))
-        known = f"the columns of {table.path.name} are {quote_all(table.names)}"
+        fields = list(dict.fromkeys(field for _, field in self.parse() if field is not None))
+        columns_hint = f"the columns of {table.path.name} are {quote_all(table.names)}"
         if not fields:
-            raise self._wrong("does not say where the text of a row belongs", f"write {{text}}; {known}")
+            raise self._error("does not say where the text of a row belongs", f"write {{text}}; {columns_hint}")
         column_of = {field: find_matching_column(field, table.names) for field in fields}
         named = list(dict.fromkeys(name for name in column_of.values() if name))
-        unknown = next((field for field, name in column_of.items() if name is None and field != TEXT), None)
+        unknown = next((field for field, name in column_of.items() if name is None and field != TEXT_FIELD), None)
         if unknown is not None:
-            raise self._wrong(f"has {{{unknown:.40}}}, which is not a column", known)
+            raise self._error(f"has {{{unknown:.40}}}, which is not a column", columns_hint)
+        has_text_field = TEXT_FIELD in fields and column_of[TEXT_FIELD] is None
         others = [name for name in table.names if name not in named]
         if not labelled:
             named = named or list(choose_columns(table, reading, labelled=False).texts)
-            if TEXT in fields and column_of[TEXT] is None and len(named) > 1:
-                raise self._wrong("has {text}, but a row has several texts", known)
+            if has_text_field and len(named) > 1:
+                raise self._error("has {text}, but a row has several texts", columns_hint)
             return Columns(tuple(named))
-        usual, beside = (any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others))
+        names_label, others_have_label = (
+            any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others)
+        )
         label_column = reading.label_column and find_matching_column(reading.label_column, table.names)
-        name_label = f"name the label's column with --label-column; {known}"
-        if label_column in named or (label_column is None and usual and not beside):
-            raise self._wrong("holds the label", name_label)
-        inferred = choose_columns(table, reading.with_values({"text_columns": tuple(named)}) if named else reading)
-        if TEXT in fields and column_of[TEXT] is None and (named or len(inferred.texts) > 1):
-            raise self._wrong("has {text}, but a row has several texts", known)
-        if inferred.label is None:
-            raise UsageError("the table has targets, not labels", where=self._where, fix=name_label)
-        return inferred
+        label_fix = f"name the label's column with --label-column; {columns_hint}"
+        if label_column in named or (label_column is None and names_label and not others_have_label):
+            raise self._error("holds the label", label_fix)
+        columns = choose_columns(table, reading.with_values({"text_columns": tuple(named)}) if named else reading)
+        if has_text_field and (named or len(columns.texts) > 1):
+            raise self._error("has {text}, but a row has several texts", columns_hint)
+        if columns.label is None:
+            raise UsageError("the table has targets, not labels", where=self._where, fix=label_fix)
+        return columns
 
     @property
     def _where(self) -> str:
         return f"--prompt {quote(self.template, 100)}"
 
-    def _wrong(self, what: str, fix: str) -> UsageError:
+    def _error(self, what: str, fix: str) -> UsageError:
         return UsageError(f"the prompt {what}", where=self._where, fix=fix)
 
-    def filled(self, columns: Columns, texts: Sequence[str]) -> str:
-        """The prompt for a row."""
+    def fill(self, columns: Columns, texts: Sequence[str]) -> str:
+        """Returns the prompt for the texts of a row."""
         by_name = dict(zip(columns.texts, texts, strict=True))
         return "".join(
             literal + ("" if field is None else by_name.get(find_matching_column(field, columns.texts) or "", texts[0]))
-            for literal, field in self.parts()
+            for literal, field in self.parse()
         )
 
 
 @dataclass(frozen=True)
-class Prompted:
+class PromptingResults:
     """Results of prompting on one table.
 
-    source: the table.
-    rows: the number of rows measured.
-    answers: by label.
-    scores: metrics by the names of `WAYS`.
-    calibrated: the same after calibration; empty without.
-    majority: the share of the most frequent label.
-    items: the rows.
+    Args:
+        source: the table.
+        rows: number of rows.
+        answers: by label.
+        scores: metrics by keys of NORMALIZATIONS.
+        calibrated: the same after calibration; empty without.
+        majority: share of the most frequent label.
     """
 
     source: str
@@ -138,10 +142,10 @@ class Prompted:
     scores: Mapping[str, MetricValues]
     calibrated: Mapping[str, MetricValues]
     majority: float
-    items: Sequence[LabelledText] = ()
+    items: Sequence[LabelledRow] = ()
 
     def record(self) -> dict[str, Any]:
-        """All results by name, for JSON. accuracy, macro_f1: by the sum, calibrated where that was asked for."""
+        """Returns all results by name, for JSON. accuracy, macro_f1: by the sum, after calibration if there is one."""
         first = (self.calibrated or self.scores)["sum"]
         return {
             "table": self.source,
@@ -155,10 +159,11 @@ class Prompted:
         }
 
     def lines(self) -> list[str]:
-        """All results as text lines."""
-        table = [["accuracy, %", *WAYS.values()], ["as scored", *_percents(self.scores)]]
-        if self.calibrated:
-            table.append(["calibrated", *_percents(self.calibrated)])
+        """Formats all results as text lines."""
+        table = [["accuracy, %", *NORMALIZATIONS.values()]]
+        for name, scores in (("as scored", self.scores), ("calibrated", self.calibrated)):
+            if scores:
+                table.append([name, *(f"{100 * scores[key]['accuracy']:.1f}" for key in NORMALIZATIONS)])
         return [
             f"{self.source}: {counted(self.rows, 'row')}, {counted(len(self.answers), 'answer')}",
             *aligned(table),
@@ -166,15 +171,16 @@ class Prompted:
         ]
 
 
-def read_answers(named: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
-    """The answer for each label. named: labels that are answers themselves, or each LABEL=TEXT; none for all labels.
+def parse_answers_option(values: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+    """Returns the answer for each label.
 
-    Raises UsageError for labels without an answer, for equal or empty answers, and where there is one only.
+    values: labels that are answers themselves, or each LABEL=TEXT; by default all labels. Raises UsageError for labels
+    without an answer, for equal or empty answers, and if there is only one.
     """
-    where = f"--answers {','.join(named)}"[:120]
-    answers = {label: label for label in named or labels}
+    where = f"--answers {','.join(values)}"[:120]
+    answers = {label: label for label in values or labels}
     if not set(labels) <= answers.keys():
-        pairs = [part.partition("=") for part in named]
+        pairs = [part.partition("=") for part in values]
         answers = {label: text if equals else label for label, equals, text in pairs}
     missing = next((label for label in labels if label not in answers), None)
     if missing is not None:
@@ -186,104 +192,92 @@ def read_answers(named: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
     return answers
 
 
-def measure_prompts(
+def evaluate_prompts(
     loaded: LoadedModel,
     source: str,
-    prompting: Prompting,
-    reading: Data = AS_TRAINED,
+    prompt: PromptTemplate,
+    reading: Data = AS_IN_TRAINING,
     skipped: SkippedRows | None = None,
     report: Progress = ignore_progress,
-) -> Prompted:
-    """Choose for each row of a table the answer that a language model finds most probable after its prompt; processes
-    share the rows.
+) -> PromptingResults:
+    """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
 
-    reading, skipped: as for `measure_tables`.
-
-    Raises UsageError for prompts and answers that do not fit the table or the model, and the errors of tables.
+    Processes share the rows. reading, skipped: as for `evaluate_tables`. Raises UsageError for prompts and answers that
+    do not fit the table or the model, and the errors of tables.
     """
-    trained = loaded.recipe.data
-    rows, labels = _read(open_beside(source, trained, reading), prompting, reading, skipped)
-    answers = read_answers(prompting.answers, labels)
-    prompts = {f"{rows.table.path.name}, row {item.row}": item.texts for item in rows.items}
-    if prompting.calibrate:
-        n_texts = len(rows.columns.texts)
-        prompts |= {f"the prompt with {text!r} for a text": (text,) * n_texts for text in CONTENT_FREE}
-    filled = [prompting.filled(rows.columns, texts) for texts in prompts.values()]
+    table = open_table_like_training(source, loaded.recipe.data, reading)
+    columns = prompt.choose_columns(table, reading)
+    assert columns.label is not None
+    label = table.names.index(columns.label)
+    rows = table.rows(SkippedRows() if reading.skip_bad_rows else None)
+    cells = {normalize_label_cell(row.values[label]) for row in rows}
+    merges = reading.merge_labels
+    labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
+    texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows, merges=merges)
+    if skipped is not None:
+        skipped.kinds.update(texts.skipped.kinds)
+    answers = parse_answers_option(prompt.answers, labels.names)
+    texts_by_name = {f"{table.path.name}, row {item.row}": item.texts for item in texts.items}
+    if prompt.calibrate:
+        n_texts = len(columns.texts)
+        texts_by_name |= {f"the prompt with {text!r} for a text": (text,) * n_texts for text in CONTENT_FREE_TEXTS}
+    prompts = [prompt.fill(columns, row) for row in texts_by_name.values()]
+    # Answers follow a space, or the whitespace at the end of the prompt.
+    gaps = [" " * (text == text.rstrip()) for text in prompts]
+    pairs = [[(text, gap + answer) for answer in answers.values()] for text, gap in zip(prompts, gaps, strict=True)]
     with loaded.joined() as loaded:
-        # after a space, or after the whitespace at the end of the prompt
-        gaps = [" " * (prompt == prompt.rstrip()) for prompt in filled]
-        groups = [
-            [(prompt, gap + answer) for answer in answers.values()] for prompt, gap in zip(filled, gaps, strict=True)
-        ]
-        scored_PA = score_continuations(loaded, groups, list(prompts), report=report)
+        scored_PA = score_continuations(loaded, pairs, list(texts_by_name), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
     n_bytes_A = np.array([len(answer.encode()) for answer in answers.values()])
     lengths: dict[str, Any] = {"sum": 1, "per_token": tokens_PA, "per_byte": n_bytes_A}
     names = tuple(answers)
-    true_R = np.array([names.index(str(item.label)) for item in rows.items])
+    true_R = np.array([names.index(str(item.label)) for item in texts.items])
     plain, calibrated = {}, {}
-    for way, length in lengths.items():
-        score_RA, free_FA = np.split(total_PA / length, [len(rows)])
-        plain[way] = class_metrics(true_R, score_RA.argmax(1), names)
-        if prompting.calibrate:
-            calibrated[way] = class_metrics(true_R, calibrated_scores(score_RA, free_FA).argmax(1), names)
+    for key, length in lengths.items():
+        score_RA, free_FA = np.split(total_PA / length, [len(texts)])
+        plain[key] = class_metrics(true_R, score_RA.argmax(1), names)
+        if prompt.calibrate:
+            calibrated[key] = class_metrics(true_R, calibrate_scores(score_RA, free_FA).argmax(1), names)
     majority = float(np.bincount(true_R).max() / len(true_R))
-    return Prompted(source, len(rows), answers, plain, calibrated, majority, rows.items)
+    return PromptingResults(source, len(texts), answers, plain, calibrated, majority, texts.items)
 
 
-def answered(
-    generator: TextGenerator, source: str, prompting: Prompting, params: AnyParams, reading: Data = AS_TRAINED
+def generate_answers(
+    generator: TextGenerator,
+    source: str,
+    prompt: PromptTemplate,
+    params: AnyParams,
+    reading: Data = AS_IN_TRAINING,
 ) -> Predictions:
-    """What a language model writes after the prompt of each row of a table, in bounded memory.
+    """Generates an answer after the prompt of each row of a table, in bounded memory.
 
-    The columns that are added are the answer, without white space around it, and why it ended; see `Completion`.
-    Raises as `measure_prompts`, and as `TextGenerator.generate` does.
+    The output columns are the stripped answer, and why it ended; see `Completion`. Raises as `evaluate_prompts`, and as
+    `TextGenerator.generate` does.
     """
     trained = generator.loaded.recipe.data
-    table = open_beside(source, trained, reading)
-    columns = prompting.columns(table, reading, labelled=False)
+    table = open_table_like_training(source, trained, reading)
+    columns = prompt.choose_columns(table, reading, labelled=False)
     skipped = SkippedRows() if trained.skip_bad_rows or reading.skip_bad_rows else None
 
-    def rows() -> Iterator[tuple[Row, Cells]]:
-        items = stream_texts(table, columns, skipped)
-        while chunk := list(islice(items, CHUNK_ROWS)):
-            prompts = [prompting.filled(columns, item.texts) for _, item in chunk]
-            written = generator.completions(prompts, params)
-            for (row, _), one in zip(chunk, written, strict=True):
-                yield row, (one.text.strip(), one.finish_reason)
+    def generate_rows() -> Iterator[tuple[Row, Cells]]:
+        rows = stream_rows(table, columns, skipped)
+        while chunk := list(islice(rows, CHUNK_ROWS)):
+            prompts = [prompt.fill(columns, item.texts) for _, item in chunk]
+            completions = generator.completions(prompts, params)
+            for (row, _), completion in zip(chunk, completions, strict=True):
+                yield row, (completion.text.strip(), completion.finish_reason)
 
-    return Predictions(table, ("answer", "finish"), rows(), skipped)
+    return Predictions(table, ("answer", "finish"), generate_rows(), skipped)
 
 
-def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:
-    """Log-probabilities of answers (R, A), less those of the mean probability for content-free inputs (F, A).
+def calibrate_scores(score_RA: Floats, free_FA: Floats) -> Floats:
+    """Returns log-probabilities of answers (R, A), less those of the mean probability for content-free inputs (F, A).
 
-    Contextual calibration: the probabilities of the answers, which sum to 1, are divided by those that a prompt
-    without content gives them (Zhao et al. 2021).
+    Contextual calibration (Zhao et al. 2021): the probabilities of the answers, which sum to 1, are divided by those
+    that a prompt without content gives them.
     """
     free_FA = free_FA - np.logaddexp.reduce(free_FA, axis=1, keepdims=True)
     log_p_RA = score_RA - np.logaddexp.reduce(score_RA, axis=1, keepdims=True)
     corrected_RA: Floats = log_p_RA - (np.logaddexp.reduce(free_FA, axis=0) - math.log(len(free_FA)))
     return corrected_RA
-
-
-def _read(
-    table: Table, prompting: Prompting, reading: Data, skipped: SkippedRows | None
-) -> tuple[LabelledTexts, tuple[str, ...]]:
-    """The rows of a table, and its labels in their order."""
-    columns = prompting.columns(table, reading)
-    assert columns.label is not None
-    at = table.names.index(columns.label)
-    counted = SkippedRows() if reading.skip_bad_rows else None
-    cells = {as_cell(row.values[at]) for row in table.rows(counted)}
-    merged = reading.merge_labels
-    labels = LabelMap.of("class", (merged.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
-    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows, merged=merged)
-    if skipped is not None:
-        skipped.kinds.update(texts.skipped.kinds)
-    return texts, labels.names
-
-
-def _percents(scores: Mapping[str, MetricValues]) -> list[str]:
-    return [f"{100 * scores[way]['accuracy']:.1f}" for way in WAYS]

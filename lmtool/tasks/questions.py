@@ -1,4 +1,4 @@
-"""The task of extractive question answering: the span of a context that answers a question, or none.
+"""Extractive question answering: the span of a context that answers a question, or none.
 
 Shapes: R questions, T positions of a row, N tokens of the context in it. A span is the positions of its first and its
 last token.
@@ -18,11 +18,11 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.objective import QuestionAnswering
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.metrics import MetricValues, best_null_threshold, exact_match, word_f1
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, find_best_null_threshold
+from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import AnsweringModel, Cells, Floats, FormattedNumber, Prediction, Task, worst_and_best
+from lmtool.tasks.task import Cells, Floats, FormattedNumber, Prediction, Task, TaskModel, list_worst_and_best
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -30,23 +30,24 @@ from lmtool.tokenization.prompt_format import PromptFormat
 class Window(EncodedRow):
     """A question and a window of its context; the windows of a question have the same number.
 
-    item: the whole row.
-    first: position of the first token of the context.
-    characters_N2: start and stop of each of these tokens in the context.
-    null: position that stands for no answer in the window.
+    Args:
+        item: the whole row.
+        first: position of the first token of the context.
+        characters_N2: start and stop of each of these tokens in the context.
+        null: position that stands for no answer in the window.
     """
 
-    item: LabelledText
+    item: LabelledRow
     first: int
     characters_N2: NDArray[np.int64]
     null: int
 
 
-class Extracted(NamedTuple):
+class ExtractedAnswer(NamedTuple):
     """The best span of a question over its windows.
 
-    start: its first character in the context. null_score: of the null span minus that of this one; the lowest of all
-    windows.
+    start: first character in the context. null_score: score of the null span, the lowest of all windows, minus that of
+    this one.
     """
 
     text: str
@@ -57,42 +58,42 @@ class Extracted(NamedTuple):
 class SpanTask(Task):
     """Answers to questions: the span of the context whose first and last token have the highest sum of scores.
 
-    Long contexts are read in overlapping windows. threshold: a question has no answer above this null score; infinite
-    where all questions have one.
+    Long contexts are read in overlapping windows. threshold: questions with a higher null score have no answer;
+    infinite if all questions have one.
     """
 
-    rows = "questions"
+    row_kind = "questions"
     metrics: ClassVar[Mapping[str, str]] = {"f1": "f1", "exact": "exact"}
-    usual_metric = "f1"
-    added = ("predicted", "start", "null_score")
+    default_metric = "f1"
+    output_columns = ("predicted", "start", "null_score")
 
     def __init__(self, prompt_format: PromptFormat, spec: QuestionAnswering) -> None:
         super().__init__(prompt_format, "", ())
         self._spec = spec
         self.threshold = np.inf if spec.null_threshold is None else spec.null_threshold
 
-    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
-        return [window for item in items for window in self._windows(item)]
+    def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
+        return [window for item in items for window in self._make_windows(item)]
 
-    def _windows(self, item: LabelledText) -> list[Window]:
+    def _make_windows(self, item: LabelledRow) -> list[Window]:
         prompt_format, tokenizer = self.prompt_format, self.prompt_format.tokenizer
         question = np.array(tokenizer.encode(item.texts[0]), dtype=np.int64)
         ids, spans = tokenizer.encode_with_offsets(item.texts[1])
         context, characters_N2 = np.array(ids, dtype=np.int64), np.array(spans, dtype=np.int64).reshape(-1, 2)
-        # a left-to-right model has read the row only at its end
+        # A left-to-right model has read the row only at its end.
         ends = prompt_format.reads != "both" and not prompt_format.after
         marks = len(prompt_format.before) + len(prompt_format.between) + len(prompt_format.after) + ends
-        room, cut = max(1, len(context)), False
+        room, is_truncated = max(1, len(context)), False
         if prompt_format.context is not None:
             if prompt_format.context < marks + 2:
                 what = f"a context of {prompt_format.context} tokens has no room for a question and its context"
                 fix = f"take a model with {marks + 2} or more"
                 raise UsageError(what, where="model.context", fix=fix)
-            short = question[: (prompt_format.context - marks) // 2]
-            question, cut = short, len(short) < len(question)
+            shortened = question[: (prompt_format.context - marks) // 2]
+            question, is_truncated = shortened, len(shortened) < len(question)
             room = prompt_format.context - marks - len(question)
         stride = min(room, self._spec.stride or max(1, room // 2))
-        answer = None if not item.answers else _token_span(item.answers[0], characters_N2)
+        answer = None if not item.answers else _find_token_span(item.answers[0], characters_N2)
         windows = []
         for start in range(0, max(1, len(context) - room + stride), stride):
             stop = min(start + room, len(context))
@@ -107,78 +108,82 @@ class SpanTask(Task):
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 span = [first + at - start for at in answer] if inside and answer is not None else [null, null]
                 label = np.array(span, dtype=np.float64)
-            row = item.row, tokens, cut, segments, label
-            windows.append(Window(*row, item=item, first=first, characters_N2=characters_N2[start:stop], null=null))
+            row = EncodedRow(item.row, tokens, is_truncated, segments, label)
+            characters = characters_N2[start:stop]
+            windows.append(Window(**vars(row), item=item, first=first, characters_N2=characters, null=null))
         return windows
 
-    def _extracted(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[list[Extracted], float]:
-        """The best span of each question, in order, and the mean loss of a window; NaN without known answers."""
+    def _extract(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[list[ExtractedAnswer], float]:
+        """Finds the best span of each question; returns it and the mean loss of a window, NaN without answers."""
         windows = cast(Sequence[Window], rows)
 
-        def read(scores_BT2: Tensor, _: Batch, indices: list[int]) -> list[Floats]:
+        def find_best_spans(scores_BT2: Tensor, _: Batch, indices: list[int]) -> list[Floats]:
             scores = scores_BT2.cpu().double().numpy()
-            return [self._best(windows[i], scores_T2) for i, scores_T2 in zip(indices, scores, strict=True)]
+            return [self._find_best_span(windows[i], scores_T2) for i, scores_T2 in zip(indices, scores, strict=True)]
 
-        evaluated = model.evaluate(rows, read)
+        evaluated = model.evaluate(rows, find_best_spans)
         pairs = groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number)
-        return [_joined(list(group)) for _, group in pairs], evaluated.loss
+        return [_choose_window(list(group)) for _, group in pairs], evaluated.loss
 
-    def _best(self, window: Window, scores_T2: Floats) -> Floats:
-        """Score of the best span of a window, its first and last token in it, and the score of the null span."""
+    def _find_best_span(self, window: Window, scores_T2: Floats) -> Floats:
+        """Returns the score of the best span of a window, its first and last token, and the score of the null span."""
         null = scores_T2[window.null].sum()
         start_N, end_N = scores_T2[window.first : window.first + len(window.characters_N2)].T
         best, span = -np.inf, (0, 0)
-        for longer in range(min(self._spec.max_answer, len(start_N))):
-            sum_N = start_N[: len(start_N) - longer] + end_N[longer:]
+        for length in range(min(self._spec.max_answer, len(start_N))):
+            sum_N = start_N[: len(start_N) - length] + end_N[length:]
             at = int(sum_N.argmax())
             if sum_N[at] > best:
-                best, span = float(sum_N[at]), (at, at + longer)
+                best, span = float(sum_N[at]), (at, at + length)
         return np.array([best, *span, null])
 
-    def decide(self, model: AnsweringModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
-        self._choose_threshold(self._extracted(model, rows)[0], _questions(rows))
+    def calibrate(self, model: TaskModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
+        self._fit_threshold(self._extract(model, rows)[0], _get_questions(rows))
 
-    def _choose_threshold(self, extracted: Sequence[Extracted], questions: Sequence[LabelledText]) -> None:
+    def _fit_threshold(self, extracted: Sequence[ExtractedAnswer], questions: Sequence[LabelledRow]) -> None:
         if self._spec.null_threshold is None:
-            scores = [word_f1(one.text, _answers(item)) for one, item in zip(extracted, questions, strict=True)]
+            scores = [
+                compute_word_f1(one.text, _get_answer_texts(item))
+                for one, item in zip(extracted, questions, strict=True)
+            ]
             has_answer = [bool(item.answers) for item in questions]
-            self.threshold = best_null_threshold([one.null_score for one in extracted], scores, has_answer)
+            self.threshold = find_best_null_threshold([one.null_score for one in extracted], scores, has_answer)
 
-    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
-        extracted, loss = self._extracted(model, rows)
-        questions = _questions(rows)
-        self._choose_threshold(extracted, questions)
-        return self.validation(loss, _figures(self._texts(extracted), questions))
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
+        extracted, loss = self._extract(model, rows)
+        questions = _get_questions(rows)
+        self._fit_threshold(extracted, questions)
+        return self.make_validation(loss, _compute_metrics(self._select_texts(extracted), questions))
 
-    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        extracted, loss = self._extracted(model, rows)
-        questions, texts = _questions(rows), self._texts(extracted)
-        figures = _figures(texts, questions)
+    def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        extracted, loss = self._extract(model, rows)
+        questions, texts = _get_questions(rows), self._select_texts(extracted)
+        figures = _compute_metrics(texts, questions)
         how = f"spans of at most {self._spec.max_answer} tokens"
         if np.isfinite(self.threshold):
             figures["null_threshold"] = self.threshold
             how += ", no answer above the null threshold"
-        sentences = _sentences(texts, questions)
+        sentences = _list_answers(texts, questions)
         return Results(part, step, len(questions), loss, figures, [], (), decoding=how, sentences=sentences)
 
-    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        extracted, _ = self._extracted(model, rows)
-        pairs = zip(extracted, self._texts(extracted), strict=True)
+    def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+        extracted, _ = self._extract(model, rows)
+        pairs = zip(extracted, self._select_texts(extracted), strict=True)
         return [(text, one.start if text else None, FormattedNumber(one.null_score, ".6g")) for one, text in pairs]
 
-    def predict(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
-        answers = self.answer(model, rows)
+    def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+        answers = self.predict_cells(model, rows)
         return [Prediction(str(text), {}, start=cast(int | None, start)) for text, start, _ in answers]
 
-    def _texts(self, extracted: Sequence[Extracted]) -> list[str]:
-        """The answers; empty where there is none."""
+    def _select_texts(self, extracted: Sequence[ExtractedAnswer]) -> list[str]:
+        """Returns the text of each answer; empty if there is none."""
         return [one.text if one.null_score <= self.threshold else "" for one in extracted]
 
 
-def _figures(texts: Sequence[str], questions: Sequence[LabelledText]) -> MetricValues:
-    """Exact match and F1: of all questions, and of those with and without an answer where there are both."""
-    pairs = [(text, _answers(item)) for text, item in zip(texts, questions, strict=True)]
-    exact_R, f1_R = (np.array([score(*pair) for pair in pairs]) for score in (exact_match, word_f1))
+def _compute_metrics(texts: Sequence[str], questions: Sequence[LabelledRow]) -> MetricValues:
+    """Computes exact match and F1 of all questions, and of those with and without an answer if there are both."""
+    pairs = [(text, _get_answer_texts(item)) for text, item in zip(texts, questions, strict=True)]
+    exact_R, f1_R = (np.array([score(*pair) for pair in pairs]) for score in (exact_match, compute_word_f1))
     has_answer_R = np.array([bool(item.answers) for item in questions])
     figures = {"exact": exact_R, "f1": f1_R}
     if has_answer_R.any() and not has_answer_R.all():
@@ -187,19 +192,19 @@ def _figures(texts: Sequence[str], questions: Sequence[LabelledText]) -> MetricV
     return {name: float(scores.mean()) for name, scores in figures.items()}
 
 
-def _sentences(texts: Sequence[str], questions: Sequence[LabelledText]) -> list[dict[str, Any]]:
-    """The worst and the best answers, worst first, by their F1."""
-    scores = [word_f1(text, _answers(item)) for text, item in zip(texts, questions, strict=True)]
+def _list_answers(texts: Sequence[str], questions: Sequence[LabelledRow]) -> list[dict[str, Any]]:
+    """Lists the worst and the best answers by their F1, the worst first."""
+    scores = [compute_word_f1(text, _get_answer_texts(item)) for text, item in zip(texts, questions, strict=True)]
 
-    def texts_of(i: int) -> tuple[int, str, str, str]:
+    def get_row(i: int) -> tuple[int, str, str, str]:
         item = questions[i]
-        return item.row, " ".join(item.texts), " | ".join(dict.fromkeys(_answers(item))), texts[i]
+        return item.row, " ".join(item.texts), " | ".join(dict.fromkeys(_get_answer_texts(item))), texts[i]
 
-    return worst_and_best("f1", scores, texts_of)
+    return list_worst_and_best("f1", scores, get_row)
 
 
-def _token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[int, int] | None:
-    """The first and the last token with characters of an answer; None where it has none.
+def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[int, int] | None:
+    """Returns the first and the last token with characters of an answer; None if there are none.
 
     The space before a word may belong to its token.
     """
@@ -208,21 +213,21 @@ def _token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[i
     return (tokens[0], tokens[-1]) if tokens else None
 
 
-def _joined(windows: Sequence[tuple[Window, Floats]]) -> Extracted:
-    """The best span over the windows of a question. windows: each with what `_best` says of it."""
+def _choose_window(windows: Sequence[tuple[Window, Floats]]) -> ExtractedAnswer:
+    """Returns the best span over the windows of a question. windows: each with the result of `_find_best_span`."""
     window, (best, start, stop, _) = max(windows, key=lambda pair: float(pair[1][0]))
     null = min(float(scores[3]) for _, scores in windows)
     if not np.isfinite(best):
-        return Extracted("", 0, np.inf)
+        return ExtractedAnswer("", 0, np.inf)
     context = window.item.texts[1]
     first, last = int(window.characters_N2[int(start), 0]), int(window.characters_N2[int(stop), 1])
     text = context[first:last]
-    return Extracted(text.strip(), first + len(text) - len(text.lstrip()), null - float(best))
+    return ExtractedAnswer(text.strip(), first + len(text) - len(text.lstrip()), null - float(best))
 
 
-def _questions(rows: Sequence[EncodedRow]) -> list[LabelledText]:
+def _get_questions(rows: Sequence[EncodedRow]) -> list[LabelledRow]:
     return [next(group).item for _, group in groupby(cast(Sequence[Window], rows), key=lambda row: row.number)]
 
 
-def _answers(item: LabelledText) -> list[str]:
+def _get_answer_texts(item: LabelledRow) -> list[str]:
     return [answer.text for answer in item.answers or ()]

@@ -1,9 +1,9 @@
-"""Rows of a table as texts and labels, with their faults and notices."""
+"""Reads the rows of a table as texts and labels, with notices of what is suspicious in them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lmtool.data.files import display, quote, quote_all
@@ -14,54 +14,69 @@ from lmtool.printable import counted
 from lmtool.recipe.grammar import join_with_or
 from lmtool.tasks.cells import (
     AnswerSpan,
-    CellFault,
-    as_answers,
-    as_conversation,
-    as_entities,
-    as_label,
-    as_tags,
-    as_target,
-    as_text,
-    as_tools,
-    as_words,
-    complete_tags,
-    has_entities,
+    CellError,
+    complete_bio_tags,
+    has_bio_tags,
+    parse_answers,
+    parse_conversation,
+    parse_label,
+    parse_tags,
+    parse_target,
+    parse_text,
+    parse_tools,
+    parse_words,
+    repair_bio_tags,
 )
 from lmtool.tasks.labels import (
-    COMMA,
+    NUMBER_WITH_COMMA,
     PLAIN,
     Label,
+    LabelCell,
     LabelKind,
     LabelMap,
-    as_cell,
-    as_names,
-    decide_kind,
+    get_label_names,
+    infer_label_kind,
     infer_number_format,
     merge_labels,
+    normalize_label_cell,
+    split_label_names,
 )
-from lmtool.tasks.notices import Notice, label_notices, merge_option, misspelt
-from lmtool.tasks.schema import GOLD_LABEL, SEVERAL, Columns
+from lmtool.tasks.notices import Notice, find_misspelt_labels, format_merge_option, make_label_notices
+from lmtool.tasks.schema import GOLD_LABEL_NAME, Columns
 from lmtool.tokenization.chat import ChatFormat, Message
 
-SUGGESTED = 10
-"""Unknown labels of a table for which the nearest known one is looked for."""
+MAX_SUGGESTIONS = 10
+"""Unknown labels of a table for which a similar known one is looked for."""
 
-NOTHING: Mapping[str, str] = {}
+COMMA_SHARE = 0.5
+"""Share of labels with a comma from which a notice says that they are classes, not decimals."""
 
-MOST_MERGED = 8
-"""Merged labels that are named."""
+MAX_LISTED_MERGES = 8
 
 NO_AGREEMENT = "-"
 """The gold label of a row on which its annotators do not agree (SNLI, Bowman et al. 2015)."""
 
+LEFT_OUT_ROWS = {
+    "blank rows": "skipped {rows} without any text",
+    "rows without agreement": f"skipped {{rows}} whose gold label is {NO_AGREEMENT}: no agreement",
+    "rows without a label": "left out {rows} without a label",
+}
+"""Notices about good rows that are not read, by their kind."""
 
-class LabelledText(NamedTuple):
-    """One row: its texts, its label or target where there is one, and its number.
+NO_MERGES: Mapping[str, str] = {}
 
-    messages: of a conversation, whose last one is the target where there is one; its text is all before that. tools:
-    that it may call.
-    Of a sentence the texts are its words, and the label their tags. Of a question they are it and its context. answers:
-    to the question, in the context; none where it has none, and None where they are unknown.
+
+class LabelledRow(NamedTuple):
+    """One row of a table.
+
+    Args:
+        texts: of a sentence its words; of a question the question and its context.
+        label: of a sentence the tag of each word; None if it is unknown, or if there is a target.
+        target: the text to write.
+        row: number from 1.
+        messages: of a conversation. The last one is the target if there is one; the text is all before that.
+        answers: to the question, in the context; none if it has none, None if they are unknown.
+        tools: that the conversation may call.
     """
 
     texts: tuple[str, ...]
@@ -73,94 +88,91 @@ class LabelledText(NamedTuple):
     tools: tuple[dict[str, Any], ...] = ()
 
     @property
-    def named(self) -> tuple[str, str]:
-        """The name of the row, for messages, and its texts as one."""
+    def name_and_text(self) -> tuple[str, str]:
+        """The name of the row in messages, and its texts as one."""
         return f"row {self.row}", " ".join(self.texts)
 
 
 T = TypeVar("T")
 R = TypeVar("R")
-Numbered = tuple[LabelledText, int | None]
-"""A row, and its line."""
 
 
 @dataclass(frozen=True)
-class LabelledTexts:
-    """All good rows of a table, in order."""
+class LabelledTable:
+    """All good rows of a table, in order.
+
+    labels: None if rows have targets or no labels. merge_summary: which labels were replaced, in one line; or empty.
+    """
 
     table: Table
     columns: Columns
     labels: LabelMap | None
-    """None where there are targets or no labels."""
-    items: tuple[LabelledText, ...]
+    items: tuple[LabelledRow, ...]
     skipped: SkippedRows
     notices: tuple[Notice, ...]
-    merged: str = ""
-    """Which labels were read as others, in one line; empty for none."""
+    merge_summary: str = ""
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def counts(self) -> dict[str, int]:
-        """The number of rows of each class, in the order of the label map."""
-        counts = count_labels(self.items)
+    def count_classes(self) -> dict[str, int]:
+        """Counts the rows of each class, in the order of the label map."""
+        counts = count_label_names(self.items)
         return {name: counts[name] for name in self.labels.names} if self.labels else {}
 
     def describe(self) -> str:
-        """Rows, kind and classes in one line."""
+        """Formats the number of rows, the kind of labels and the classes in one line."""
         rows = counted(len(self), "row")
-        kind = self.labels.kind if self.labels else None
-        if kind == "number":
+        if self.columns.kind == "questions":
+            n_unanswered = sum(item.answers == () for item in self.items)
+            return f"{rows}, a question each, {n_unanswered:,} without an answer"
+        if self.labels is None:
+            return rows
+        if self.labels.kind == "number":
             values = [float(cast(float, item.label)) for item in self.items]
             return f"{rows}, one number each, from {min(values):g} to {max(values):g}"
-        if kind is not None:
-            counts = self.counts()
-            of_entities = kind == "tags" and has_entities(counts)
-            if of_entities:
-                counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
-            n, n_words = len(counts), sum(len(item.texts) for item in self.items)
-            kinds = counted(n, "type of entities", "types of entities") if of_entities else counted(n, "tag")
-            what = {
-                "class": f"in {counted(n, 'class', 'classes')}",
-                "multi": f"each with any of {counted(n, 'class', 'classes')}",
-                "tags": f"{counted(n_words, 'word')}, {kinds}",
-            }[kind]
-            some = ", ".join(f"{quote(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
-            return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
-        if self.columns.kind == "questions":
-            n_empty = sum(item.answers == () for item in self.items)
-            return f"{rows}, a question each, {n_empty:,} without an answer"
-        return rows
+        counts = self.count_classes()
+        nouns = ("tag", "tags")
+        if self.labels.kind == "tags" and has_bio_tags(counts):
+            counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
+            nouns = ("type of entities", "types of entities")
+        what = {
+            "class": f"in {counted(len(counts), 'class', 'classes')}",
+            "multi": f"each with any of {counted(len(counts), 'class', 'classes')}",
+            "tags": f"{counted(sum(len(item.texts) for item in self.items), 'word')}, {counted(len(counts), *nouns)}",
+        }[self.labels.kind]
+        some = ", ".join(f"{quote(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
+        return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
 
-    def take(self, indexes: Sequence[int]) -> "LabelledTexts":
-        """A subset of the rows."""
-        return replace(self, items=tuple(self.items[i] for i in indexes), notices=(), skipped=SkippedRows())
+    def select_rows(self, indices: Sequence[int]) -> "LabelledTable":
+        """Returns the table with some of its rows, without notices."""
+        return replace(self, items=tuple(self.items[i] for i in indices), notices=(), skipped=SkippedRows())
 
 
-def stream_texts(
+def stream_rows(
     table: Table, columns: Columns, skipped: SkippedRows | None = None, chat: ChatFormat | None = None
-) -> Iterator[tuple[Row, LabelledText]]:
-    """Rows with their texts, without labels, in order and in bounded memory: for tables of any size.
+) -> Iterator[tuple[Row, LabelledRow]]:
+    """Yields rows with their texts, without labels, in order and in bounded memory.
 
-    Conversations are read up to the last message that is not the assistant's. chat: refuses conversations. Bad rows
-    raise a RowError, or are counted in `skipped`.
+    Reads conversations up to the last message that is not the assistant's. chat: checks conversations. Bad rows raise a
+    RowError, or are counted in `skipped`.
     """
-    reader = _Reader(table, replace(columns, label=None), chat, None, answered=False)
-    return _sound(table.rows(skipped), lambda row: (row, reader.example(row)), skipped)
+    parser = _RowParser(table, replace(columns, label=None), chat, has_answers=False)
+    return _skip_bad_rows(table.rows(skipped), lambda row: (row, parser.parse(row)), skipped)
 
 
-def _sound(rows: Iterable[T], read: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
-    """What `read` makes of each row; bad rows raise a RowError, or are counted in `skipped`."""
+def _skip_bad_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
+    """Yields each parsed row; bad rows raise a RowError, or are counted in `skipped`."""
     for row in rows:
         try:
-            sound = read(row)
-        except RowError as fault:
-            count_or_raise(fault, skipped)
+            parsed = parse(row)
+        except RowError as error:
+            count_or_raise(error, skipped)
         else:
-            yield sound
+            yield parsed
 
 
-def read_labelled(
+def read_labelled_table(
     table: Table,
     columns: Columns,
     *,
@@ -168,311 +180,312 @@ def read_labelled(
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
     chat: ChatFormat | None = None,
-    merged: Mapping[str, str] = NOTHING,
-) -> LabelledTexts:
-    """All rows of a table as texts and labels.
+    merges: Mapping[str, str] = NO_MERGES,
+) -> LabelledTable:
+    """Reads all rows of a table as texts and labels.
 
-    Without `labels` this is a training table: the kind of its labels is inferred (see `labels.decide_kind`) unless
-    given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
-    are all blank, those whose gold label is `-`, and those without a label are left out with a notice. Conversations
-    are read up to the assistant's last message. chat: refuses conversations. merged: labels that are read as others.
-    Raises a RowError for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
-    learned: no rows remain, or only one class.
+    Leaves out rows whose fields are all blank, whose gold label is `-`, or that have no label, with a notice. Reads
+    conversations up to the assistant's last message.
+
+    Args:
+        kind: of the labels; inferred by default, see `infer_label_kind`.
+        labels: of the training table, whose other classes are errors; None for a training table itself.
+        chat: checks conversations.
+        merges: new names by old ones of labels to replace.
+
+    Raises:
+        RowError: for the first bad row, unless `skip_bad_rows`.
+        DataError: if nothing can be learned: no rows remain, or only one class.
     """
     skipped = SkippedRows(rows={})
-    counted_in = skipped if skip_bad_rows else None
-    reader = _Reader(table, columns, chat, labels, answered=True)
-    n_blank = n_open = n_unlabelled = 0
-    is_gold = columns.label is not None and fold_name(columns.label) == GOLD_LABEL
-    gold = table.names.index(str(columns.label)) if is_gold else None
-    at = label_index(table, columns)
+    counter = skipped if skip_bad_rows else None
+    parser = _RowParser(table, columns, chat, has_answers=True)
+    n_left_out = Counter[str]()
+    merged = Counter[str]()
 
-    def filled() -> Iterator[Row]:
-        nonlocal n_blank, n_open, n_unlabelled
-        for row in table.rows(counted_in):
-            if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
-                n_blank += 1
-            elif gold is not None and row.values[gold] == NO_AGREEMENT:
-                n_open += 1
-            elif at is not None and as_cell(row.values[at]) == "":
-                n_unlabelled += 1
-            else:
-                yield row
+    def parse_row(row: Row) -> tuple[LabelledRow, int | None]:
+        item = parser.parse(row)
+        if merges and item.label is not None:
+            item = item._replace(label=merge_labels(cast(LabelCell, item.label), merges, merged))
+        return item, row.line
 
-    found = Counter[str]()
-
-    def example_of(row: Row) -> Numbered:
-        example = reader.example(row)
-        if merged and example.label is not None:
-            label = merge_labels(cast(str | tuple[str, ...], example.label), merged, found)
-            example = example._replace(label=label)
-        return example, row.line
-
-    rows = list(_sound(filled(), example_of, counted_in))
+    rows = list(_skip_bad_rows(_drop_unusable_rows(table, columns, counter, n_left_out), parse_row, counter))
+    notices: list[Notice] = []
     label_map: LabelMap | None = None
     if columns.label is not None and columns.kind != "questions":
-        cells = [cast(str | tuple[str, ...], example.label) for example, _ in rows]
-        known = labels.kind if labels else "tags" if columns.kind == "words" else kind or decide_kind(cells)
-        reader.read_numbers(cells, known, is_inferred=not (labels or kind))
-        if known == "tags":
-            reader.entities = has_entities(labels.names if labels else (tag for cell in cells for tag in cell))
-        rows = list(_sound(rows, lambda row: (reader.labelled(*row, known), row[1]), counted_in))
-        if known == "class" and labels is None:
-            rows = list(reader.without_single(rows, counted_in))
-        names: Collection[str] = count_labels([example for example, _ in rows])
-        label_map = labels or LabelMap.of(known, complete_tags(names) if reader.entities else names)
-    items = tuple(example for example, _ in rows)
+        cells = [cast(LabelCell, item.label) for item, _ in rows]
+        default: LabelKind = "tags" if columns.kind == "words" else kind or infer_label_kind(cells)
+        label_parser = _LabelParser(table, columns, labels, labels.kind if labels else default, cells)
+        rows = list(_skip_bad_rows(rows, lambda row: (label_parser.parse(*row), row[1]), counter))
+        if label_parser.kind == "class" and labels is None:
+            rows = list(label_parser.drop_single_row_classes(rows, counter))
+        names: Collection[str] = count_label_names([item for item, _ in rows])
+        names = complete_bio_tags(names) if label_parser.are_bio else names
+        label_map = labels or LabelMap.from_names(label_parser.kind, names)
+        notices = label_parser.make_notices(cells, is_kind_inferred=not (labels or kind))
+    items = tuple(item for item, _ in rows)
     if not items:
-        what = "no rows remain" if skipped.count or n_blank or n_open else "the table has no rows"
+        what = "no rows remain" if skipped.count or n_left_out.total() else "the table has no rows"
         fix = str(skipped) if skipped.count else "name a table with rows"
-        if n_unlabelled and not skipped.count:
+        if n_left_out["rows without a label"] and not skipped.count:
             what, fix = "no row has a label", "fill some, or name another column with --label-column"
         raise DataError(what, where=display(table.path), fix=fix)
-    repairs = _repairs(n_blank, n_open, n_unlabelled, reader.n_repaired)
-    notices = [*repairs, *reader.numbers, *_notices(items, label_map)]
-    if labels is None and (absent := [name for name in merged if name not in found]):
+    left_out = [
+        Notice(kind, n, text.format(rows=counted(n, "row")))
+        for kind, text in LEFT_OUT_ROWS.items()
+        if (n := n_left_out[kind])
+    ]
+    notices = [*left_out, *notices, *_make_text_notices(items, label_map)]
+    if labels is None and (absent := [name for name in merges if name not in merged]):
         text = f"labels to merge that no row has: {quote_all(absent)}"
         notices.append(Notice("absent labels", len(absent), text))
     if label_map is not None and labels is None:
-        _refuse_one_class(items, label_map, reader.where)
+        _refuse_single_class(items, label_map, _describe_column(table, columns))
         if label_map.kind in ("class", "multi"):
-            lines = ((_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in rows)
-            notices += label_notices(lines)
-    described = _describe_merged(merged, found)
-    return LabelledTexts(table, columns, label_map, items, skipped, tuple(notices), described)
+            lines = (
+                (get_label_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in rows
+            )
+            notices += make_label_notices(lines)
+    summary = _describe_merges(merges, merged)
+    return LabelledTable(table, columns, label_map, items, skipped, tuple(notices), summary)
 
 
-def label_index(table: Table, columns: Columns) -> int | None:
-    """The column of the labels of texts, in which an empty cell is a row without a label; None where there is none."""
+def find_label_index(table: Table, columns: Columns) -> int | None:
+    """Returns the index of the column in which an empty cell means no label; None if there is no such column."""
     is_of_texts = columns.label is not None and columns.kind in ("texts", "related")
     return table.names.index(str(columns.label)) if is_of_texts else None
 
 
-def _repairs(n_blank: int, n_open: int, n_unlabelled: int, n_entities: int) -> Iterator[Notice]:
-    """What was left out or changed: blank rows, those without a label, and entities that begin with I-."""
-    if n_blank:
-        yield Notice("blank rows", n_blank, f"skipped {counted(n_blank, 'row')} without any text")
-    if n_open:
-        what = f"skipped {counted(n_open, 'row')} whose gold label is {NO_AGREEMENT}: no agreement"
-        yield Notice("rows without agreement", n_open, what)
-    if n_unlabelled:
-        what = f"left out {counted(n_unlabelled, 'row')} without a label"
-        yield Notice("rows without a label", n_unlabelled, what)
-    if n_entities:
-        what = (
-            f"{counted(n_entities, 'entity begins', 'entities begin')} with I-, which is read as B- (as by conlleval)"
-        )
-        yield Notice("entities that begin with I", n_entities, what)
+def _drop_unusable_rows(
+    table: Table, columns: Columns, skipped: SkippedRows | None, n_left_out: Counter[str]
+) -> Iterator[Row]:
+    """Yields the rows with texts and labels; counts the others in `n_left_out` by keys of LEFT_OUT_ROWS."""
+    is_gold = columns.label is not None and fold_name(columns.label) == GOLD_LABEL_NAME
+    gold = table.names.index(str(columns.label)) if is_gold else None
+    label = find_label_index(table, columns)
+    for row in table.rows(skipped):
+        if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
+            n_left_out["blank rows"] += 1
+        elif gold is not None and row.values[gold] == NO_AGREEMENT:
+            n_left_out["rows without agreement"] += 1
+        elif label is not None and normalize_label_cell(row.values[label]) == "":
+            n_left_out["rows without a label"] += 1
+        else:
+            yield row
 
 
-def _describe_merged(merged: Mapping[str, str], found: Counter[str]) -> str:
-    """The labels that were read as others, in one line."""
-    each = (f"{quote(name, 40)} as {quote(merged[name], 40)} ({counted(n, 'row')})" for name, n in found.items())
-    more = f" and {len(found) - MOST_MERGED:,} more" if len(found) > MOST_MERGED else ""
-    return f"merged labels: {', '.join(islice(each, MOST_MERGED))}{more}" if found else ""
+def _describe_merges(merges: Mapping[str, str], counts: Counter[str]) -> str:
+    """Formats which labels were replaced in one line; returns an empty text for none."""
+    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({counted(n, 'row')})" for old, n in counts.items())
+    more = f" and {len(counts) - MAX_LISTED_MERGES:,} more" if len(counts) > MAX_LISTED_MERGES else ""
+    return f"merged labels: {', '.join(islice(each, MAX_LISTED_MERGES))}{more}" if counts else ""
 
 
-class _Reader:
-    """Reads texts and labels from the rows of one table. Its methods raise RowError."""
+def _describe_column(table: Table, columns: Columns) -> str:
+    return f"{display(table.path)}, column {quote(str(columns.label))}"
 
-    def __init__(
-        self, table: Table, columns: Columns, chat: ChatFormat | None, labels: LabelMap | None, answered: bool
-    ) -> None:
-        """chat: refuses conversations. labels: of the training table. answered: conversations end with an answer."""
-        self._columns = columns
-        self.where = f"{display(table.path)}, column {quote(str(columns.label))}"
-        self._chat = chat
-        self._labels = labels
-        self._answered = answered
-        self._row_error = table.row_error
-        self._index = {name: index for index, name in enumerate(table.names)}
-        self._texts = [self._index[name] for name in columns.texts]
-        self.entities = False
-        """Tags are those of entities. Set once all rows are read."""
-        self.n_repaired = 0
-        self.numbers: list[Notice] = []
-        self._format = PLAIN
-        self._n_unknown = 0
 
-    def _cell(self, row: Row, column: str | int, parse: Callable[..., R], *arguments: Any) -> R:
-        """What `parse` makes of a cell; its faults are told with row and column."""
-        index = column if isinstance(column, int) else self._index[column]
+class _RowParser:
+    """Parses the texts of rows. chat: checks conversations. has_answers: conversations end with an answer."""
+
+    def __init__(self, table: Table, columns: Columns, chat: ChatFormat | None, *, has_answers: bool) -> None:
+        self._table, self._columns, self._chat, self._has_answers = table, columns, chat, has_answers
+        self._index = {name: i for i, name in enumerate(table.names)}
+
+    def _parse_cell(self, row: Row, column: str, parse: Callable[..., R], *arguments: Any) -> R:
+        """Parses a cell. Raises RowError, which names row and column, for a CellError."""
         try:
-            return parse(row.values[index], *arguments)
-        except CellFault as fault:
-            raise self._row_error(fault.kind, fault.what, row.number, row.line, index, fault.fix) from None
+            return parse(row.values[self._index[column]], *arguments)
+        except CellError as error:
+            index = self._index[column]
+            raise self._table.row_error(error.kind, error.what, row.number, row.line, index, error.fix) from None
 
-    def example(self, row: Row) -> LabelledText:
-        """The texts of a row, with the unparsed cell of its label."""
-        columns, number = self._columns, row.number
+    def parse(self, row: Row) -> LabelledRow:
+        """Returns the texts of a row, and its label as it is written. Raises RowError."""
+        columns, number, parse = self._columns, row.number, self._parse_cell
         if columns.messages is not None:
-            tools = () if columns.tools is None else self._cell(row, columns.tools, as_tools)
-            arguments = (self._answered, self._chat, tools)
-            messages = self._cell(row, columns.messages, as_conversation, *arguments)
-            read = messages[:-1] if self._answered else messages
+            tools = () if columns.tools is None else parse(row, columns.tools, parse_tools)
+            messages = parse(row, columns.messages, parse_conversation, self._has_answers, self._chat, tools)
+            read = messages[:-1] if self._has_answers else messages
             text = "\n".join(f"{message['role']}: {message['content']}" for message in read)
-            target = messages[-1]["content"] if self._answered else None
-            return LabelledText((text,), None, target, number, messages, tools=tools)
+            target = messages[-1]["content"] if self._has_answers else None
+            return LabelledRow((text,), None, target, number, messages, tools=tools)
         if columns.kind == "words":
-            words = self._cell(row, self._texts[-1], as_words)
-            tags = None if columns.label is None else self._cell(row, columns.label, as_tags, len(words))
-            return LabelledText(words, tags, None, number)
-        texts = tuple([self._cell(row, index, as_text) for index in self._texts])
+            words = parse(row, columns.texts[-1], parse_words)
+            tags = None if columns.label is None else parse(row, columns.label, parse_tags, len(words))
+            return LabelledRow(words, tags, None, number)
+        texts = tuple([parse(row, name, parse_text) for name in columns.texts])
         if columns.kind == "questions":
-            label = columns.label
-            answers = None if label is None else self._cell(row, label, as_answers, texts[1])
-            return LabelledText(texts, None, None, number, answers=answers)
-        if columns.input is not None and (more := self._cell(row, columns.input, as_text)).strip():
+            answers = None if columns.label is None else parse(row, columns.label, parse_answers, texts[1])
+            return LabelledRow(texts, None, None, number, answers=answers)
+        if columns.input is not None and (more := parse(row, columns.input, parse_text)).strip():
             texts = (f"{texts[0]}\n\n{more}",)
         if columns.label is None and columns.target is None:
-            return LabelledText(texts, None, None, number)
+            return LabelledRow(texts, None, None, number)
         if not any(text.strip() for text in texts):
-            raise self._row_error("empty text", "the text is empty", number, row.line, columns.texts[0], "fill it")
+            what, column = "the text is empty", columns.texts[0]
+            raise self._table.row_error("empty text", what, number, row.line, column, "fill it")
         if columns.target is not None:
-            return LabelledText(texts, None, self._cell(row, columns.target, as_target), number)
-        return LabelledText(texts, self._cell(row, str(columns.label), as_label), None, number)
+            return LabelledRow(texts, None, parse(row, columns.target, parse_target), number)
+        return LabelledRow(texts, parse(row, str(columns.label), parse_label), None, number)
 
-    def read_numbers(self, cells: Sequence[str | tuple[str, ...]], kind: LabelKind, *, is_inferred: bool) -> None:
-        """Find how numbers are written, and note what is not written as a number of Python is."""
-        commas = [str(cell) for cell in cells if COMMA.fullmatch(str(cell))]
+
+class _LabelParser:
+    """Parses the labels of a table. labels: of the training table; None for a training table. cells: all labels."""
+
+    def __init__(
+        self, table: Table, columns: Columns, labels: LabelMap | None, kind: LabelKind, cells: Sequence[LabelCell]
+    ) -> None:
+        self._table, self._columns, self._labels, self.kind = table, columns, labels, kind
         self._format = (infer_number_format(cells) if kind == "number" else None) or PLAIN
+        self.are_bio = kind == "tags" and has_bio_tags(labels.names if labels else chain.from_iterable(cells))
+        self._n_repaired = self._n_unknown = 0
+
+    def make_notices(self, cells: Sequence[LabelCell], *, is_kind_inferred: bool) -> list[Notice]:
+        """Returns notices of repaired tags, and of numbers that are not written as those of Python."""
+        if self._n_repaired:
+            n = counted(self._n_repaired, "entity begins", "entities begin")
+            what = f"{n} with I-, which is read as B- (as by conlleval)"
+            return [Notice("entities that begin with I", self._n_repaired, what)]
         if self._format.percent or self._format.thousands:
-            odd = [str(cell) for cell in cells if PLAIN.read(str(cell)) is None]
+            odd = [str(cell) for cell in cells if PLAIN.parse(str(cell)) is None]
             what = f"{counted(len(odd), 'label')} such as {quote(odd[0])} are read as numbers: "
-            what += f"that one as {self._format.read(odd[0]):.15g}"
-            self.numbers.append(Notice("formatted numbers", len(odd), what))
-            return
-        is_odd = kind == "class" and is_inferred and len(commas) >= SEVERAL * len(cells)
-        if commas and (self._format.decimal == "," or is_odd):
+            what += f"that one as {self._format.parse(odd[0]):.15g}"
+            return [Notice("formatted numbers", len(odd), what)]
+        commas = [str(cell) for cell in cells if NUMBER_WITH_COMMA.fullmatch(str(cell))]
+        are_decimals = self._format.decimal == ","
+        seem_decimals = self.kind == "class" and is_kind_inferred and len(commas) >= COMMA_SHARE * len(cells)
+        if commas and (are_decimals or seem_decimals):
             what = f"{counted(len(commas), 'label')} with a comma, such as {quote(commas[0])}, are read as "
-            what += "decimals" if self._format.decimal == "," else "classes: --labels number reads decimals"
-            self.numbers.append(Notice("decimal commas", len(commas), what))
+            what += "decimals" if are_decimals else "classes: --labels number reads decimals"
+            return [Notice("decimal commas", len(commas), what)]
+        return []
 
-    def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
-        """The example with its cell parsed as a label of this kind, one of the training table's if there is one."""
+    def parse(self, item: LabelledRow, line: int | None) -> LabelledRow:
+        """Returns the row with its label parsed. Raises RowError, also for a label that the training table lacks."""
         try:
-            label = self._label(cast(str | tuple[str, ...], example.label), kind)
-            if self._labels is not None and (name := self._labels.unknown(label)) is not None:
-                self._n_unknown += 1
-                each = "tag" if kind == "tags" else "label"
-                what = f"the {each} {quote(name, 40)} is not among those of the training data"
-                fix = "correct it"
-                if self._n_unknown <= SUGGESTED and (near := self._labels.nearest(name)):
-                    fix = f"did you mean {quote(near)}? {merge_option(name, near)} reads it so"
-                elif self._n_unknown <= SUGGESTED:
-                    fix = f"the {'tags' if kind == 'tags' else 'classes'} are {quote_all(self._labels.names)}"
-                raise CellFault("label unseen in training", what, fix)
-        except CellFault as fault:
+            label = self._parse_label(cast(LabelCell, item.label))
+            if self._labels is not None and (name := self._labels.find_unknown(label)) is not None:
+                raise self._unknown_label_error(name, self._labels)
+        except CellError as error:
             column = self._columns.label
-            raise self._row_error(fault.kind, fault.what, example.row, line, column, fault.fix) from None
-        return example._replace(label=label)
+            raise self._table.row_error(error.kind, error.what, item.row, line, column, error.fix) from None
+        return item._replace(label=label)
 
-    def _label(self, cell: str | tuple[str, ...], kind: LabelKind) -> Label:
-        if kind == "tags":
-            tags, n_repaired = as_entities(cell) if self.entities else (tuple(cell), 0)
-            self.n_repaired += n_repaired
+    def _unknown_label_error(self, name: str, labels: LabelMap) -> CellError:
+        self._n_unknown += 1
+        noun, nouns = ("tag", "tags") if self.kind == "tags" else ("label", "classes")
+        fix = "correct it"
+        if self._n_unknown <= MAX_SUGGESTIONS:
+            fix = f"the {nouns} are {quote_all(labels.names)}"
+            if similar := labels.find_similar(name):
+                fix = f"did you mean {quote(similar)}? {format_merge_option(name, similar)} reads it so"
+        what = f"the {noun} {quote(name, 40)} is not among those of the training data"
+        return CellError("label unseen in training", what, fix)
+
+    def _parse_label(self, cell: LabelCell) -> Label:
+        if self.kind == "tags":
+            tags, n_repaired = repair_bio_tags(cell) if self.are_bio else (tuple(cell), 0)
+            self._n_repaired += n_repaired
             return tags
-        if kind == "multi":
-            return as_names(cell)
-        if isinstance(cell, str) and kind == "class":
+        if self.kind == "multi":
+            return split_label_names(cell)
+        if isinstance(cell, str) and self.kind == "class":
             return cell
-        number = self._format.read(cell) if isinstance(cell, str) else None
+        number = self._format.parse(cell) if isinstance(cell, str) else None
         if number is not None and abs(number) <= MAX_LABEL_MAGNITUDE:
             return number
-        wanted = "one class" if kind == "class" else "a number"
+        needed = "one class" if self.kind == "class" else "a number"
         if isinstance(cell, str):
-            wanted += f" from {-MAX_LABEL_MAGNITUDE:g} to {MAX_LABEL_MAGNITUDE:g}"
-        fix = "write a point for the comma" if isinstance(cell, str) and COMMA.fullmatch(cell) else "correct it"
+            needed += f" from {-MAX_LABEL_MAGNITUDE:g} to {MAX_LABEL_MAGNITUDE:g}"
+        has_comma = isinstance(cell, str) and NUMBER_WITH_COMMA.fullmatch(cell)
+        fix = "write a point for the comma" if has_comma else "correct it"
         if self._columns.kind == "related":
             fix += ", or train a classifier of pairs: -s objective.kind=classification"
         elif self._labels is None:
-            others = join_with_or([other for other in ("class", "multi", "number") if other != kind])
+            others = join_with_or([other for other in ("class", "multi", "number") if other != self.kind])
             fix += f", or name another kind of labels: --labels {others}"
         is_ = "several labels" if isinstance(cell, tuple) else quote(cell, 30)
-        raise CellFault("wrong label", f"the label is {is_}, not {wanted}", fix)
+        raise CellError("wrong label", f"the label is {is_}, not {needed}", fix)
 
-    def without_single(self, rows: Sequence[Numbered], skipped: SkippedRows | None) -> Iterator[Numbered]:
-        """The rows but for those of a class with one row, unless its name resembles that of another; see `_sound`."""
-        counts = count_labels([example for example, _ in rows])
+    def drop_single_row_classes(
+        self, rows: Sequence[tuple[LabelledRow, int | None]], skipped: SkippedRows | None
+    ) -> Iterator[tuple[LabelledRow, int | None]]:
+        """Yields the rows (and their lines) whose class has several rows, or a name that resembles another.
+
+        The others raise a RowError, or are counted in `skipped`.
+        """
+        counts = count_label_names([item for item, _ in rows])
         if counts.total() == len(counts) > 1:
-            commas = all(COMMA.fullmatch(name) for name in counts)
-            what = "write decimals with a point, thousands without a comma" if commas else "add rows of each class"
+            have_commas = all(NUMBER_WITH_COMMA.fullmatch(name) for name in counts)
+            what = "write decimals with a point, thousands without a comma" if have_commas else "add rows of each class"
             fix = f"{what}, or name another column with --label-column"
-            raise DataError(f"each of {len(counts):,} classes has one row", where=self.where, fix=fix)
-        similar = misspelt(counts)
+            where = _describe_column(self._table, self._columns)
+            raise DataError(f"each of {len(counts):,} classes has one row", where=where, fix=fix)
+        similar = find_misspelt_labels(counts)
         resembling = {*similar, *similar.values()}
-        alone = {name for name, count in counts.items() if count == 1 and name not in resembling and len(counts) > 1}
-
-        for example, line in rows:
-            if example.label not in alone:
-                yield example, line
+        single = {name for name, count in counts.items() if count == 1 and name not in resembling and len(counts) > 1}
+        for item, line in rows:
+            if item.label not in single:
+                yield item, line
                 continue
-            what = f"the class {quote(str(example.label), 40)} has one row"
+            column = self._columns.label
+            what = f"the class {quote(str(item.label), 40)} has one row"
             fix = "give it a second row, or correct the label"
-            if len(alone) > 1:
-                what += f"; {len(alone):,} of {len(counts):,} classes have one row"
-                fix = f"is {quote(str(self._columns.label))} the label column? If so, {fix}"
-            count_or_raise(
-                self._row_error("class with one row", what, example.row, line, self._columns.label, fix), skipped
-            )
+            if len(single) > 1:
+                what += f"; {len(single):,} of {len(counts):,} classes have one row"
+                fix = f"is {quote(str(column))} the label column? If so, {fix}"
+            count_or_raise(self._table.row_error("class with one row", what, item.row, line, column, fix), skipped)
 
 
-def count_labels(items: Sequence[LabelledText]) -> Counter[str]:
-    return Counter(name for item in items for name in _names(item.label))
+def count_label_names(items: Sequence[LabelledRow]) -> Counter[str]:
+    """Counts how often each class name is in the labels of rows."""
+    return Counter(name for item in items for name in get_label_names(item.label))
 
 
-def _names(label: Label | None) -> tuple[str, ...]:
-    """The names of classes in a label; none in a number."""
-    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
-
-
-def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, where: str) -> None:
+def _refuse_single_class(items: Sequence[LabelledRow], labels: LabelMap, where: str) -> None:
+    """Raises DataError if all rows have the same label, or none has any."""
     another = "name another column with --label-column"
     if labels.kind == "multi":
         if not labels.names:
             raise DataError("no row has any label", where=where, fix=another)
         return
-    different = {*labels.names} if labels.kind == "tags" else {item.label for item in items}
-    if len(different) == 1:
-        only = quote(str(different.pop()), 40)
+    distinct = {*labels.names} if labels.kind == "tags" else {item.label for item in items}
+    if len(distinct) == 1:
+        only = quote(str(distinct.pop()), 40)
         what = f"the only tag is {only}" if labels.kind == "tags" else f"all rows have the same {labels.kind}, {only}"
         raise DataError(what, where=where, fix=f"add rows of another one, or {another}")
 
 
-def _notices(items: Sequence[LabelledText], labels: LabelMap | None) -> Iterator[Notice]:
-    n_empty = sum(not all(text.strip() for text in item.texts) for item in items)
-    if n_empty:
+def _make_text_notices(items: Sequence[LabelledRow], labels: LabelMap | None) -> Iterator[Notice]:
+    """Yields notices of empty texts, and of equal texts with different labels."""
+    if n_empty := sum(not all(text.strip() for text in item.texts) for item in items):
         yield Notice("empty texts", n_empty, f"{counted(n_empty, 'row')} with an empty text")
-    if labels is not None:
-        yield from _conflicts(items)
+    if labels is not None and (groups := group_contradictory_rows(items)):
+        n_rows, first = sum(map(len, groups)), groups[0][0]
+        other = next(
+            item for item in groups[0] if _to_comparable_label(item.label) != _to_comparable_label(first.label)
+        )
+        what = f"{counted(n_rows, 'row')} with the text of another row and a different label"
+        text = f"{what}; first: rows {first.row} and {other.row}"
+        yield Notice("duplicate rows with different labels", n_rows, text)
 
 
-def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
-    """A notice of rows with the same texts but different labels."""
-    if bad := contradictions(items):
-        count = sum(map(len, bad))
-        pair = next([bad[0][0], item] for item in bad[0] if _unordered(item.label) != _unordered(bad[0][0].label))
-        what = f"{counted(count, 'row')} with the text of another row and a different label"
-        text = f"{what}; first: rows {pair[0].row} and {pair[1].row}"
-        yield Notice("duplicate rows with different labels", count, text)
-
-
-def contradictions(items: Sequence[LabelledText]) -> list[list[LabelledText]]:
-    """Groups of rows with the same texts, whose labels differ."""
-    groups: dict[tuple[str, ...], list[LabelledText]] = {}
+def group_contradictory_rows(items: Sequence[LabelledRow]) -> list[list[LabelledRow]]:
+    """Returns groups of rows that have the same texts and not all the same label."""
+    groups: dict[tuple[str, ...], list[LabelledRow]] = {}
     for item in items:
         groups.setdefault(item.texts, []).append(item)
-    return [group for group in groups.values() if len({_unordered(item.label) for item in group}) > 1]
+    return [group for group in groups.values() if len({_to_comparable_label(item.label) for item in group}) > 1]
 
 
-def _unordered(label: Label | None) -> Any:
-    """A label for comparison: the order of several does not count."""
+def _to_comparable_label(label: Label | None) -> Any:
     return frozenset(label) if isinstance(label, tuple) else label
 
 
-def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice | None:
-    """A notice of the rows of `test`, a table of this name, whose texts are also in `train`."""
-    shared = rows_in(test.items, train.items)
+def make_shared_rows_notice(train: LabelledTable, test: LabelledTable, name: str) -> Notice | None:
+    """Returns a notice of the rows of `test`, a table of this name, whose texts are in `train` too; or None."""
+    shared = find_shared_rows(test.items, train.items)
     if not shared:
         return None
     pair = f"row {shared[0][0].row} is row {shared[0][1]} there"
@@ -480,8 +493,8 @@ def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice 
     return Notice("rows shared by train and test", len(shared), text)
 
 
-def rows_in(items: Iterable[LabelledText], others: Iterable[LabelledText]) -> list[tuple[LabelledText, int]]:
-    """The rows whose texts are among others, and the number of the first such row there."""
+def find_shared_rows(items: Iterable[LabelledRow], others: Iterable[LabelledRow]) -> list[tuple[LabelledRow, int]]:
+    """Returns the rows whose texts are in `others`, each with the number of the first such row there."""
     first: dict[tuple[str, ...], int] = {}
     for item in others:
         first.setdefault(item.texts, item.row)

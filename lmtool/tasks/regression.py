@@ -1,4 +1,4 @@
-"""Regression: a number per row, of a text or of a pair of them.
+"""Regression: a number per row, of one text or of several.
 
 Shapes: R rows, C = 1.
 """
@@ -13,23 +13,23 @@ from lmtool.tasks import metrics
 from lmtool.tasks.heads import HeadTask
 from lmtool.tasks.labels import Label
 from lmtool.tasks.metrics import MetricValues
-from lmtool.tasks.reading import LabelledTexts
+from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.task import Cells, Floats, FormattedNumber
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
-class NumberTask(HeadTask):
+class RegressionTask(HeadTask):
     """A number per row: the head predicts (number - center) / scale."""
 
     metrics: ClassVar[Mapping[str, str]] = {"correlation": "pearson"}
-    others = "a number"
+    label_description = "a number"
 
     @classmethod
-    def resolve(cls, spec: Classification, train: LabelledTexts) -> Classification:
-        """The scaling of the numbers: by default to a mean of 0 and a standard deviation of 1."""
+    def resolve(cls, spec: Classification, train: LabelledTable) -> Classification:
+        """Sets the scaling of the numbers, by default to a mean of 0 and a standard deviation of 1."""
         value_R = np.array([item.label for item in train.items], dtype=np.float64)
         center = float(value_R.mean()) if spec.center is None else spec.center
-        # relative to the largest deviation, since squares of very small ones are 0
+        # Relative to the largest deviation, because squares of very small ones are 0.
         largest = float(np.abs(value_R - value_R.mean()).max()) or 1.0
         deviation = largest * float(np.std((value_R - value_R.mean()) / largest))
         scale = (deviation or 1.0) if spec.scale is None else spec.scale
@@ -41,17 +41,19 @@ class NumberTask(HeadTask):
             raise ValueError("the scaling of the numbers has not been inferred from the table yet")
         self._center, self._scale = spec.center, spec.scale
 
-    def numbers(self, label: Label) -> Floats:
-        return (super().numbers(label) - self._center) / self._scale
+    def encode_label(self, label: Label) -> Floats:
+        return (super().encode_label(label) - self._center) / self._scale
 
-    def probabilities(self, scores_RC: Floats) -> Floats:
+    def compute_probabilities(self, scores_RC: Floats) -> Floats:
         return scores_RC * self._scale + self._center
 
-    def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        return metrics.regression_metrics(*(self.probabilities(of_RC)[:, 0] for of_RC in (true_RC, scores_RC)))
+    def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
+        return metrics.regression_metrics(
+            self.compute_probabilities(true_RC)[:, 0], self.compute_probabilities(scores_RC)[:, 0]
+        )
 
-    def label(self, p_C: Floats) -> float:
+    def choose_label(self, p_C: Floats) -> float:
         return float(p_C[0])
 
-    def cells(self, p_C: Floats) -> Cells:
+    def format_cells(self, p_C: Floats) -> Cells:
         return (FormattedNumber(p_C[0], ".6g"),)

@@ -1,4 +1,4 @@
-"""Results on the rows of a table: as a record for programs, as lines for people, and over several runs."""
+"""Results on the rows of a table: as JSON, as lines of text, and summarized over several runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,35 +12,36 @@ from lmtool.printable import counted
 from lmtool.run.files import TaskScores
 from lmtool.run.listing import main_metric
 from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval, effective_sample_size
-from lmtool.tasks.baseline import Baseline, mean_line
-from lmtool.tasks.metrics import class_lines, confusion_lines
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.baseline import Baseline, format_mean_baseline
+from lmtool.tasks.metrics import format_class_scores, format_confusion
+from lmtool.tasks.reading import LabelledRow
 
-QUARTER = "held-out quarter"
-"""The part of results of a quarter of the rows by a model of the others, where all rows are trained on in the end."""
+HELD_OUT_QUARTER = "held-out quarter"
+"""Part of the results of a quarter of the rows by a model of the others, if the final model is trained on all rows."""
 
-SCORED_BY_OTHERS = {
+PARTS_OF_OTHER_MODELS = {
     CROSS_VALIDATION: "each row is scored by a model of other rows; the model that is saved is fitted to all of them",
-    QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, for as many steps",
+    HELD_OUT_QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, "
+    "for as many steps",
 }
-"""How parts are scored where all rows are trained on."""
+"""How parts are scored if the final model is trained on all rows."""
 
 
 @dataclass(frozen=True)
 class Results:
     """Results of a model on labelled rows.
 
-    part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint; of
-        SCORED_BY_OTHERS where all rows are trained on.
-    figures: accuracy, macro_f1, bleu and so on, as in `record`.
-    mistakes: the most confident ones, with the words that decided them; of tags the rows with the most of them.
-    sentences: the generated texts furthest from their targets, then those nearest to them, with source, target and
-        chrF; of answers to questions with their F1.
-    task: one of several that a model was trained on.
-    decoding: the decoding strategy, for generated texts.
-    baseline: of the same rows, where it was measured.
-    remedies: options to try where the model is below it.
-    items: the rows of a table that was not used in training.
+    Args:
+        part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint, or
+            one of PARTS_OF_OTHER_MODELS.
+        figures: metrics by name, such as accuracy, macro_f1 and bleu, as in `record`.
+        mistakes: the most confident ones, with the words that decided them; of tags the rows with the most mistakes.
+        task: name of one of several that a model was trained on.
+        decoding: the decoding strategy of generated texts.
+        baseline: of the same rows, if it was measured.
+        sentences: the worst generated texts, then the best, with source, target and chrF; of answers to questions F1.
+        remedies: options to suggest if the model is below the baseline.
+        items: the rows of a table that was not used in training.
     """
 
     part: str
@@ -55,10 +56,10 @@ class Results:
     baseline: Baseline | None = None
     sentences: list[dict[str, Any]] = field(default_factory=list)
     remedies: tuple[str, ...] = ()
-    items: Sequence[LabelledText] = ()
+    items: Sequence[LabelledRow] = ()
 
     def record(self) -> dict[str, Any]:
-        """All results by name, for JSON."""
+        """Returns all results by name."""
         task = {"task": self.task} if self.task else {}
         record = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
         record |= {} if self.decoding is None else {"decoding": self.decoding}
@@ -72,43 +73,43 @@ class Results:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of what counts among the figures, where it follows from that; see `uncertainty`."""
+        """The 95 % interval of the main figure; None if it cannot be computed from that; see `uncertainty`."""
         metric, value = main_metric(self.figures)
-        return (
-            None if value is None else confidence_interval(metric, value, effective_sample_size(self.rows, self.part))
-        )
+        n_rows = effective_sample_size(self.rows, self.part)
+        return None if value is None else confidence_interval(metric, value, n_rows)
 
     def lines(self) -> list[str]:
-        """All results as text lines."""
-        plain = {k: v for k, v in self.figures.items() if isinstance(v, float) or v is None}
-        shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
-        how = f"; {self.decoding}" if self.decoding else ""
-        title = _title(self.task, self.part)
-        lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
-        if self.part in SCORED_BY_OTHERS:
-            name, reach = main_metric(self.figures)[0], self.interval
-            limits = "" if reach is None else f"{name} {reach[0]:.4f} to {reach[1]:.4f} (95 %); "
-            lines.append(limits + SCORED_BY_OTHERS[self.part])
+        """Formats all results as text lines."""
+        numbers = {name: value for name, value in self.figures.items() if isinstance(value, float) or value is None}
+        shown = "  ".join(
+            f"{name.replace('_', ' ')} {'undefined' if value is None else format(value, '.4f')}"
+            for name, value in numbers.items()
+        )
+        decoding = f"; {self.decoding}" if self.decoding else ""
+        title = _join_title(self.task, self.part)
+        lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{decoding})"]
+        if self.part in PARTS_OF_OTHER_MODELS:
+            name, interval = main_metric(self.figures)[0], self.interval
+            limits = "" if interval is None else f"{name} {interval[0]:.4f} to {interval[1]:.4f} (95 %); "
+            lines.append(limits + PARTS_OF_OTHER_MODELS[self.part])
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
-            believed = [
-                f"calibration error {p['ece']:.4f}, log loss {p['log_loss']:.4f}" for p in (calibration, before)
-            ]
-            lines.append("; without the temperature ".join(believed))
+            scores = (f"calibration error {p['ece']:.4f}, log loss {p['log_loss']:.4f}" for p in (calibration, before))
+            lines.append("; without the temperature ".join(scores))
         if self.baseline is not None:
-            lines.append(self.baseline.beside(self.figures, self.rows, self.remedies))
+            lines.append(self.baseline.compare(self.figures, self.rows, self.remedies))
         if "confusion" in self.figures:
             classes = self.figures["classes"]
-            confusion = confusion_lines(np.array(self.figures["confusion"]), tuple(classes))
-            lines += ["", *class_lines(classes), "", *confusion]
+            confusion = format_confusion(np.array(self.figures["confusion"]), tuple(classes))
+            lines += ["", *format_class_scores(classes), "", *confusion]
         if entities := self.figures.get("entities"):
-            lines += ["", *class_lines(entities, ("type", "entities"), len(entities))]
+            lines += ["", *format_class_scores(entities, ("type", "entities"), len(entities))]
         if self.mistakes:
-            of_tags = "probability" not in self.mistakes[0]
-            lines += ["", "rows with the most mistakes:" if of_tags else "most confident mistakes:"]
+            are_tags = "probability" not in self.mistakes[0]
+            lines += ["", "rows with the most mistakes:" if are_tags else "most confident mistakes:"]
         for mistake in self.mistakes:
             label, predicted = mistake["label"], mistake["predicted"]
-            if of_tags:
+            if are_tags:
                 lines.append(f"  row {mistake['row']}: {label or 'nothing'}; predicted {predicted or 'nothing'}")
             else:
                 words = f", by {', '.join(mistake['words'])}" if mistake["words"] else ""
@@ -117,41 +118,37 @@ class Results:
         return lines
 
 
-def spread(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Mean, sample standard deviation and 95 % interval of the mean of each metric over runs, a text line per task.
+def summarize_runs(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Formats mean, sample standard deviation and 95 % interval of each metric over runs, in one line for each task.
 
-    The interval is of Student's t (1908): how far the mean over all seeds may be, on the same rows.
-    runs: what each has saved of its results, by task.
+    The interval of the mean over all seeds, on the same rows, is that of Student's t (1908).
+
+    runs: the results that each run has saved, by task.
     """
     lines = []
     for task in runs[0] if runs else ():
         same = [run[task] for run in runs if task in run]
         if len(same) < len(runs):
             continue
-        names = sorted(same[0], key=lambda name: name in TaskScores.model_fields)  # the loss after the metrics
+        names = sorted(same[0], key=lambda name: name in TaskScores.model_fields)  # metrics before the loss
         columns: dict[str, list[Any]] = {name: [one.get(name) for one in same] for name in names}
         shown = "  ".join(
-            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_interval(values)}"
+            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_format_interval(values)}"
             for name, values in columns.items()
             if all(isinstance(value, float) for value in values)
         )
         baselines = [Baseline(**one["baseline"]) for one in same if "baseline" in one]
-        baseline = f"; {mean_line(baselines)}" if len(baselines) == len(same) else ""
-        lines.append(f"{_title(task, same[0]['part'])}, {len(same)} runs: {shown}{baseline}")
+        baseline = f"; {format_mean_baseline(baselines)}" if len(baselines) == len(same) else ""
+        lines.append(f"{_join_title(task, same[0]['part'])}, {len(same)} runs: {shown}{baseline}")
     return lines
 
 
-def _title(task: str, part: str) -> str:
+def _join_title(task: str, part: str) -> str:
     return f"{task}, {part}" if task else part
 
 
-def _interval(values: Sequence[float]) -> str:
-    """The 95 % interval of the mean of runs, by Student's t."""
+def _format_interval(values: Sequence[float]) -> str:
     from scipy.special import stdtrit
 
-    far = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
-    return f" (95 %: {mean(values) - far:.4f} to {mean(values) + far:.4f})"
-
-
-def _number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4f}"
+    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+    return f" (95 %: {mean(values) - half:.4f} to {mean(values) + half:.4f})"

@@ -1,4 +1,4 @@
-"""Rows of tables as token ids, and a training order that saves padding.
+"""Encoded rows of tables, and a training order that saves padding.
 
 Shapes: R rows, S samples.
 """
@@ -13,30 +13,30 @@ from numpy.typing import NDArray
 from lmtool.objective import Example
 from lmtool.run.order import SampleOrder, derive_seed
 
-POOL_BATCHES = 50
-"""Number of batches whose rows are sorted by length together."""
+BATCHES_PER_POOL = 50
+"""Batches whose rows are sorted by length together."""
 
-FIXED = np.random.Generator(np.random.PCG64(0))
-"""The generator of examples for evaluation, which is deterministic."""
+EVALUATION_RNG = np.random.Generator(np.random.PCG64(0))
+"""The generator of examples for evaluation, which draw nothing."""
 
 
 @dataclass(frozen=True)
 class EncodedRow:
     """One row of a table as token ids; see `PromptFormat.encode_row` and `PromptFormat.encode_pair`.
 
-    number: of the row in its table.
-    tokens: of the texts, or of the source.
-    cut: texts were truncated to the context.
-    segments: 0 for the first text, 1 for the others; None where the model has no segments.
-    label, word_starts: as in `Example`.
-    target: ids of the target text, [EOS] included.
-    answer: that text; empty where it is unknown.
-    learned: as in `Example`.
+    Args:
+        number: of the row in its table.
+        tokens: of the texts, or of the source.
+        is_truncated: whether texts were truncated to the context.
+        segments: 0 for the first text, 1 for the others; None if the model has no segments.
+        label, learned, word_starts: as in `Example`.
+        target: ids of the target text, [EOS] included.
+        answer: that text; empty if it is unknown.
     """
 
     number: int
     tokens: NDArray[np.int64]
-    cut: bool
+    is_truncated: bool
     segments: NDArray[np.int64] | None = None
     label: NDArray[np.float64] | None = None
     target: NDArray[np.int64] | None = None
@@ -46,11 +46,11 @@ class EncodedRow:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each part that is padded separately."""
+        """The number of tokens of each part that is padded separately."""
         return (len(self.tokens),) if self.target is None else (len(self.tokens), len(self.target))
 
-    def example(self, rng: np.random.Generator = FIXED) -> Example:
-        """The row as an input of an objective."""
+    def example(self, rng: np.random.Generator = EVALUATION_RNG) -> Example:
+        """Returns the row as an input of an objective."""
         follows = False
         parts = self.label, self.segments, self.learned, self.word_starts
         return Example(self.tokens, rng, self.target, follows, *parts)
@@ -59,12 +59,13 @@ class EncodedRow:
 class TableExamples:
     """Rows in an order that is a function of the seed, with rows of similar length together.
 
-    An epoch is a permutation; pools of POOL_BATCHES batches of it are sorted by length and cut into batches, which are
-    shuffled.
+    An epoch is a permutation; pools of BATCHES_PER_POOL batches of it are sorted by length and cut into batches, which
+    are shuffled.
 
-    parts: the numbers of consecutive rows of each table, and how often an epoch has each of them, by default once.
-    Where that is not an integer, other rows occur more often in the next epoch.
-    reread: another reading of a row, drawn for each of its occurrences; None where rows are always the same.
+    Args:
+        parts: for each table the number of its consecutive rows, and how often an epoch has each of them, by default
+            once. If that is not an integer, other rows occur more often in the next epoch.
+        resample_row: draws another encoding of a row for each of its occurrences.
     """
 
     unit = "rows"
@@ -75,44 +76,44 @@ class TableExamples:
         batch_size: int,
         seed: int,
         parts: Sequence[tuple[int, float]] | None = None,
-        reread: Callable[[EncodedRow, np.random.Generator], EncodedRow] | None = None,
+        resample_row: Callable[[EncodedRow, np.random.Generator], EncodedRow] | None = None,
     ) -> None:
         self._rows = rows
-        self._reread = reread
+        self._reread = resample_row
         self._batch_size = batch_size
         self._seed = seed
         self._parts = [(n, max(1, round(times * n))) for n, times in parts or [(len(rows), 1.0)]]
         self.per_epoch = sum(n_drawn for _, n_drawn in self._parts)
         self._lengths_R = np.array([sum(row.lengths) for row in rows])
-        # another thread may read rows of another epoch meanwhile
-        self._epoch = lru_cache(2)(self._ordered)
+        # Another thread may read rows of another epoch meanwhile.
+        self._order_of_epoch = lru_cache(2)(self._compute_order)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which continue from epoch to epoch."""
+        """Returns the examples with these sample numbers, which continue from epoch to epoch."""
         examples = []
-        for sample, i in zip(sample_S.tolist(), self._indexes(sample_S), strict=True):
+        for sample, i in zip(sample_S.tolist(), self._find_rows(sample_S), strict=True):
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", sample)))
             row = self._rows[i] if self._reread is None else self._reread(self._rows[i], rng)
             examples.append(row.example(rng))
         return examples
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Row numbers of the samples in the table, sorted and distinct."""
-        return sorted({self._rows[i].number for i in self._indexes(sample_S)})
+        """Returns the distinct row numbers of the samples in the table, sorted."""
+        return sorted({self._rows[i].number for i in self._find_rows(sample_S)})
 
     def restarts(self, step: int) -> bool:
-        """Rows of a table never continue those of the step before."""
+        """Returns True: rows of a table never continue those of the step before."""
         return True
 
-    def _indexes(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def _find_rows(self, sample_S: NDArray[np.int64]) -> list[int]:
         n = self.per_epoch
-        return [int(self._epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
+        return [int(self._order_of_epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
 
-    def _ordered(self, epoch: int) -> NDArray[np.int64]:
-        """Indices of the rows in the order of an epoch."""
-        order_R = self._shuffled(epoch)
+    def _compute_order(self, epoch: int) -> NDArray[np.int64]:
+        """Returns the indices of the rows in the order of an epoch."""
+        order_R = self._shuffle_rows(epoch)
         rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "batches", epoch)))
-        pool = POOL_BATCHES * self._batch_size
+        pool = BATCHES_PER_POOL * self._batch_size
         parts = []
         for start in range(0, len(order_R), pool):
             part = order_R[start : start + pool]
@@ -122,8 +123,8 @@ class TableExamples:
             parts += [rng.permutation(batches).reshape(-1), part[whole:]]
         return np.concatenate(parts)
 
-    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        """Shuffled indices of the rows of an epoch; each table continues where the epoch before ended."""
+    def _shuffle_rows(self, epoch: int) -> NDArray[np.int64]:
+        """Returns shuffled row indices of an epoch; each table continues where the epoch before ended."""
         shuffled, first = [], 0
         for n, n_drawn in self._parts:
             _, order = SampleOrder(n, self._seed)(np.arange(epoch * n_drawn, (epoch + 1) * n_drawn))

@@ -1,8 +1,8 @@
-"""What the columns of a table are: texts, labels, targets, conversations, tags, answers.
+"""Chooses the columns of a table that hold texts, labels, targets, conversations, tags and answers.
 
-The names by which the world calls them are data, here and in `lmtool.data.column_names`. `choose_columns` goes from a
-header, the first rows and what a person has named to the columns to read, with a reason for each. Where names and cells
-leave a choice, it asks.
+The conventional names of columns are data, here and in `lmtool.data.column_names`. `choose_columns` goes from a header,
+the first rows and the columns that the user names to the columns to read, with a reason for each. If names and cells
+leave a choice, it raises an error that asks the user to name a column.
 """
 
 import re
@@ -34,23 +34,26 @@ from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column
 from lmtool.data.table import SkippedRows, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.labels import MANY, as_cell, decide_kind
+from lmtool.tasks.labels import MAX_INTEGER_CLASSES, infer_label_kind, normalize_label_cell
 
 RowKind = Literal["texts", "words", "questions", "related"]
-"""What a row is: texts with a label or a target, words with tags, a question and a context with answers in it, or
-texts whose vectors are to be near each other, as near as a number says where there is one."""
+"""What a row holds. texts: one or several, with a label or a target. words: with a tag for each. questions: a question
+and a context with its answers. related: texts whose vectors should be similar, or as similar as a number says."""
 
-ANNOTATED: dict[RowKind, tuple[str, str, str]] = {
+ANNOTATED_ROWS: dict[RowKind, tuple[str, str, str]] = {
     "words": ("tagged words", "words", "tags"),
     "questions": ("questions", "question and context", "answers"),
 }
-"""Rows with more than a label each, their texts, and their labels, as --labels calls them, too."""
+"""Names in messages of the rows, of their texts, and of their labels (also the value of --labels)."""
 
-GOLD_LABEL = "goldlabel"
-"""The label that several annotators agree on."""
-ANCHORS, POSITIVE, NEGATIVES = (*TEXT_NAMES, "anchor"), ("positive", "pos"), ("negative", "neg", "hardnegative")
-"""Texts, others that are to be near them, and, with any number at the end, others that are not."""
-UNLEARNED = (
+GOLD_LABEL_NAME = "goldlabel"
+"""Folded name of the column of the label that several annotators agree on."""
+ANCHOR_NAMES = (*TEXT_NAMES, "anchor")
+POSITIVE_NAMES = ("positive", "pos")
+"""Names of texts whose vectors should be similar to those of the anchors."""
+NEGATIVE_NAMES = ("negative", "neg", "hardnegative")
+"""Names of texts whose vectors should be dissimilar; a number may follow."""
+UNSUPPORTED_TABLES = (
     ("are answers of which one is better", 2, ("chosen", "rejected"), ()),
     ("are answers of which one is better", 2, (), ("response", "humanref", "model", "conversation")),
     ("are answers of which one is right", 1, ("choices", "options", "endings", "answerkey", "incorrectanswers"), ()),
@@ -59,23 +62,24 @@ UNLEARNED = (
     ("are answers of which one is right", 4, ("a", "b", "c", "d"), ()),
     ("are steps of an answer", 2, ("completions", "labels"), ()),
 )
-"""Rows that no task learns: what they are, and how many columns with these names, or these with a number or a letter at
-the end, tell it."""
+"""Tables that no task learns: what their columns are, and how many columns must have one of the first names, or one of
+the second names followed by a digit or a letter."""
 
-SAMPLED = 1_000
-"""Rows by which it is decided what a column holds."""
-COMPARED = 100
-"""Rows by which it is decided whether columns hold the same texts."""
-MOST = 0.9
-"""Share of cells that decides for all of them."""
-SEVERAL = 0.5
-"""Share of cells of several words in a column of prose; and of different ones, up to MANY."""
-LEAST = 3
-"""Columns with the values of a label that make it one of several labels; rows that show two texts to be the same."""
-LONGEST_CODE = 200
-"""Characters of a cell that may be no text."""
-LONGEST_ID = 20
-"""Digits of the number of a row."""
+SAMPLE_ROWS = 1_000
+"""Rows whose cells decide what a column holds."""
+COMPARED_ROWS = 100
+"""Rows whose cells decide whether two columns hold the same texts."""
+MIN_COMPARED_ROWS = 3
+"""Fewer rows do not show that two columns hold the same texts."""
+MAX_SIMILAR_LABELS = 3
+"""If more columns have exactly the values of a label, it is one of several labels."""
+MAJORITY_SHARE = 0.9
+"""Share of cells that decides for the whole column."""
+PROSE_SHARE = 0.5
+"""Minimum share of cells of several words, and of different cells, in a column of prose."""
+MAX_CODE_CHARACTERS = 200
+"""A longer cell is a text, whatever it looks like."""
+MAX_ID_DIGITS = 20
 
 _NUMBER = re.compile(r"[^\w\s]{0,2}\d[\d.,' ]*(?:[eE][+-]?\d+)?\s?[^\w\s]?")
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
@@ -85,20 +89,24 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 _FRACTION = re.compile(r"-?\d+\.\d+")
-_CODE = re.compile(r"\S*(?:\d|://|\S@\S)\S*")
-"""One word with a digit, an address of mail, or one of a page."""
+_CODE_WORD = re.compile(r"\S*(?:\d|://|\S@\S)\S*")
+"""A word with a digit, an e-mail address, or a URL."""
 
-NAMED, USUAL, ONLY = "named", "a usual name", "the only other column"
-"""Why a column is read. Other reasons are of its cells."""
+BY_USER, BY_NAME, BY_ELIMINATION = "named", "a usual name", "the only other column"
+"""Reasons for reading a column. All other reasons describe its cells."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by name. `target` is set for sequence to sequence, `label` for classes and numbers, never both.
+    """The columns of a table by role. `target` is set for sequence to sequence, `label` for classes and numbers.
 
-    kind: of the rows. Words have tags as their label, and questions answers.
-    input: continues the source.
-    messages: conversations, which hold source and target; then there are no others, but `tools` of each conversation.
+    Args:
+        texts: columns of the texts, or of the source if there is a target.
+        label: of the class, the labels or the number; of the tags of words; of the answers to questions.
+        input: continues the source.
+        messages: of conversations, which are source and target; then there is no other column but `tools`.
+        ignored: columns that the user did not name and that are not read: those of further texts; of related rows, all.
+        reasons: why each column is read.
     """
 
     texts: tuple[str, ...]
@@ -109,432 +117,446 @@ class Columns:
     tools: str | None = None
     kind: RowKind = "texts"
     ignored: tuple[str, ...] = ()
-    """Columns that are not read, where nobody has named those that are: of other texts; of related ones, all."""
     reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Why each of them is read, as a person is told."""
 
     @property
-    def inferred(self) -> bool:
-        """Whether some were inferred: from their conventional names, or else from their cells."""
-        return any(reason != NAMED for reason in self.reasons.values())
+    def are_inferred(self) -> bool:
+        """Whether the user did not name all columns."""
+        return any(reason != BY_USER for reason in self.reasons.values())
 
     @property
-    def writes(self) -> bool:
+    def has_targets(self) -> bool:
         """Whether rows have target texts."""
         return self.target is not None or self.messages is not None
 
     def describe(self) -> str:
-        """The columns, their roles, and why they have them, in one line."""
-        _, text, label = ANNOTATED.get(self.kind, ("", "text" if self.target is None else "source", "label"))
+        """Formats the columns, their roles and the reasons for them in one line."""
+        _, text, label = ANNOTATED_ROWS.get(self.kind, ("", "text" if self.target is None else "source", "label"))
         parts = [f"{text} {' and '.join(map(quote, self.texts))}"] if self.texts else []
         others = {"messages": self.messages, "tools": self.tools, "input": self.input}
         others |= {label: self.label, "target": self.target}
         parts += [f"{role} {quote(name)}" for role, name in others.items() if name is not None]
-        by_cells = [f"{quote(name)} {why}" for name, why in self.reasons.items() if why not in (NAMED, USUAL, ONLY)]
+        known = (BY_USER, BY_NAME, BY_ELIMINATION)
+        by_cells = [f"{quote(name)} {reason}" for name, reason in self.reasons.items() if reason not in known]
         if by_cells:
             options = "; to read others: --text-column NAME --label-column NAME"
             parts[-1] += f" (inferred from their cells: {', '.join(by_cells)}){options}"
-        elif self.inferred:
+        elif self.are_inferred:
             parts[-1] += " (inferred from their names)"
-        return f"columns: {', '.join(parts)}{self._ignored()}"
-
-    def _ignored(self) -> str:
         if not self.ignored:
-            return ""
-        if self.kind == "related":
-            others = f"; ignored: {', '.join(map(quote, self.ignored))}"
-            return others if self.label else f"{others}; name a number of how near texts are by --label-column"
-        if self.target is not None:
-            return f"; ignored: {', '.join(map(quote, self.ignored))}; --input-column NAME continues the source"
-        options = " ".join(f"--text-column {shlex.quote(name)}" for name in (*self.texts, *self.ignored))
+            return f"columns: {', '.join(parts)}"
         it = "it" if len(self.ignored) == 1 else "them"
-        return f"; ignored: {', '.join(map(quote, self.ignored))}; to read {it} too: {options}"
+        options = " ".join(f"--text-column {shlex.quote(name)}" for name in (*self.texts, *self.ignored))
+        hint = f"; to read {it} too: {options}"
+        if self.target is not None:
+            hint = "; --input-column NAME continues the source"
+        elif self.kind == "related":
+            hint = "" if self.label else "; --label-column names a number that says how similar the texts are"
+        return f"columns: {', '.join(parts)}; ignored: {', '.join(map(quote, self.ignored))}{hint}"
 
 
 class Role(NamedTuple):
-    """A column of a form. names: the most usual first. holds: whether it may hold the cells of a column."""
+    """A role that a column may have. names: conventional ones, the most usual first. accepts: checks the cells."""
 
     key: Literal["texts", "label", "target", "input", "messages", "tools"]
     names: tuple[str, ...]
-    holds: Callable[["Header", str], bool]
+    accepts: Callable[["TableSample", str], bool]
     is_optional: bool = False
 
 
-class Header:
-    """The names of the columns of a table, and what the cells of its first rows are, which are read once."""
+class TableSample:
+    """The column names and the first rows of a table, which are read once."""
 
     def __init__(self, table: Table) -> None:
         self.table, self.names = table, table.names
-        self.is_delimited = isinstance(table.file, DelimitedFile)
-        self.has_names = not isinstance(table.file, DelimitedFile) or table.file.has_header
-        """Whether the first row names the columns."""
+        self.has_header = not isinstance(table.file, DelimitedFile) or table.file.has_header
 
     @cached_property
     def cells(self) -> dict[str, list[Value]]:
         """The cells of each column in the first rows."""
-        rows = [row.values for row in islice(self.table.rows(SkippedRows()), SAMPLED)]
+        rows = [row.values for row in islice(self.table.rows(SkippedRows()), SAMPLE_ROWS)]
         return {name: [values[i] for values in rows] for i, name in enumerate(self.names)}
 
-    def filled(self, name: str) -> list[Any]:
-        """The cells of a column that are not empty."""
+    def filled_cells(self, name: str) -> list[Any]:
+        """Returns the cells of a column that are not empty."""
         return [cell for cell in self.cells[name] if cell is not None and cell != ""]
 
-    def holds_texts(self, name: str) -> bool:
-        """Whether all cells that are not empty are texts."""
-        return all(isinstance(cell, str) for cell in self.filled(name))
+    def has_only(self, kind: type, name: str) -> bool:
+        """Returns whether all filled cells of a column have this type."""
+        return all(isinstance(cell, kind) for cell in self.filled_cells(name))
 
-    def holds_lists(self, name: str) -> bool:
-        """Whether all cells that are not empty are lists."""
-        return all(isinstance(cell, list) for cell in self.filled(name))
+    def has_texts(self, name: str) -> bool:
+        return self.has_only(str, name)
 
-    def holds_answers(self, name: str) -> bool:
-        """Whether all cells that are not empty are objects, or lists of them."""
-        cells = self.filled(name)
-        lists = all(isinstance(cell, list) and all(isinstance(one, dict) for one in cell) for cell in cells)
-        return lists or all(isinstance(cell, dict) for cell in cells)
+    def has_lists(self, name: str) -> bool:
+        return self.has_only(list, name)
 
-    def holds_different_texts(self, name: str) -> bool:
-        """Whether all cells that are not empty are texts, and many of them not the same."""
-        return self.holds_texts(name) and not self.is_constant(name)
+    def has_answers(self, name: str) -> bool:
+        """Returns whether all filled cells are objects, or lists of them."""
+        lists = self.has_lists(name) and all(isinstance(one, dict) for cell in self.filled_cells(name) for one in cell)
+        return lists or self.has_only(dict, name)
 
-    def holds_free_texts(self, name: str) -> bool:
-        """Whether these are no classes either, as answers may be."""
-        return self.holds_different_texts(name) and not self.n_classes(name)
+    def has_varying_texts(self, name: str) -> bool:
+        return self.has_texts(name) and not self.is_constant(name)
+
+    def has_free_texts(self, name: str) -> bool:
+        """Returns whether all filled cells are texts, neither constant nor classes, as answers may be."""
+        return self.has_varying_texts(name) and not self.count_classes(name)
 
     def is_constant(self, name: str) -> bool:
-        """Whether many cells of a column are all the same."""
-        cells = self.filled(name)
-        return len(cells) > MANY and all(cell == cells[0] for cell in cells)
+        """Returns whether a column has many filled cells, all equal."""
+        cells = self.filled_cells(name)
+        return len(cells) > MAX_INTEGER_CLASSES and all(cell == cells[0] for cell in cells)
 
-    def is_prose(self, name: str) -> bool:
-        """Whether the cells are surely texts."""
-        return is_prose(self.cells[name])
+    def has_prose(self, name: str) -> bool:
+        return has_prose(self.cells[name])
 
-    def n_classes(self, name: str) -> int:
-        """The number of different cells, up to MANY, where they recur; else, and where some are empty, 0."""
-        values = [as_cell(cell) for cell in self.cells[name]]
+    def has_codes(self, name: str) -> bool:
+        return has_codes(self.cells[name])
+
+    def count_classes(self, name: str) -> int:
+        """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
+        returns 0 otherwise."""
+        values = [normalize_label_cell(cell) for cell in self.cells[name]]
         n = len(set(values)) if all(values) else 0
-        return n if 2 <= n <= MANY and n < len(values) else 0
+        return n if 2 <= n <= MAX_INTEGER_CLASSES and n < len(values) else 0
 
-    def usual(self, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
-        """The column with the first of these names that one has."""
-        return find_named_column(self.names, wanted, exclude)
+    def find_named(self, names: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
+        """Returns the column that has the first possible of these conventional names."""
+        return find_named_column(self.names, names, exclude)
 
-    def pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
-        """The columns with the names of the first of these pairs."""
-        left = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
-        return next(((left[first], left[second]) for first, second in pairs if first in left and second in left), ())
+    def find_pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
+        """Returns the two columns that have the first possible of these pairs of conventional names; or nothing."""
+        columns = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
+        return next(((columns[a], columns[b]) for a, b in pairs if a in columns and b in columns), ())
 
-    def fill(self, roles: Sequence[Role], labelled: bool, names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """The columns of roles that have one, by key. names: those that are known already."""
-        found = {key: list(known) for key, known in names.items()}
+    def assign_roles(
+        self, roles: Sequence[Role], labelled: bool, by_user: Mapping[str, Sequence[str]]
+    ) -> dict[str, list[str]]:
+        """Returns the columns that the user named by role, and conventionally named columns for other roles."""
+        found = {key: list(names) for key, names in by_user.items()}
         for role in roles:
-            if role.key in names or (role.key in ANSWERS and not labelled):
+            if role.key in by_user or (role.key in LABEL_ROLES and not labelled):
                 continue
             taken = [*chain.from_iterable(found.values())]
-            fits = (self.usual([name], taken) for name in role.names)
-            if column := next((name for name in fits if name and role.holds(self, name)), None):
+            candidates = filter(None, (self.find_named([name], taken) for name in role.names))
+            if column := next((name for name in candidates if role.accepts(self, name)), None):
                 found.setdefault(role.key, []).append(column)
         return found
 
-    def complete(self, roles: Sequence[Role], labelled: bool) -> dict[str, list[str]] | None:
-        """The columns of roles; None where one that is needed has none."""
-        found = self.fill(roles, labelled, {})
-        needed = [role.key for role in roles if not role.is_optional and (labelled or role.key not in ANSWERS)]
+    def assign_all_roles(self, roles: Sequence[Role], labelled: bool) -> dict[str, list[str]] | None:
+        """Returns a conventionally named column for each role; None if a required role has none."""
+        found = self.assign_roles(roles, labelled, {})
+        needed = [role.key for role in roles if not role.is_optional and (labelled or role.key not in LABEL_ROLES)]
         return found if all(len(found.get(key, ())) >= needed.count(key) for key in needed) else None
 
     @cached_property
-    def kind(self) -> RowKind:
-        """What the rows are, by their format, and by the names of columns whose cells are lists."""
-        of_format: dict[type, RowKind] = {ConllFile: "words", SquadFile: "questions", DelimitedFile: "texts"}
-        if type(self.table.file) in of_format:
-            return of_format[type(self.table.file)]
-        return next((kind for kind, roles in OF_KIND.items() if self.complete(roles, labelled=True)), "texts")
+    def row_kind(self) -> RowKind:
+        """What rows hold, by the file format, and by the names of columns of lists."""
+        by_format: dict[type, RowKind] = {ConllFile: "words", SquadFile: "questions", DelimitedFile: "texts"}
+        if type(self.table.file) in by_format:
+            return by_format[type(self.table.file)]
+        return next((kind for kind, roles in ANNOTATED_ROLES.items() if self.assign_all_roles(roles, True)), "texts")
 
     @cached_property
     def _words(self) -> dict[str, list[list[str]]]:
         """The words of the first texts of each column."""
-        return {name: [_words(cell) for cell in cells[:COMPARED]] for name, cells in self.cells.items()}
+        return {
+            name: [re.findall(r"\w+", cell.casefold()) if isinstance(cell, str) else [] for cell in cells]
+            for name, cells in ((name, cells[:COMPARED_ROWS]) for name, cells in self.cells.items())
+        }
 
-    def same_text(self, name: str, other: str) -> bool:
-        """Whether columns hold the same texts: parses, with marks, without case, or with more before or after."""
+    def have_same_texts(self, name: str, other: str) -> bool:
+        """Returns whether two columns hold the same texts, apart from case, punctuation, parse trees and additions."""
         both = (sorted(pair, key=len) for pair in zip(self._words[name], self._words[other], strict=True))
         pairs = [(short, long) for short, long in both if len(short) > 1]
-        n = sum(f" {' '.join(a)} " in f" {' '.join(b)} " or (len(b) <= 2 * len(a) and _within(a, b)) for a, b in pairs)
-        return len(pairs) >= LEAST and n >= MOST * len(pairs)
+        n = sum(
+            f" {' '.join(a)} " in f" {' '.join(b)} " or (len(b) <= 2 * len(a) and _is_subsequence(a, b))
+            for a, b in pairs
+        )
+        return len(pairs) >= MIN_COMPARED_ROWS and n >= MAJORITY_SHARE * len(pairs)
 
-    def different(self, names: Sequence[str]) -> list[str]:
-        """The columns, but for those with the texts of an earlier one."""
+    def drop_repeated_texts(self, names: Sequence[str]) -> list[str]:
+        """Returns the columns without those that hold the same texts as an earlier one."""
         kept: list[str] = []
         for name in names:
-            if not any(self.same_text(name, one) for one in kept):
+            if not any(self.have_same_texts(name, other) for other in kept):
                 kept.append(name)
         return kept
 
 
-ANSWERS = ("label", "target")
-"""Keys of columns that only rows to train on have."""
-TAGS = ("tags", "nertags", "ner", "labels", "postags", "pos", "upos", "chunktags", "slots")
-MESSAGES = (
+LABEL_ROLES = ("label", "target")
+"""Roles that only tables for training and evaluation have."""
+TAG_NAMES = ("tags", "nertags", "ner", "labels", "postags", "pos", "upos", "chunktags", "slots")
+CONVERSATION_ROLES = (
     Role("messages", ("messages", "conversations", "conversation"), lambda *_: True),
     Role("tools", ("tools",), lambda *_: True, is_optional=True),
 )
-INSTRUCTION = (
-    Role("texts", ("instruction",), Header.holds_texts),
-    Role("input", ("input", "context"), Header.holds_texts, is_optional=True),
-    Role("target", ("output", "response", "completion", "answer"), Header.holds_texts),
+INSTRUCTION_ROLES = (
+    Role("texts", ("instruction",), TableSample.has_texts),
+    Role("input", ("input", "context"), TableSample.has_texts, is_optional=True),
+    Role("target", ("output", "response", "completion", "answer"), TableSample.has_texts),
 )
-OF_KIND: dict[RowKind, tuple[Role, ...]] = {
-    "words": (Role("texts", ("tokens", "words"), Header.holds_lists), Role("label", TAGS, Header.holds_lists)),
+ANNOTATED_ROLES: dict[RowKind, tuple[Role, ...]] = {
+    "words": (
+        Role("texts", ("tokens", "words"), TableSample.has_lists),
+        Role("label", TAG_NAMES, TableSample.has_lists),
+    ),
     "questions": (
-        Role("texts", ("question",), Header.holds_texts),
-        Role("texts", ("context",), Header.holds_texts),
-        Role("label", ("answers",), Header.holds_answers),
+        Role("texts", ("question",), TableSample.has_texts),
+        Role("texts", ("context",), TableSample.has_texts),
+        Role("label", ("answers",), TableSample.has_answers),
     ),
 }
-WRITTEN = [
+SOURCE_TARGET_ROLES = [
     (
-        Role("texts", ("question",), Header.holds_texts),
-        Role("input", ("context",), Header.holds_texts),
-        Role("target", ("answer",), Header.holds_free_texts),
+        Role("texts", ("question",), TableSample.has_texts),
+        Role("input", ("context",), TableSample.has_texts),
+        Role("target", ("answer",), TableSample.has_free_texts),
     ),
     *(
         (
-            Role("texts", (source,), Header.holds_different_texts),
-            Role("target", (to,), Header.holds_free_texts if to == "answer" else Header.holds_different_texts),
+            Role("texts", (source,), TableSample.has_varying_texts),
+            Role("target", (to,), TableSample.has_free_texts if to == "answer" else TableSample.has_varying_texts),
         )
         for source, to in SOURCE_TARGET_NAMES
     ),
 ]
 
 
-def _words(cell: Value) -> list[str]:
-    return re.findall(r"\w+", cell.casefold()) if isinstance(cell, str) else []
-
-
-def _within(short: Sequence[str], long: Sequence[str]) -> bool:
+def _is_subsequence(short: Sequence[str], long: Sequence[str]) -> bool:
     rest = iter(long)
     return all(word in rest for word in short)
 
 
-def last_word(name: str) -> str:
-    """The last word of a column's name."""
-    return next(reversed(words_of_name(name)), "")
-
-
-def words_of_name(name: str) -> list[str]:
-    """The words of a column's name, as `normalize_name` gives them: of `OriginalTweet` original and tweet."""
+def split_column_name(name: str) -> list[str]:
+    """Splits a column name into normalized words: `OriginalTweet` into original and tweet."""
     apart = re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", " ", name)
     return [normalize_name(word) for word in re.split(r"[\W_]+", apart) if word]
 
 
+def get_last_word(name: str) -> str:
+    """Returns the last normalized word of a column name."""
+    return next(reversed(split_column_name(name)), "")
+
+
 def choose_columns(
-    table: Table, names: Data | None = None, *, labelled: bool = True, kind: RowKind | None = "texts"
+    table: Table, requested: Data | None = None, *, labelled: bool = True, kind: RowKind | None = "texts"
 ) -> Columns:
-    """The columns to read: those that are named, in any case, and the others by conventional names or by their cells.
+    """Chooses the columns to read: those that the user names, in any case, the others by their names or cells.
 
-    kind: of the rows; None infers it from the table.
+    Without named columns it looks for conversations, for an instruction and its output, for a source and a target
+    (unless a column is called a label), and then for texts and a label.
 
-    Without any name, conversations are looked for, then an instruction and its output, and a source and a target where
-    no column is called a label. With `labelled` False neither label nor target is looked for. Raises DataError for
-    missing and ambiguous columns and for rows that no task here learns, UsageError for contradictions.
+    Args:
+        requested: column keys of the recipe.
+        labelled: whether to look for a label or a target too.
+        kind: of the rows; None infers it from the table.
+
+    Raises:
+        DataError: for missing and ambiguous columns, and for rows that no task learns.
+        UsageError: for contradictory options.
     """
-    header, named = Header(table), _in_table(table, names or Data())
-    kind = kind or header.kind
-    is_known = kind in ANNOTATED or (kind == "texts" and isinstance(table.file, ConllFile | SquadFile))
-    if is_known and header.kind != kind and header.kind in ANNOTATED:
-        (of, _, option), (needed, *_) = ANNOTATED[header.kind], ANNOTATED.get(kind, (kind,))
-        fix = f"name one of {needed}, or train another model on this one: lmtool finetune FILE --labels {option}"
-        raise DataError(f"a table of {of}, where one of {needed} is needed", where=display(table.path), fix=fix)
+    sample, named = TableSample(table), _match_names(table, requested or Data())
+    kind = kind or sample.row_kind
+    is_known = kind in ANNOTATED_ROWS or (kind == "texts" and isinstance(table.file, ConllFile | SquadFile))
+    if is_known and sample.row_kind != kind and sample.row_kind in ANNOTATED_ROWS:
+        (rows, _, option), (needed, *_) = ANNOTATED_ROWS[sample.row_kind], ANNOTATED_ROWS.get(kind, (kind,))
+        fix = f"name a table of {needed}, or train another model on this one: lmtool finetune FILE --labels {option}"
+        raise DataError(f"a table of {rows} cannot be read as {needed}", where=display(table.path), fix=fix)
     if kind == "related":
-        return _related(header, named, labelled)
+        return _choose_related_columns(sample, named, labelled)
     if kind != "texts":
-        return _annotated(header, kind, named, labelled)
+        return _choose_annotated_columns(sample, kind, named, labelled)
     if named.messages_column:
-        found = header.fill(MESSAGES, labelled, {"messages": [named.messages_column]})
-        return _columns(found, "texts", {"messages"} if "tools" not in found else {"messages", "tools"})
+        found = sample.assign_roles(CONVERSATION_ROLES, labelled, {"messages": [named.messages_column]})
+        return _make_columns(found, by_user=("messages", "tools"))
     if named.source_column or named.target_column or named.input_column:
-        return _source_and_target(header, named, labelled)
+        return _choose_source_target_columns(sample, named, labelled)
     if named.text_columns or named.label_column:
-        return _texts_and_label(header, named, labelled)
+        return _choose_text_label_columns(sample, named, labelled)
     if labelled:
-        _refuse_choices(header)
-    if conversation := None if header.is_delimited else header.complete(MESSAGES, labelled):
-        return _columns(conversation)
-    if instruction := header.complete(INSTRUCTION, labelled):
-        return _columns(instruction)
-    label = header.usual(LABEL_NAMES, exclude=header.pair(SOURCE_TARGET_NAMES))
-    if written := _written(header, labelled):
-        if label is None or not _may_be_label(header, label):
-            read = [name for name in (*written.texts, written.input, written.target) if name]
-            return replace(written, ignored=_other_texts(header, read) if labelled else ())
-        if normalize_name(label) in CATEGORY_NAMES and labelled and not header.pair(TEXT_PAIR_NAMES):
-            pair = f"--source-column {shlex.quote(written.texts[0])} --target-column {shlex.quote(str(written.target))}"
-            what = f"cannot infer whether {quote(label)} or {quote(str(written.target))} is to be learned"
-            raise DataError(what, where=display(table.path), fix=f"name {pair}, or --label-column {shlex.quote(label)}")
-    return _texts_and_label(header, named, labelled)
+        _refuse_unsupported(sample)
+    is_delimited = isinstance(table.file, DelimitedFile)
+    if not is_delimited and (conversation := sample.assign_all_roles(CONVERSATION_ROLES, labelled)):
+        return _make_columns(conversation)
+    if instruction := sample.assign_all_roles(INSTRUCTION_ROLES, labelled):
+        return _make_columns(instruction)
+    label = sample.find_named(LABEL_NAMES, exclude=sample.find_pair(SOURCE_TARGET_NAMES))
+    if pair := _find_source_target(sample, labelled):
+        if label is None or not _can_be_label(sample, label):
+            read = [name for name in (*pair.texts, pair.input, pair.target) if name]
+            return replace(pair, ignored=_find_other_texts(sample, read) if labelled else ())
+        if normalize_name(label) in CATEGORY_NAMES and labelled and not sample.find_pair(TEXT_PAIR_NAMES):
+            options = f"--source-column {shlex.quote(pair.texts[0])} --target-column {shlex.quote(str(pair.target))}"
+            what = f"cannot infer whether {quote(label)} or {quote(str(pair.target))} is to be learned"
+            fix = f"name {options}, or --label-column {shlex.quote(label)}"
+            raise DataError(what, where=display(table.path), fix=fix)
+    return _choose_text_label_columns(sample, named, labelled)
 
 
-def _columns(
-    found: Mapping[str, Sequence[str]], kind: RowKind = "texts", named: set[str] | frozenset[str] = frozenset()
+def _make_columns(
+    columns: Mapping[str, Sequence[str]], kind: RowKind = "texts", by_user: Sequence[str] = ()
 ) -> Columns:
-    """Columns by key. named: keys of those that the person has named; the others have usual names."""
-    single: dict[str, Any] = {key: columns[0] for key, columns in found.items() if key != "texts"}
-    reasons = {name: NAMED if key in named else USUAL for key, columns in found.items() for name in columns}
-    return Columns(tuple(found.get("texts", ())), **single, kind=kind, reasons=reasons)
+    """Returns columns given by role. by_user: roles whose columns the user named; the others are known by name."""
+    single: dict[str, Any] = {role: names[0] for role, names in columns.items() if role != "texts"}
+    reasons = {name: BY_USER if role in by_user else BY_NAME for role, names in columns.items() for name in names}
+    return Columns(tuple(columns.get("texts", ())), **single, kind=kind, reasons=reasons)
 
 
-SINGLE = ("label_column", "source_column", "target_column", "input_column", "messages_column")
-"""Keys of `Data` that name one column each; their options are called as they are."""
-
-
-def _in_table(table: Table, names: Data) -> Data:
-    """The columns that are named, as the table spells them. Raises as `choose_columns` does."""
-    pair = names.source_column or names.target_column
-    if pair and (names.text_columns or names.label_column):
+def _match_names(table: Table, requested: Data) -> Data:
+    """Returns the requested columns as the table spells them. Raises as `choose_columns` does."""
+    pair = requested.source_column or requested.target_column
+    if pair and (requested.text_columns or requested.label_column):
         what = "a table is read either with texts and a label or with a source and a target"
         raise UsageError(what, fix="give --text-column and --label-column, or --source-column and --target-column")
-    others = names.text_columns or names.label_column or pair or names.input_column
-    if names.messages_column and others:
-        raise UsageError(
-            "messages already have a source and a target", fix="give --messages-column, or the other columns"
-        )
-    flags = [(name, "--text-column") for name in names.text_columns]
-    single = {key: name for key in SINGLE if (name := getattr(names, key))}
-    flags += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]
-    columns = [find_matching_column(name, table.names) for name, _ in flags]
-    if missing := [flag for flag, column in zip(flags, columns, strict=True) if column is None]:
+    others = requested.text_columns or requested.label_column or pair or requested.input_column
+    if requested.messages_column and others:
+        what = "messages already have a source and a target"
+        raise UsageError(what, fix="give --messages-column, or the other columns")
+    keys = ("label_column", "source_column", "target_column", "input_column", "messages_column")
+    single = {key: name for key in keys if (name := getattr(requested, key))}
+    options = [(name, "--text-column") for name in requested.text_columns]
+    options += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]
+    columns = [find_matching_column(name, table.names) for name, _ in options]
+    if missing := [option for option, column in zip(options, columns, strict=True) if column is None]:
         raise missing_columns_error(missing, table.names, display(table.path))
-    if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise UsageError(f"column {quote(twice)} is named twice", fix="name each column once")
-    n_texts = len(names.text_columns)
-    alone = dict(zip(single, columns[n_texts:], strict=True))
-    return names.with_values({"text_columns": tuple(columns[:n_texts]), **alone})
+    if repeated := next((name for name in columns if columns.count(name) > 1), None):
+        raise UsageError(f"column {quote(repeated)} is named twice", fix="name each column once")
+    n_texts = len(requested.text_columns)
+    values = dict(zip(single, columns[n_texts:], strict=True))
+    return requested.with_values({"text_columns": tuple(columns[:n_texts]), **values})
 
 
-def _refuse_choices(header: Header) -> None:
-    """Raise DataError for rows of answers of which one is right or better, which no task here learns."""
-    for what, least, names, numbered in UNLEARNED:
+def _refuse_unsupported(sample: TableSample) -> None:
+    """Raises DataError for rows of UNSUPPORTED_TABLES."""
+    for what, n_needed, names, numbered in UNSUPPORTED_TABLES:
         found = [
             name
-            for name, plain in zip(header.names, map(normalize_name, header.names), strict=True)
+            for name, plain in zip(sample.names, map(normalize_name, sample.names), strict=True)
             if plain in names or (plain[:-1] in numbered and plain[-1:] in "0123456789abcde")
         ]
-        if len(found) >= least:
+        if len(found) >= n_needed:
             fix = "name what is to be learned: --text-column and --label-column, or --source-column and --target-column"
             what = f"{quote_all(found)} {what}, which no task learns"
-            raise DataError(what, where=display(header.table.path), fix=fix)
+            raise DataError(what, where=display(sample.table.path), fix=fix)
 
 
-def _related(header: Header, named: Data, labelled: bool) -> Columns:
-    """The columns of related texts, or of one text with a label."""
-    by_name = _named_texts(named)
-    texts = by_name or related_texts(header)
-    label = named.label_column or (header.usual(LABEL_NAMES, exclude=texts) if labelled else None)
+def _choose_related_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
+    """Chooses the columns of related texts, or of one text with a label."""
+    by_user = _get_named_texts(named)
+    texts = by_user or _find_related_texts(sample)
+    label = named.label_column or (sample.find_named(LABEL_NAMES, exclude=texts) if labelled else None)
     if not texts:
-        texts, _ = _texts_by_name(header, label, labelled)
+        texts, _ = _find_texts_by_name(sample, label, labelled)
     if len(texts) < 1 + (label is None and labelled):
-        raise _cannot_tell(header, {"--text-column or --label-column": "another text or a label"})
-    ignored = () if by_name else tuple(name for name in header.names if name not in (*texts, label))
-    reasons = dict.fromkeys(texts if label is None else (*texts, label), NAMED if by_name else USUAL)
+        raise _unknown_columns_error(sample, {"--text-column or --label-column": "another text or a label"})
+    ignored = () if by_user else tuple(name for name in sample.names if name not in (*texts, label))
+    reasons = dict.fromkeys(texts if label is None else (*texts, label), BY_USER if by_user else BY_NAME)
     return Columns(tuple(texts), label, kind="related", ignored=ignored, reasons=reasons)
 
 
-def _named_texts(named: Data) -> tuple[str, ...]:
+def _get_named_texts(named: Data) -> tuple[str, ...]:
     return named.text_columns or tuple(filter(None, (named.source_column, named.target_column)))
 
 
-def related_texts(header: Header) -> tuple[str, ...]:
-    """The columns of two texts of a row, and of those that they are told from, by their names; else the only two
-    columns of texts that are mostly different. None where there are no such columns."""
-    negatives = tuple(name for name in header.names if fold_name(name).rstrip("0123456789") in NEGATIVES)
-    with_positive = [(anchor, positive) for positive in POSITIVE for anchor in ANCHORS]
-    if pair := header.pair([*with_positive, *TEXT_PAIR_NAMES]) or _numbered(header) or header.pair(SOURCE_TARGET_NAMES):
+def _find_related_texts(sample: TableSample) -> tuple[str, ...]:
+    """Finds the columns of two related texts and of negatives by their names; else the only two columns of prose whose
+    cells mostly differ. Returns nothing if there are no such columns."""
+    negatives = tuple(name for name in sample.names if fold_name(name).rstrip("0123456789") in NEGATIVE_NAMES)
+    pairs = [(anchor, positive) for positive in POSITIVE_NAMES for anchor in ANCHOR_NAMES]
+    if pair := (
+        sample.find_pair([*pairs, *TEXT_PAIR_NAMES])
+        or _find_numbered_pair(sample)
+        or sample.find_pair(SOURCE_TARGET_NAMES)
+    ):
         return (*pair, *negatives)
-    if spoken := _spoken(header):
-        return spoken
-    prose = header.different([name for name in header.names if header.is_prose(name)])
-    if len(prose) != 2 or any(len(set(header.cells[name])) <= SEVERAL * len(header.cells[name]) for name in prose):
-        return ()
-    return tuple(prose)
+    if pair := _find_language_pair(sample):
+        return pair
+    prose = sample.drop_repeated_texts([name for name in sample.names if sample.has_prose(name)])
+    differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
+    return tuple(prose) if len(prose) == 2 and differ else ()
 
 
-def is_related(table: Table, named: Data, scored: bool) -> bool:
-    """Whether the rows are related texts without a label; with `scored` also with one that is a number.
+def has_related_texts(table: Table, requested: Data, scored: bool) -> bool:
+    """Returns whether rows are related texts without a label; if `scored`, also with a label that is a number.
 
     Rows with other labels, conversations and instructions are not.
     """
-    header = Header(table)
-    texts = _named_texts(named) or related_texts(header)
-    others = named.messages_column or named.input_column or header.usual((*MESSAGES[0].names, "instruction"))
-    if len(texts) < 2 or others or header.kind != "texts" or {"chosen", "rejected"} <= set(map(normalize_name, texts)):
+    sample = TableSample(table)
+    texts = _get_named_texts(requested) or _find_related_texts(sample)
+    others = (
+        requested.messages_column
+        or requested.input_column
+        or sample.find_named((*CONVERSATION_ROLES[0].names, "instruction"))
+    )
+    are_answers = {"chosen", "rejected"} <= set(map(normalize_name, texts))
+    if len(texts) < 2 or others or are_answers or sample.row_kind != "texts":
         return False
-    label = named.label_column or header.usual(LABEL_NAMES, exclude=texts)
+    label = requested.label_column or sample.find_named(LABEL_NAMES, exclude=texts)
     if label is None or not scored:
         return label is None
-    cells = [as_cell(cell) for cell in header.cells[find_matching_column(label, table.names) or label]]
-    return decide_kind([cell for cell in cells if cell]) == "number"
+    cells = map(normalize_label_cell, sample.cells[find_matching_column(label, table.names) or label])
+    return infer_label_kind([cell for cell in cells if cell]) == "number"
 
 
-def _annotated(header: Header, kind: RowKind, named: Data, labelled: bool) -> Columns:
-    """The columns of sentences with tags, or of questions."""
-    known = {"texts": named.text_columns, "label": [named.label_column] if named.label_column else ()}
-    found = header.fill(OF_KIND[kind], labelled, {key: names for key, names in known.items() if names})
-    _, texts, label = ANNOTATED[kind]
-    if len(found.get("texts", ())) != sum(role.key == "texts" for role in OF_KIND[kind]):
-        raise _cannot_tell(header, {"--text-column": f"the {texts}"})
+def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, labelled: bool) -> Columns:
+    """Chooses the columns of sentences with tags, or of questions."""
+    names = {"texts": named.text_columns, "label": [named.label_column] if named.label_column else ()}
+    by_user = {role: columns for role, columns in names.items() if columns}
+    found = sample.assign_roles(ANNOTATED_ROLES[kind], labelled, by_user)
+    _, texts, label = ANNOTATED_ROWS[kind]
+    if len(found.get("texts", ())) != sum(role.key == "texts" for role in ANNOTATED_ROLES[kind]):
+        raise _unknown_columns_error(sample, {"--text-column": f"the {texts}"})
     if labelled and "label" not in found:
-        raise _cannot_tell(header, {"--label-column": f"the {label}"})
+        raise _unknown_columns_error(sample, {"--label-column": f"the {label}"})
     if not labelled:
         found.pop("label", None)
-    return _columns(found, kind, {key for key, names in known.items() if names})
+    return _make_columns(found, kind, tuple(by_user))
 
 
-def _written(header: Header, labelled: bool) -> Columns | None:
-    """The columns of a source and its target, by their names."""
-    for roles in WRITTEN if labelled else ():
-        if found := header.complete(roles, labelled=True):
-            return _columns(found)
-    pair = (() if labelled else header.pair(SOURCE_TARGET_NAMES)) or _spoken(header)
-    return _columns({"texts": pair[:1]} | ({"target": pair[1:]} if labelled else {})) if pair else None
+def _find_source_target(sample: TableSample, labelled: bool) -> Columns | None:
+    """Finds the columns of a source and its target by their names."""
+    for roles in SOURCE_TARGET_ROLES if labelled else ():
+        if found := sample.assign_all_roles(roles, labelled=True):
+            return _make_columns(found)
+    pair = (() if labelled else sample.find_pair(SOURCE_TARGET_NAMES)) or _find_language_pair(sample)
+    return _make_columns({"texts": pair[:1]} | ({"target": pair[1:]} if labelled else {})) if pair else None
 
 
-def _spoken(header: Header) -> tuple[str, ...]:
-    """The two columns whose names are languages; or that begin with two of these, or with those of a source and its
-    target, and are the same else."""
-    spoken = [name for name in header.names if normalize_name(name) in LANGUAGE_NAMES]
-    if len(spoken) == 2:
-        return tuple(spoken)
-    words = {name: words_of_name(name) for name in header.names if last_word(name) and header.is_prose(name)}
+def _find_language_pair(sample: TableSample) -> tuple[str, ...]:
+    """Finds the two columns whose names are languages; or two columns whose names differ only in the first word, which
+    are languages, or names of a source and its target."""
+    languages = [name for name in sample.names if normalize_name(name) in LANGUAGE_NAMES]
+    if len(languages) == 2:
+        return tuple(languages)
+    words = {name: split_column_name(name) for name in sample.names if get_last_word(name) and sample.has_prose(name)}
     for one, two in combinations(words, 2):
         (first, *rest), (second, *others) = words[one], words[two]
-        if (
-            rest
-            and rest == others
-            and rest[-1] not in METADATA_SUFFIXES
-            and ((first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES)
-        ):
+        is_pair = (first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES
+        if is_pair and rest and rest == others and rest[-1] not in METADATA_SUFFIXES:
             return one, two
     return ()
 
 
-def _numbered(header: Header, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
-    """Two columns of texts whose names differ in a number or a letter at the end, such as sentence1 and sentence2."""
-    plain = {normalize_name(name): name for name in header.names if name not in exclude and header.has_names}
+def _find_numbered_pair(sample: TableSample, exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
+    """Finds two columns of texts whose names differ in a last digit or letter, such as sentence1 and sentence2."""
+    plain = {normalize_name(name): name for name in sample.names if name not in exclude and sample.has_header}
     for (first, one), (second, two) in combinations(plain.items(), 2):
         base, third = first[:-1], {"12": "3", "ab": "c"}.get(first[-1:] + second[-1:])
         are_two = base == second[:-1] and third is not None and base + third not in plain
-        if are_two and (base in TEXT_NAMES or (header.is_prose(one) and header.is_prose(two))):
+        if are_two and (base in TEXT_NAMES or (sample.has_prose(one) and sample.has_prose(two))):
             return one, two
     return ()
 
 
-def _source_and_target(header: Header, named: Data, labelled: bool) -> Columns:
+def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
+    """Chooses the columns of a source, of its target, and of an input, at least one of which the user named."""
     source, target = named.source_column, named.target_column
-    instruction = header.complete(INSTRUCTION, labelled) or {}
+    instruction = sample.assign_all_roles(INSTRUCTION_ROLES, labelled) or {}
     pair = [*instruction.get("texts", ()), *instruction.get("target", ())]
-    pair = pair or list(header.pair(SOURCE_TARGET_NAMES) or _spoken(header))
-    rest = [name for name in header.names if name not in (source, target)]
+    pair = pair or list(sample.find_pair(SOURCE_TARGET_NAMES) or _find_language_pair(sample))
+    rest = [name for name in sample.names if name not in (source, target)]
     other = rest[0] if len(rest) == 1 else None
     if source is None:
         source = pair[0] if pair and target in (*pair[1:], None) else other
@@ -543,229 +565,242 @@ def _source_and_target(header: Header, named: Data, labelled: bool) -> Columns:
     unknown = {"--source-column": "the source"} if source is None else {}
     unknown |= {"--target-column": "the target"} if labelled and target is None else {}
     if source is None or unknown:
-        raise _cannot_tell(header, unknown)
+        raise _unknown_columns_error(sample, unknown)
     found = {"texts": [source]} | ({"input": [named.input_column]} if named.input_column else {})
     found |= {"target": [target]} if labelled and target else {}
-    keys = {"texts": named.source_column, "target": named.target_column, "input": named.input_column}
-    return _columns(found, "texts", {key for key, name in keys.items() if name})
+    by_user = {"texts": named.source_column, "target": named.target_column, "input": named.input_column}
+    return _make_columns(found, by_user=[role for role, name in by_user.items() if name])
 
 
-def _texts_and_label(header: Header, named: Data, labelled: bool) -> Columns:
-    reasons = dict.fromkeys(named.text_columns, NAMED) | ({named.label_column: NAMED} if named.label_column else {})
-    label = named.label_column or (_label_by_name(header, named.text_columns, reasons) if labelled else None)
+def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
+    reasons = dict.fromkeys((*named.text_columns, *filter(None, [named.label_column])), BY_USER)
+    label = named.label_column or (_find_label_by_name(sample, named.text_columns, reasons) if labelled else None)
     texts, ignored = named.text_columns, tuple[str, ...]()
     if not texts:
         if labelled:
-            _refuse_lists(header, label)
-        texts, ignored = _texts_by_name(header, label, labelled)
+            _refuse_lists(sample, label)
+        texts, ignored = _find_texts_by_name(sample, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
-            texts = ()  # neither is surely known
-        reasons = dict.fromkeys(texts, USUAL) | reasons
+            texts = ()  # either column may be the text
+        reasons = dict.fromkeys(texts, BY_NAME) | reasons
     if not texts:
-        texts = _texts_by_cells(header, label, reasons)
+        texts = _find_texts_by_cells(sample, label, reasons)
     if labelled and label is None:
-        label = _label_by_cells(header, texts, reasons)
+        label = _find_label_by_cells(sample, texts, reasons)
     if not texts and (label or not labelled):
-        rest = [name for name in header.names if name != label and not is_code(header.cells[name])]
-        texts = tuple(rest) if len(rest) == 1 and not header.n_classes(rest[0]) else ()
+        rest = [name for name in sample.names if name != label and not sample.has_codes(name)]
+        texts = tuple(rest) if len(rest) == 1 and not sample.count_classes(rest[0]) else ()
         reasons |= dict.fromkeys(texts, "is the only one of words")
     unknown = {} if texts else {"--text-column": "the text"}
     unknown |= {"--label-column": "the label"} if labelled and label is None else {}
     if unknown:
-        raise _cannot_tell(header, unknown)
+        raise _unknown_columns_error(sample, unknown)
     return Columns(texts, label, ignored=tuple(name for name in ignored if labelled and name != label), reasons=reasons)
 
 
-def _texts_by_name(header: Header, label: str | None, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of texts by their names, and others that hold texts too."""
-    others = [name for name in header.names if name != label]
+def _find_texts_by_name(
+    sample: TableSample, label: str | None, labelled: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Finds the columns of texts by their names; returns them, and other columns of texts."""
+    others = [name for name in sample.names if name != label]
     if len(others) == 1 and (label is not None or not labelled):
         return tuple(others), ()
-    usual = [name for name in others if normalize_name(name) in TEXT_NAMES and not header.is_constant(name)]
-    texts = header.pair(TEXT_PAIR_NAMES, (label,)) or _numbered(header, (label,))
+    usual = [name for name in others if normalize_name(name) in TEXT_NAMES and not sample.is_constant(name)]
+    texts = sample.find_pair(TEXT_PAIR_NAMES, (label,)) or _find_numbered_pair(sample, (label,))
     if not usual and label is not None:
-        texts = texts or header.pair(SOURCE_TARGET_NAMES, (label,))
+        texts = texts or sample.find_pair(SOURCE_TARGET_NAMES, (label,))
     if not texts:
-        # one column of a usual name is the text, whatever it holds; of several those of codes are none
+        # A single column with the name of a text is the text, whatever it holds; of several, codes are not.
         ranked = sorted(usual, key=lambda name: TEXT_NAMES.index(normalize_name(name)))
-        kept = header.different([name for name in ranked if not is_code(header.cells[name])]) or ranked[:1]
+        if labelled and label is None and any(map(sample.has_prose, ranked)):
+            # One that holds classes may be the label.
+            ranked = [name for name in ranked if sample.has_prose(name) or not sample.count_classes(name)]
+        kept = sample.drop_repeated_texts([name for name in ranked if not sample.has_codes(name)]) or ranked[:1]
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
-            ends = (name for name in others if name not in usual and last_word(name) in TEXT_NAMES)
-            kept = header.different([*kept, *(name for name in ends if not is_code(header.cells[name]))])
+            ends = (name for name in others if name not in usual and get_last_word(name) in TEXT_NAMES)
+            kept = sample.drop_repeated_texts([*kept, *(name for name in ends if not sample.has_codes(name))])
         texts = tuple(name for name in others if name in kept)
-    return texts, tuple(name for name in _other_texts(header, texts) if name != label) if texts else ()
+    return texts, tuple(name for name in _find_other_texts(sample, texts) if name != label) if texts else ()
 
 
-def _other_texts(header: Header, read: Sequence[str]) -> tuple[str, ...]:
-    """The columns that hold texts, and others than those that are read."""
-    prose = (name for name in header.names if name not in read and header.is_prose(name))
-    return tuple(header.different([*read, *prose])[len(header.different(read)) :])
+def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
+    """Finds columns of prose that hold other texts than the columns that are read."""
+    prose = (name for name in sample.names if name not in read and sample.has_prose(name))
+    return tuple(sample.drop_repeated_texts([*read, *prose])[len(sample.drop_repeated_texts(read)) :])
 
 
-def _refuse_lists(header: Header, label: str | None) -> None:
-    """Raise DataError where a column has the name of a text, and its cells are none."""
+def _refuse_lists(sample: TableSample, label: str | None) -> None:
+    """Raises DataError if a column with the name of a text holds lists or objects."""
     usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
-    for name in set(header.names) - {label}:
+    for name in set(sample.names) - {label}:
         is_usual = normalize_name(name) in usual or normalize_name(name).removesuffix("s") in usual
-        if is_usual and any(isinstance(cell, list | dict) for cell in header.filled(name)):
+        if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
             what = f"{quote(name)} holds lists or objects, not texts"
             fix = "name the texts with --text-column, and the label with --label-column"
-            raise DataError(what, where=display(header.table.path), fix=fix)
+            raise DataError(what, where=display(sample.table.path), fix=fix)
 
 
-def _texts_by_cells(header: Header, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
-    """The columns of texts by their cells; of several only where none has a name, since one may be about another."""
-    prose = [name for name in header.names if name != label and header.is_prose(name)]
-    prose = header.different(sorted(prose, key=lambda name: sum(map(len, map(str, header.cells[name])))))
-    if len(prose) > 1 and header.has_names:
+def _find_texts_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
+    """Finds the column of prose; several only if the table has no header, because one may be about another."""
+    prose = [name for name in sample.names if name != label and sample.has_prose(name)]
+    prose = sample.drop_repeated_texts(sorted(prose, key=lambda name: sum(map(len, map(str, sample.cells[name])))))
+    if len(prose) > 1 and sample.has_header:
         return ()
     reasons |= dict.fromkeys(prose, "holds sentences")
-    return tuple(name for name in header.names if name in prose)
+    return tuple(name for name in sample.names if name in prose)
 
 
-def _may_be_label(header: Header, name: str) -> bool:
-    """Whether a column may be the label of texts: its cells are no objects, and recur or are numbers or lists."""
-    cells, plain = header.filled(name), normalize_name(name)
+def _can_be_label(sample: TableSample, name: str) -> bool:
+    """Returns whether a column may be the label of texts: its cells recur, or are numbers or lists, not objects."""
+    cells, plain = sample.filled_cells(name), normalize_name(name)
     if plain in LABEL_SYNONYMS:
-        return plain.removesuffix("s") != "target" or len(cells) <= MANY or not is_prose(cells)
-    if len(cells) <= MANY or not all(isinstance(cell, str) for cell in cells):
+        return plain.removesuffix("s") != "target" or len(cells) <= MAX_INTEGER_CLASSES or not has_prose(cells)
+    if len(cells) <= MAX_INTEGER_CLASSES or not all(isinstance(cell, str) for cell in cells):
         return not any(isinstance(cell, dict) for cell in cells)
-    return len(set(cells)) <= SEVERAL * len(cells) or is_code(cells)
+    return len(set(cells)) <= PROSE_SHARE * len(cells) or has_codes(cells)
 
 
-def _label_by_name(header: Header, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
-    """The column that is called a label. Raises DataError where several may be it."""
-    may_be = [name for name in header.names if name not in texts and _may_be_label(header, name)]
-    if called := find_named_column(may_be, LABEL_SYNONYMS):
-        reasons[called] = USUAL
-        return called
-    judged, filed = (
-        [name for name in may_be if normalize_name(name) in names] for names in (RATING_NAMES, CATEGORY_NAMES)
+def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
+    """Finds the column that is called a label. Raises DataError if there are several candidates."""
+    candidates = [name for name in sample.names if name not in texts and _can_be_label(sample, name)]
+    if synonym := find_named_column(candidates, LABEL_SYNONYMS):
+        reasons[synonym] = BY_NAME
+        return synonym
+    ratings, categories = (
+        [name for name in candidates if normalize_name(name) in names] for names in (RATING_NAMES, CATEGORY_NAMES)
     )
-    ends = [name for name in may_be if name not in judged and last_word(name) in (*LABEL_SYNONYMS, *RATING_NAMES)]
-    found = judged or [*filed, *ends]
-    if found and not judged:
-        found = list(dict.fromkeys((*found, *_possible_labels(header, texts))))
+    suffixes = (*LABEL_SYNONYMS, *RATING_NAMES)
+    found = ratings or [
+        *categories,
+        *(name for name in candidates if name not in ratings and get_last_word(name) in suffixes),
+    ]
+    if found and not ratings:
+        found = list(dict.fromkeys((*found, *_count_possible_labels(sample, texts))))
     elif len(found) == 1:
-        values = {as_cell(cell) for cell in header.cells[found[0]]}
-        alike = [name for name in may_be if {*map(as_cell, header.cells[name])} == values]
-        found = alike if len(alike) > LEAST and len(values) > 1 else found
+        values = set(map(normalize_label_cell, sample.cells[found[0]]))
+        similar = [name for name in candidates if set(map(normalize_label_cell, sample.cells[name])) == values]
+        found = similar if len(similar) > MAX_SIMILAR_LABELS and len(values) > 1 else found
     if len(found) > 1:
-        raise _ambiguous(header, found)
-    reasons |= dict.fromkeys(found, USUAL)
+        raise _ambiguous_label_error(sample, found)
+    reasons |= dict.fromkeys(found, BY_NAME)
     return found[0] if found else None
 
 
-def _numbers_rows(cells: Sequence[Value]) -> bool:
-    """Whether cells are whole numbers one after the other in any order, more of them than classes."""
+def _are_row_numbers(cells: Sequence[Value]) -> bool:
+    """Returns whether cells are consecutive whole numbers in any order, more of them than integer classes."""
     texts = [str(cell).strip() for cell in cells]
-    if len(texts) <= MANY or not all(text.isascii() and text.isdigit() and len(text) < LONGEST_ID for text in texts):
+    are_whole = all(text.isascii() and text.isdigit() and len(text) < MAX_ID_DIGITS for text in texts)
+    if len(texts) <= MAX_INTEGER_CLASSES or not are_whole:
         return False
     numbers = {int(text) for text in texts}
     return len(numbers) == len(texts) == max(numbers) - min(numbers) + 1
 
 
-def _possible_labels(header: Header, texts: Sequence[str]) -> dict[str, int]:
-    """The columns of classes, and how many they have; and of numbers with fractions, of which 0 is said."""
-    found = {name: header.n_classes(name) for name in header.names if name not in texts}
-    if not header.has_names:
+def _count_possible_labels(sample: TableSample, texts: Sequence[str]) -> dict[str, int]:
+    """Counts the classes of each column that may be a label; 0 for a column of numbers with fractions."""
+    found = {name: sample.count_classes(name) for name in sample.names if name not in texts}
+    if not sample.has_header:
         return {name: n for name, n in found.items() if n}
-    found = {name: n for name, n in found.items() if last_word(name) not in METADATA_SUFFIXES}
-    fractions = {name: [_FRACTION.fullmatch(str(cell)) for cell in header.filled(name)] for name in found}
+    found = {name: n for name, n in found.items() if get_last_word(name) not in METADATA_SUFFIXES}
+    fractions = {name: [_FRACTION.fullmatch(str(cell)) for cell in sample.filled_cells(name)] for name in found}
     return {name: n for name, n in found.items() if n or (fractions[name] and all(fractions[name]))}
 
 
-def _label_by_cells(header: Header, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
-    """The only column beside those of texts, unless it tells rows apart or holds texts too; or the only one of classes.
-    Without names that of the fewest classes, the last one of these.
+def _find_label_by_cells(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
+    """Finds the only other column than the texts, unless it numbers rows or holds texts; or the only one of classes.
+    Without a header, finds the last column of the fewest classes.
 
-    Raises DataError for several, also where others are numbers with fractions, which may be labels too.
+    Raises DataError for several, also if some are numbers with fractions, which may be labels.
     """
-    rest = [name for name in header.names if name not in texts]
-    if header.has_names and texts and len(rest) == 1:
-        cells, reasons[rest[0]] = header.filled(rest[0]), ONLY
-        if any(isinstance(cell, list | dict) for cell in cells) or (len(cells) > MANY and is_prose(cells)):
+    rest = [name for name in sample.names if name not in texts]
+    if sample.has_header and texts and len(rest) == 1:
+        cells, reasons[rest[0]] = sample.filled_cells(rest[0]), BY_ELIMINATION
+        are_texts = len(cells) > MAX_INTEGER_CLASSES and has_prose(cells)
+        if are_texts or any(isinstance(cell, list | dict) for cell in cells):
             return None
-        tells_apart = _numbers_rows(cells) or (last_word(rest[0]) in ID_SUFFIXES and not header.n_classes(rest[0]))
-        return None if tells_apart else rest[0]
-    found = _possible_labels(header, texts)
-    if header.has_names and len(found) > 1:
-        raise _ambiguous(header, list(found))
+        is_id = _are_row_numbers(cells) or (get_last_word(rest[0]) in ID_SUFFIXES and not sample.count_classes(rest[0]))
+        return None if is_id else rest[0]
+    found = _count_possible_labels(sample, texts)
+    if sample.has_header and len(found) > 1:
+        raise _ambiguous_label_error(sample, list(found))
     classes = {name: n for name, n in reversed(found.items()) if n}
     if not classes:
         return None
     label = min(classes, key=classes.__getitem__)
-    reasons[label] = f"has {classes[label]} different values in {len(header.cells[label]):,} rows"
+    reasons[label] = f"has {classes[label]} different values in {len(sample.cells[label]):,} rows"
     return label
 
 
-def named_label(table: Table) -> str | None:
-    """The column with a usual name of labels."""
+def find_label_by_name(table: Table) -> str | None:
+    """Returns the column that has a conventional name of labels."""
     return find_named_column(table.names, LABEL_NAMES)
 
 
-def find_label(table: Table, names: Data) -> str | None:
-    """The column of labels, by its usual name, or else as it is inferred; then it has few labels, which recur."""
-    if usual := named_label(table):
-        return usual
+def infer_label_column(table: Table, requested: Data) -> str | None:
+    """Returns the column of labels by its name; else the inferred one if it has few labels, which recur."""
+    if label := find_label_by_name(table):
+        return label
     try:
-        label = choose_columns(table, names).label
+        label = choose_columns(table, requested).label
     except DataError:
         return None
-    cells = [cell for value in Header(table).cells[label] if (cell := as_cell(value))] if label else []
-    return label if 0 < 2 * len(set(cells)) <= min(len(cells), 2 * MANY) else None
+    cells = _label_cells(table, label) if label else []
+    return label if 0 < 2 * len(set(cells)) <= min(len(cells), 2 * MAX_INTEGER_CLASSES) else None
 
 
-def may_be_labelled(table: Table) -> bool:
-    """Whether columns of a table can be chosen without naming any, and its label, by its cells, may be one: some cells
-    are equal, or they are numbers."""
+def has_inferable_label(table: Table) -> bool:
+    """Returns whether `choose_columns` finds all columns by itself, and a label whose cells recur or are numbers."""
     try:
         columns = choose_columns(table, kind=None)
     except DataError:
         return False
     if columns.label is None or columns.kind != "texts":
         return True
-    cells = [cell for value in Header(table).cells[columns.label] if (cell := as_cell(value))]
-    return len(set(cells)) < len(cells) or decide_kind(cells) != "class"
+    cells = _label_cells(table, columns.label)
+    return len(set(cells)) < len(cells) or infer_label_kind(cells) != "class"
 
 
-def _cannot_tell(header: Header, unknown: Mapping[str, str]) -> DataError:
-    """The error for columns that neither names nor cells tell. unknown: what each is, by the option that names it."""
-    columns = "column is" if len(unknown) == 1 else "columns are"
-    what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(header.names)}"
-    fix = f"name {'it' if len(unknown) == 1 else 'them'} with {' and '.join(unknown)}"
-    return DataError(what, where=display(header.table.path), fix=f"{fix}; the first row of a table names its columns")
+def _label_cells(table: Table, label: str) -> list[str | tuple[str, ...]]:
+    return [cell for cell in map(normalize_label_cell, TableSample(table).cells[label]) if cell]
 
 
-def _ambiguous(header: Header, names: Sequence[str]) -> DataError:
+def _unknown_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> DataError:
+    """Returns the error for columns that cannot be inferred. unknown: their roles, by the option that names them."""
+    columns, it = ("column is", "it") if len(unknown) == 1 else ("columns are", "them")
+    what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(sample.names)}"
+    fix = f"name {it} with {' and '.join(unknown)}; the first row of a table names its columns"
+    return DataError(what, where=display(sample.table.path), fix=fix)
+
+
+def _ambiguous_label_error(sample: TableSample, names: Sequence[str]) -> DataError:
     what = f"cannot infer which column is the label: {quote_all(names)} may be"
-    return DataError(what, where=display(header.table.path), fix="name it with --label-column")
+    return DataError(what, where=display(sample.table.path), fix="name it with --label-column")
 
 
-def is_code(cells: Sequence[Value]) -> bool:
-    """Whether the cells are surely no texts: other values, numbers, dates, words with digits, or all the same.
+def has_codes(cells: Sequence[Value]) -> bool:
+    """Returns whether cells are certainly no texts: not strings, or numbers, dates, words with digits, or all equal.
 
     Empty cells do not count.
     """
-    texts = _filled(cells)
-    if len(texts) < MOST * sum(cell is not None and cell != "" for cell in cells) or not texts:
+    texts = _filled_texts(cells)
+    if len(texts) < MAJORITY_SHARE * sum(cell is not None and cell != "" for cell in cells) or not texts:
         return True
-    short = [text for text in texts if len(text) <= LONGEST_CODE]
-    n_codes = sum(any(shape.fullmatch(text) for shape in (_NUMBER, _DATE)) or _is_one_code(text) for text in short)
-    return n_codes >= MOST * len(texts) or (len(texts) > 1 and len(set(texts)) == 1)
+    short = [text for text in texts if len(text) <= MAX_CODE_CHARACTERS]
+    n_codes = sum(
+        bool(_NUMBER.fullmatch(text) or _DATE.fullmatch(text))
+        or (count_words(text) == 1 and _CODE_WORD.fullmatch(text) is not None)
+        for text in short
+    )
+    return n_codes >= MAJORITY_SHARE * len(texts) or (len(texts) > 1 and len(set(texts)) == 1)
 
 
-def _is_one_code(text: str) -> bool:
-    return count_words(text) == 1 and _CODE.fullmatch(text) is not None
-
-
-def is_prose(cells: Sequence[Value]) -> bool:
-    """Whether the cells are surely texts: of several words, and no categories."""
-    texts = _filled(cells)
+def has_prose(cells: Sequence[Value]) -> bool:
+    """Returns whether cells are certainly texts: of several words, and no categories."""
+    texts = _filled_texts(cells)
     n_several = sum(count_words(text) > 1 for text in texts)
-    half = SEVERAL * len(texts)
-    return not is_code(cells) and n_several >= half and len(set(texts)) > min(MANY, half)
+    half = PROSE_SHARE * len(texts)
+    return not has_codes(cells) and n_several >= half and len(set(texts)) > min(MAX_INTEGER_CLASSES, half)
 
 
-def _filled(cells: Sequence[Value]) -> list[str]:
+def _filled_texts(cells: Sequence[Value]) -> list[str]:
     return [text for cell in cells if isinstance(cell, str) and (text := cell.strip())]

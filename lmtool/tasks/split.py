@@ -1,4 +1,4 @@
-"""Holding out a part of a table: stratified, seeded, and restored from what a run saved."""
+"""Holds out a part of a table: stratified, seeded, and restored from what a run saved."""
 
 from typing import Any, cast
 
@@ -8,93 +8,95 @@ from lmtool.data.files import display
 from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import TableSplit
-from lmtool.tasks.reading import LabelledTexts, count_labels
+from lmtool.tasks.reading import LabelledTable, count_label_names
 
 
-def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> TableSplit:
-    """Hold out a part for testing, stratified and seeded; the same rows whenever table, fraction and seed are the same.
+def hold_out(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
+    """Draws the rows to hold out; the same ones whenever table, fraction and seed are the same.
 
-    About `fraction` of the rows of each stratum are held out: at least one row of each stratum with two or more texts,
-    and never all. A stratum is a class; the rarest label of a row with several; a decile of numeric labels. Rows with
-    equal texts stay in the same part, and so do questions with equal contexts, unless there is only one.
-    Raises DataError when no row can be held out.
+    Holds out about `fraction` of the rows of each stratum: at least one row of each stratum with two or more texts, and
+    never all. A stratum is a class; the rarest label of a row with several; a decile of numeric labels. Rows with equal
+    texts stay in the same part, and so do questions with equal contexts, unless there is only one context.
+
+    Raises DataError if no row can be held out.
     """
-    held: set[int] = set()
-    for members in _shuffled_strata(examples, seed):
-        wanted = max(1, round(fraction * sum(map(len, members))))
-        taken = 0
-        for group in members[:-1]:
-            # A large group is skipped where another brings the part closer to its size.
-            if taken and taken + len(group) > wanted:
+    held_out: set[int] = set()
+    for groups in _shuffle_strata(rows, seed):
+        target = max(1, round(fraction * sum(map(len, groups))))
+        n_taken = 0
+        for group in groups[:-1]:
+            # Skips a large group if it would take the part beyond its size.
+            if n_taken and n_taken + len(group) > target:
                 continue
-            held.update(group)
-            taken += len(group)
-            if taken >= wanted:
+            held_out.update(group)
+            n_taken += len(group)
+            if n_taken >= target:
                 break
-    if not held:
+    if not held_out:
         what = "no row can be held out for testing: all have the same text"
         fix = "add rows, or name a test table with --test"
-        raise DataError(what, where=display(examples.table.path), fix=fix)
-    train = [item.row for i, item in enumerate(examples.items) if i not in held]
-    test = [examples.items[i].row for i in sorted(held)]
-    return TableSplit(table=examples.table.source, train=train, test=test)
+        raise DataError(what, where=display(rows.table.path), fix=fix)
+    train = [item.row for i, item in enumerate(rows.items) if i not in held_out]
+    test = [rows.items[i].row for i in sorted(held_out)]
+    return TableSplit(table=rows.table.source, train=train, test=test)
 
 
-def draw_folds(examples: LabelledTexts, n_folds: int, seed: int) -> list[frozenset[int]]:
-    """Divide rows into folds of about the same size for cross-validation: the numbers of the rows of each.
+def draw_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
+    """Divides rows into folds of about the same size for cross-validation; returns the row numbers of each fold.
 
     Each fold has about as many rows of each stratum, and rows with equal texts are in the same one, as in `hold_out`.
-    There are fewer folds where there are fewer different texts.
+    There are fewer folds if there are fewer different texts.
     """
     folds: list[set[int]] = [set() for _ in range(n_folds)]
-    for members in _shuffled_strata(examples, seed):
-        taken = [0] * n_folds
-        for group in members:
-            least = min(range(n_folds), key=lambda k: (taken[k], len(folds[k])))
-            folds[least].update(examples.items[i].row for i in group)
-            taken[least] += len(group)
+    for groups in _shuffle_strata(rows, seed):
+        n_taken = [0] * n_folds
+        for group in groups:
+            smallest = min(range(n_folds), key=lambda k: (n_taken[k], len(folds[k])))
+            folds[smallest].update(rows.items[i].row for i in group)
+            n_taken[smallest] += len(group)
     return [frozenset(fold) for fold in folds if fold]
 
 
-def divide(examples: LabelledTexts, held: TableSplit) -> tuple[LabelledTexts, LabelledTexts]:
-    """The rows for training and those held out. Raises CheckpointError when they are not all rows of the table."""
-    rows = {item.row: i for i, item in enumerate(examples.items)}
-    if len(held.train) + len(held.test) == len(rows) and {*held.train, *held.test} == rows.keys():
-        train, test = (examples.take(sorted(rows[row] for row in part)) for part in (held.train, held.test))
+def apply_split(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, LabelledTable]:
+    """Returns training and held-out rows. Raises CheckpointError unless the split has exactly the rows of the table."""
+    index = {item.row: i for i, item in enumerate(rows.items)}
+    if len(split.train) + len(split.test) == len(index) and {*split.train, *split.test} == index.keys():
+        train, test = (rows.select_rows(sorted(index[row] for row in part)) for part in (split.train, split.test))
         return train, test
     what = "the saved split does not fit the table"
     fix = "put the table back as it was, or start a new run"
-    raise CheckpointError(what, where=display(examples.table.path), fix=fix)
+    raise CheckpointError(what, where=display(rows.table.path), fix=fix)
 
 
-def _shuffled_strata(examples: LabelledTexts, seed: int) -> list[list[list[int]]]:
-    """For each stratum the indices of its rows, in groups that stay in the same part, in an order drawn by the seed."""
-    asks = examples.columns.kind == "questions" and len({item.texts[1] for item in examples.items}) > 1
+def _shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[int]]]:
+    """Returns the row indices of each stratum, in groups that stay in the same part, shuffled by the seed."""
+    by_context = rows.columns.kind == "questions" and len({item.texts[1] for item in rows.items}) > 1
     groups: dict[tuple[str, ...], list[int]] = {}
-    for i, item in enumerate(examples.items):
-        groups.setdefault(item.texts[1:] if asks else item.texts, []).append(i)
+    for i, item in enumerate(rows.items):
+        groups.setdefault(item.texts[1:] if by_context else item.texts, []).append(i)
     strata: dict[Any, list[list[int]]] = {}
-    stratum = _strata(examples)
+    stratum_of_row = _assign_strata(rows)
     for group in groups.values():
-        strata.setdefault(stratum[group[0]], []).append(group)
+        strata.setdefault(stratum_of_row[group[0]], []).append(group)
     shuffled = []
     for members in strata.values():
-        rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
-        shuffled.append([members[i] for i in np.argsort(hash_document_numbers(seed, rows), kind="stable")])
+        numbers = np.array([rows.items[group[0]].row for group in members], dtype=np.uint64)
+        shuffled.append([members[i] for i in np.argsort(hash_document_numbers(seed, numbers), kind="stable")])
     return shuffled
 
 
-def _strata(examples: LabelledTexts) -> list[Any]:
-    items = examples.items
-    match examples.labels.kind if examples.labels else None:
+def _assign_strata(rows: LabelledTable) -> list[Any]:
+    """Returns the stratum of each row."""
+    items = rows.items
+    match rows.labels.kind if rows.labels else None:
         case "class":
             return [item.label for item in items]
         case "multi":
-            counts = count_labels(items)
+            counts = count_label_names(items)
             names = [cast(tuple[str, ...], item.label) for item in items]
             return [min(label, key=lambda name: (counts[name], name), default="") for label in names]
         case "number":
             order = sorted(range(len(items)), key=lambda i: (cast(float, items[i].label), i))
-            tenth = {i: rank * 10 // len(items) for rank, i in enumerate(order)}
-            return [tenth[i] for i in range(len(items))]
+            decile = {i: rank * 10 // len(items) for rank, i in enumerate(order)}
+            return [decile[i] for i in range(len(items))]
     return [None] * len(items)

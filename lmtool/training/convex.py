@@ -23,7 +23,7 @@ from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
-from lmtool.tasks.baseline import headline
+from lmtool.tasks.baseline import compute_main_metric
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Values of l2 that cross-validation chooses from. With the first one a head that starts as naive Bayes stays naive
@@ -340,7 +340,7 @@ class HeadProblem:
                 scores_RC = np.concatenate(scores)
                 factor, loss = held_out.best_factor(scores_RC)
                 if loss < min_loss:
-                    score, min_loss = headline(held_out.target_RC, scores_RC, self._kind), loss
+                    score, min_loss = compute_main_metric(held_out.target_RC, scores_RC, self._kind), loss
                     best = ChosenPenalty(l2, from_naive_bayes, factor, loss / held_out.n_rows, score, weight_FC)
                 if l2 < 1 and loss > before:
                     break

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.analysis.gradients import gradient_norms
+from lmtool.analysis.gradients import compute_gradient_norms
 from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
@@ -292,7 +292,7 @@ class TextData:
         """Returns `GradientNorms.norms` of a loss near the beginning of the validation text."""
         n_tokens = min(self._context, MAX_STEPS_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
-        return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
+        return compute_gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
     def estimate_final_seconds(self, validation_seconds: float) -> float:
         """Estimates the duration of `measure` from that of a validation."""

@@ -20,11 +20,11 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import TABLE_KEYS, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tasks.baseline import KNOWN_WORDS, known_words
-from lmtool.tasks.build import kind_of_rows
-from lmtool.tasks.language import published_encoder
-from lmtool.tasks.prepare import TaskTables, open_tables, read_tables, rows_per_class, sample_texts
-from lmtool.tasks.schema import RowKind, is_related
+from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, known_word_share
+from lmtool.tasks.build import get_row_kind
+from lmtool.tasks.language import choose_encoder
+from lmtool.tasks.prepare import TaskTables, mean_rows_per_class, open_tables, read_tables, sample_texts
+from lmtool.tasks.schema import RowKind, has_related_texts
 from lmtool.training.folds import choose_features
 from lmtool.training.job import RecipeWithData
 from lmtool.training.plan import Plan, check_adapters_have_base, is_for_tables, plan_pretraining
@@ -89,7 +89,7 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
         what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
     check_adapters_have_base(recipe)
-    tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
+    tables = tuple(open_tables(recipe.data, get_row_kind(recipe.objective)))
     if name == LINEAR_RECIPE:  # of few rows none are held out
         resolved = resolve(name, settings, TableShape(tables[0].n_rows))
     return Plan(resolved, tables=tables)
@@ -106,9 +106,9 @@ def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> Plan:
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
     n_rows = sum(task.n_rows for task in tables)
-    per_class = rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
+    per_class = mean_rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
     shape = TableShape(
-        n_rows, bool(tables[0].name) or columns.writes, OBJECTIVE_OF_ROWS[columns.kind], per_class=per_class
+        n_rows, bool(tables[0].name) or columns.has_targets, OBJECTIVE_OF_ROWS[columns.kind], per_class=per_class
     )
     resolved = resolve(None, settings, shape, base.parent)
     spec, named = resolved.recipe.objective, {setting.key for setting in settings}
@@ -137,9 +137,9 @@ def _explain_embedding(base: Reference, data: Data, settings: Sequence[Setting])
     if any(setting.key.startswith("objective.") and setting.key not in embedding_keys for setting in settings):
         return ""
     table = open_table(data.train[0], data)
-    if is_related(table, data, scored=False):
+    if has_related_texts(table, data, scored=False):
         return "texts without a label: vectors of the texts of a row are trained to be near each other"
-    if isinstance(base.recipe.objective, Embedding) and is_related(table, data, scored=True):
+    if isinstance(base.recipe.objective, Embedding) and has_related_texts(table, data, scored=True):
         other = "-s objective.kind=classification trains a model that reads both texts at once"
         return f"texts with a number: vectors are trained to be as near as it says; {other}"
     return ""
@@ -208,12 +208,12 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
     tables = tuple(open_tables(data, find_row_kind(settings)))
     if tables[0].columns.kind != "texts":
         return _plan_unlabelled(tables[0].columns.kind, last, settings)
-    if tables[0].name or tables[0].columns.writes:
+    if tables[0].name or tables[0].columns.has_targets:
         fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
     texts = sample_texts(tables[0], data.skip_bad_rows)
-    known_fraction = known_words(texts)
-    shape = TableShape(tables[0].n_rows, has_words=known_fraction >= KNOWN_WORDS)
+    known_fraction = known_word_share(texts)
+    shape = TableShape(tables[0].n_rows, has_words=known_fraction >= MIN_KNOWN_WORD_SHARE)
     features: tuple[Setting, ...] = ()
     description = f"of {FEATURE_NAMES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
@@ -226,7 +226,7 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
         best, why = found
         features, shape, description = FEATURE_SETTINGS[best], word_shape, f"of {FEATURE_NAMES[best]} ({why})"
         settings = [*features, *settings]
-    published = published_encoder(texts) if tables[0].n_rows < FEW_ROWS else "hf:ORG/NAME"
+    published = choose_encoder(texts) if tables[0].n_rows < FEW_ROWS else "hf:ORG/NAME"
     choice = f"a linear model {description} is trained; {_suggest_models(last, published, 'a published model')}"
     return Plan(resolve(None, settings, shape), tables=tables, choice=choice, chosen_settings=features)
 

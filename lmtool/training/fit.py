@@ -29,7 +29,7 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import derive_seed, sample_numbers_of_rank
-from lmtool.tasks.baseline import METRICS
+from lmtool.tasks.baseline import LABEL_KIND_METRICS
 from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import CONTRASTIVE_PENALTY, FittedHead, fit_head
 from lmtool.training.optimizer import Optimizers
@@ -226,7 +226,7 @@ def _fit_head_to_all_rows(
     batches = [objective.collate(part) for part in parts]
     assert isinstance(objective, ClassificationObjective)
     fitted = fit_head(model, objective, batches, l2, recipe.seed)
-    message = fitted.describe(METRICS[cast(LabelKind, objective.spec.task)])
+    message = fitted.describe(LABEL_KIND_METRICS[cast(LabelKind, objective.spec.task)])
     return fitted, message, sum(map(objective.count_computed_units, batches))
 
 

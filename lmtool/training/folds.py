@@ -22,7 +22,7 @@ from lmtool.run.directory import Run
 from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
-from lmtool.tasks.task import AnsweringModel
+from lmtool.tasks.task import TaskModel
 from lmtool.training.convex import ChosenPenalty, ModelHeadProblem, cross_validate_head
 from lmtool.training.distillation import distill
 from lmtool.training.fit import Trainable, fit
@@ -60,7 +60,7 @@ def count_scoring_models(recipe: Recipe, data: TableData) -> int:
 
 def train_folds(
     job: TrainingJob, data: TableData, steps: int, should_stop: Callable[[], bool]
-) -> Iterator[tuple[TableData, AnsweringModel]]:
+) -> Iterator[tuple[TableData, TaskModel]]:
     """Yields the data of each fold, and a model trained on its training rows.
 
     job, data, steps: of the model that is trained on all rows. Use a model before asking for the next one.
@@ -85,12 +85,12 @@ def train_folds(
                 raise ScoringStopped
             if step.step >= steps:
                 break
-        yield fold, AnsweringModel(lm.eval(), objective, compute)
+        yield fold, TaskModel(lm.eval(), objective, compute)
 
 
 def _fit_heads(
     job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], should_stop: Callable[[], bool]
-) -> Iterator[tuple[TableData, AnsweringModel]]:
+) -> Iterator[tuple[TableData, TaskModel]]:
     """Does `train_folds` for heads on a frozen body, computing the vectors of all rows once."""
     compute = job.compute
     lm, objective, _ = job.build()
@@ -103,7 +103,7 @@ def _fit_heads(
         fold_problem.fit_head(optimizer.l2, job.recipe.seed)
         if compute.world.sum((float(should_stop()),))[0]:
             raise ScoringStopped
-        yield fold, AnsweringModel(lm.eval(), objective, compute)
+        yield fold, TaskModel(lm.eval(), objective, compute)
 
 
 def choose_features(

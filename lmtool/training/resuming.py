@@ -23,7 +23,7 @@ from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.find import find_resumable_run
-from lmtool.tasks.build import kind_of_rows, usual_metric
+from lmtool.tasks.build import get_default_metric, get_row_kind
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
@@ -57,7 +57,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     written, recipe_warnings = named.written_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
-        recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
+        recipe = recipe.with_values({"evaluation.metric": get_default_metric(recipe.objective)})
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
         world = compute.world
         compute = check_device(recipe, compute, {})
@@ -120,7 +120,7 @@ def _rebuild_job(
     teacher = find_teacher(run) if recipe.distillation.teacher is not None else None
     data: TrainingData
     if is_for_tables(recipe):
-        tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
+        tables = open_tables(recipe.data, get_row_kind(recipe.objective))
         read, data = read_tables(recipe, tables, tokenizer, run.saved_split)
     else:
         read, data = read_text(recipe, tokenizer, compute.world, report)

@@ -32,7 +32,7 @@ from lmtool.run.directory import Run
 from lmtool.run.order import sample_numbers_of_rank
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.tasks.data import TableData
-from lmtool.tasks.results import QUARTER, Results
+from lmtool.tasks.results import HELD_OUT_QUARTER, Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.compiling import compile_model, should_compile
@@ -452,7 +452,7 @@ class TrainingSession:
         if self.sharding is not None:
             yield Warn(f"{NO_SCORE}: processes share the model, which is trained once; --test FILE measures it")
             return []
-        part, how = QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
+        part, how = HELD_OUT_QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
         if is_cross_validated(self.job.recipe, data):
             part, how = CROSS_VALIDATION, f"each of {N_FOLDS} parts is scored by a model of the others"
         yield Info(f"scoring: no rows are held out, so {how}")

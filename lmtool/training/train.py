@@ -143,7 +143,7 @@ def _measure_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
             write_file(run.path / BASELINE, encode(figures))
     for name, baseline in data.baselines.items():
-        yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
+        yield Info(f"{name}: {baseline.describe()}" if name else baseline.describe())
 
 
 def _embed_texts(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:

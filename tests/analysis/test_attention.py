@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.analysis.attention import TextAttention, attention, row_input
-from lmtool.analysis.attribution import STEPS, attribution, integrated_gradients, leave_out, rollout
+from lmtool.analysis.attention import TextAttention, compute_attention, make_row_input
+from lmtool.analysis.attribution import (
+    PATH_STEPS,
+    attribute_words,
+    compute_rollout,
+    integrated_gradients,
+    score_without_words,
+)
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
@@ -98,12 +104,12 @@ def pieces(loaded: LoadedModel, text: str) -> tuple[str, ...]:
 def test_a_text_attends_to_itself(load: Any, name: str, kind: str, before: Any, after: Any) -> None:
     loaded = load(name)
     tokens = (*before, *pieces(loaded, TEXT), *after)
-    assert axes(attention(loaded, [TEXT])) == {kind: (tokens, tokens)}
+    assert axes(compute_attention(loaded, [TEXT])) == {kind: (tokens, tokens)}
 
 
 def test_a_prefix_sees_itself_both_ways(load: Any) -> None:
     """But the last token, which generated text would follow."""
-    weights_NTS = attention(load("prefix"), [TEXT]).parts[0].weights_LNTS[0]
+    weights_NTS = compute_attention(load("prefix"), [TEXT]).parts[0].weights_LNTS[0]
     assert (weights_NTS[:, :-1, :-1] > 0).all()
     assert not weights_NTS[:, :-1, -1].any()
 
@@ -111,7 +117,7 @@ def test_a_prefix_sees_itself_both_ways(load: Any) -> None:
 @pytest.mark.parametrize("name", ["2017", "bahdanau"])
 def test_a_target_attends_to_its_source(load: Any, name: str) -> None:
     loaded = load(name)
-    found = attention(loaded, source=TEXT, target="the sea")
+    found = compute_attention(loaded, source=TEXT, target="the sea")
     source, target = pieces(loaded, TEXT), pieces(loaded, "the sea")
     wanted = {"cross": ((*target, "[EOS]"), source)}
     if name == "2017":
@@ -134,7 +140,7 @@ def test_a_target_attends_to_its_source(load: Any, name: str) -> None:
 def test_without_a_target_it_is_the_model_s_own(load: Any, name: str) -> None:
     """Each token of it is the most probable one after those before."""
     loaded = load(name)
-    found = attention(loaded, source=TEXT)
+    found = compute_attention(loaded, source=TEXT)
     part = found.part("cross" if name in ("2017", "bahdanau") else "self")
     if part.kind != "cross":
         assert part.queries == part.keys
@@ -158,17 +164,17 @@ def test_without_a_target_it_is_the_model_s_own(load: Any, name: str) -> None:
 
 def test_rows_of_a_table(load: Any) -> None:
     loaded = load("classes of two")
-    (queries, _) = axes(attention(loaded, ["a", "home"]))["self"]
+    (queries, _) = axes(compute_attention(loaded, ["a", "home"]))["self"]
     assert queries == ("[CLS]", *pieces(loaded, "a"), "[SEP]", *pieces(loaded, "home"), "[SEP]")
-    pooled = attention(load("pooled encoder"), [TEXT])
+    pooled = compute_attention(load("pooled encoder"), [TEXT])
     assert [part.kind for part in pooled.parts] == ["self", "pooling"]
     assert pooled.part("pooling").queries == ("pooled",)
     assert pooled.part("pooling").weights_LNTS.sum() == pytest.approx(1)
-    assert [part.kind for part in attention(load("pooled lstm"), [TEXT]).parts] == ["pooling"]
+    assert [part.kind for part in compute_attention(load("pooled lstm"), [TEXT]).parts] == ["pooling"]
 
 
 def test_as_json_and_as_arrays(load: Any, tmp_path: Path) -> None:
-    found = attention(load("2017"), source=TEXT, target='</script> "\u2028 漢字')
+    found = compute_attention(load("2017"), source=TEXT, target='</script> "\u2028 漢字')
     record = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert record["step"] == 1
     found.save(tmp_path / "a.npz")
@@ -182,7 +188,7 @@ def test_as_json_and_as_arrays(load: Any, tmp_path: Path) -> None:
 
 
 def test_a_head_and_the_mean_of_heads(load: Any) -> None:
-    part = attention(load("decoder"), [TEXT]).parts[0]
+    part = compute_attention(load("decoder"), [TEXT]).parts[0]
     np.testing.assert_array_equal(part.head(0, 3), part.weights_LNTS[0, 3])
     np.testing.assert_allclose(part.head(-1, None), sum(part.weights_LNTS[1]) / 4, rtol=1e-5)
     for layer, head, words in ((2, None, "no layer 2"), (0, 4, "no head 4"), (-3, None, "no layer -3")):
@@ -213,14 +219,14 @@ def test_a_head_and_the_mean_of_heads(load: Any) -> None:
 )
 def test_what_is_refused(load: Any, name: str, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
-        attention(load(name), **asked)
+        compute_attention(load(name), **asked)
     assert len(refused.value.lines()) <= 3
     assert refused.value.fix
 
 
 def test_an_unknown_kind_is_refused(load: Any) -> None:
     with pytest.raises(UsageError, match="no attention of the kind cross"):
-        attention(load("decoder"), [TEXT]).part("cross")
+        compute_attention(load("decoder"), [TEXT]).part("cross")
 
 
 # Which words decided
@@ -243,8 +249,8 @@ def test_words_that_decided(load: Any, name: str) -> None:
     model = loaded.model
     assert isinstance(model, Classifier)
     text = "They walked home, alone"
-    found = attribution(loaded, [text], attention(loaded, [text]))
-    row = row_input(loaded, [text])
+    found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
+    row = make_row_input(loaded, [text])
 
     def score(ids: list[int]) -> torch.Tensor:
         scores_C = model.run_head(Batch(torch.tensor([ids]))).scores[0]
@@ -253,7 +259,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
         index = CLASSES["labels"].index(found.label)
         return scores_C[index] if name == "pooled encoder" else scores_C.log_softmax(0)[index]
 
-    ids = list(row.read)
+    ids = list(row.tokens)
     assert len(set(ids)) == len(ids)
     assert found.score == pytest.approx(float(score(ids).detach()), rel=1e-5)
     if found.label:
@@ -275,7 +281,7 @@ def test_words_that_decided(load: Any, name: str) -> None:
             weight.copy_(kept)
         return grad[ids].double().numpy()
 
-    per_token = plain.integrated_gradients(gradient, kept[ids].double().numpy(), STEPS)
+    per_token = plain.integrated_gradients(gradient, kept[ids].double().numpy(), PATH_STEPS)
     for w, (start, n) in enumerate(zip(starts, counts, strict=True)):
         without = ids[:start] + ids[start + n :]
         assert found.leave_one_out[w] == pytest.approx(found.score - float(score(without).detach()), abs=1e-5)
@@ -283,11 +289,11 @@ def test_words_that_decided(load: Any, name: str) -> None:
     if name in ("pooled lstm", "pooled by maximum"):
         assert found.rollout is None
         return
-    of_self = attention(loaded, [text]).part("self").weights_LNTS.astype(np.float64)
+    of_self = compute_attention(loaded, [text]).part("self").weights_LNTS.astype(np.float64)
     rolled = plain.rollout([list(layer) for layer in of_self])
     assert rolled.sum(1) == pytest.approx(np.ones(len(rolled)))
     if name == "pooled encoder":
-        arriving = attention(loaded, [text]).part("pooling").weights_LNTS[0, 0, 0] @ rolled
+        arriving = compute_attention(loaded, [text]).part("pooling").weights_LNTS[0, 0, 0] @ rolled
     else:
         arriving = rolled[0 if name == "classes" else -1]
     assert found.rollout is not None
@@ -298,16 +304,16 @@ def test_words_that_decided(load: Any, name: str) -> None:
 @pytest.mark.parametrize("text", ["", " ", "\x1b[31m red \udc80", "</b>&"])
 def test_odd_texts_have_words_that_can_be_printed(load: Any, text: str) -> None:
     loaded = load("classes")
-    found = attribution(loaded, [text], attention(loaded, [text]))
+    found = attribute_words(loaded, [text], compute_attention(loaded, [text]))
     assert len(found.words) == len(found.leave_one_out) == len(found.integrated_gradients)
     assert all(word.isprintable() for word in found.words)
     assert bool(found.words) == bool(text.strip())
 
 
 def test_empty_texts_sources_and_targets_are_read(load: Any) -> None:
-    assert axes(attention(load("decoder"), [""])) == {"self": (("[BOS]",), ("[BOS]",))}
-    assert axes(attention(load("2017"), source="", target=""))["cross"] == (("[EOS]",), ("[EOS]",))
-    assert not attention(load("memory"), [""]).parts[0].weights_LNTS.any()
+    assert axes(compute_attention(load("decoder"), [""])) == {"self": (("[BOS]",), ("[BOS]",))}
+    assert axes(compute_attention(load("2017"), source="", target=""))["cross"] == (("[EOS]",), ("[EOS]",))
+    assert not compute_attention(load("memory"), [""]).parts[0].weights_LNTS.any()
 
 
 def test_integrated_gradients_add_up_to_the_difference_from_nothing() -> None:
@@ -329,9 +335,9 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
     def score(batch: Batch) -> torch.Tensor:
         return batch.tokens_BT.sum(1).double()
 
-    assert leave_out(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [4, 9]
+    assert score_without_words(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [4, 9]
 
 
 def test_rollout_of_attention_to_oneself_is_oneself() -> None:
     eye = np.broadcast_to(np.eye(4, dtype=np.float32), (3, 2, 4, 4))
-    np.testing.assert_array_equal(rollout(eye), np.eye(4))
+    np.testing.assert_array_equal(compute_rollout(eye), np.eye(4))

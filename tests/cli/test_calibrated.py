@@ -117,7 +117,7 @@ def test_a_temperature_is_chosen_kept_and_used(folder: Path, classifier: Path, u
 def test_every_way_to_predict_has_the_same_probabilities(folder: Path, classifier: Path) -> None:
     rows = answers(classifier, folder / "test.csv")[:20]
     model = lmtool.load(str(classifier))
-    served = TablePredictor.of(load_run(str(classifier)))
+    served = TablePredictor.from_model(load_run(str(classifier)))
     for found in (
         model.predict([row["text"] for row in rows]),
         served.predict(served.encode([(row["text"],) for row in rows])),

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmtool import SamplingParams, load
 from lmtool.printable import plain
-from lmtool.tasks.cells import as_messages
+from lmtool.tasks.cells import parse_messages
 from tests import forks
 from tests.generation import talkers
 
@@ -131,7 +131,7 @@ def test_commands(chat, talker, home):
         ["Who?", first],
         ["Be kind.", "Sure?", second],
     ]
-    assert all(as_messages(messages) for messages in saved)
+    assert all(parse_messages(messages) for messages in saved)
     for words in (
         "a new conversation begins",
         "system message is set",

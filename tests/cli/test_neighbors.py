@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtool.analysis.neighbors import find_token, neighbors, neighbors_in_context
+from lmtool.analysis.neighbors import find_context_neighbors, find_neighbors, find_token
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
@@ -42,7 +42,7 @@ def plain(run, word, text, layer):
 @pytest.mark.parametrize("layer", [1, -1])
 def test_neighbours_in_context(run, layer):
     for text in (BY_SEA, AT_DAWN):
-        found = neighbors_in_context(load_run(str(run)), "moon", text, [*TEXTS, text], layer, 6)
+        found = find_context_neighbors(load_run(str(run)), "moon", text, [*TEXTS, text], layer, 6)
         expected = plain(run, "moon", text, layer)[:6]
         assert [neighbor.similarity for neighbor in found.nearest] == pytest.approx([s for s, *_ in expected], abs=1e-5)
         assert [(one.word, one.text) for one in found.nearest] == [tuple(rest) for _, *rest in expected]
@@ -51,25 +51,25 @@ def test_neighbours_in_context(run, layer):
 
 
 def test_a_word_has_other_neighbours_in_another_text(run):
-    sea, dawn = (neighbors_in_context(load_run(str(run)), "moon", text, TEXTS, -1, 8) for text in (BY_SEA, AT_DAWN))
+    sea, dawn = (find_context_neighbors(load_run(str(run)), "moon", text, TEXTS, -1, 8) for text in (BY_SEA, AT_DAWN))
     assert [n.similarity for n in sea.nearest] != [n.similarity for n in dawn.nearest]
 
 
 def test_case_is_second(run):
-    assert neighbors_in_context(load_run(str(run)), "Moon", AT_DAWN, TEXTS, -1, 1).word == "moon"
+    assert find_context_neighbors(load_run(str(run)), "Moon", AT_DAWN, TEXTS, -1, 1).word == "moon"
 
 
 def test_what_has_no_neighbours(run):
     with pytest.raises(UsageError, match="not a word of the text"):
-        neighbors_in_context(load_run(str(run)), "kettle", AT_DAWN, TEXTS, -1, 3)
+        find_context_neighbors(load_run(str(run)), "kettle", AT_DAWN, TEXTS, -1, 3)
     with pytest.raises(UsageError, match="no layer 9"):
-        neighbors_in_context(load_run(str(run)), "moon", AT_DAWN, TEXTS, 9, 3)
+        find_context_neighbors(load_run(str(run)), "moon", AT_DAWN, TEXTS, 9, 3)
     with pytest.raises(DataError):
-        neighbors_in_context(load_run(str(run)), "moon", AT_DAWN, [AT_DAWN], -1, 3)
+        find_context_neighbors(load_run(str(run)), "moon", AT_DAWN, [AT_DAWN], -1, 3)
 
 
 def test_static_vectors_come_with_their_words(run):
-    found = neighbors(load_run(str(run)), "e", 3)
+    found = find_neighbors(load_run(str(run)), "e", 3)
     table = found.loaded.model.token_vectors().detach().numpy()
     (own,) = [i for i, row in enumerate(table) if np.array_equal(row, found.vectors[0])]
     for neighbor, vector in zip(found.nearest, found.vectors[1:], strict=True):
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused(lmtool, run):
 
 
 def test_hostile_words_stay_text(run):
-    found = neighbors(load_run(str(run)), "e", 4)
+    found = find_neighbors(load_run(str(run)), "e", 4)
     hostile = "</script><img src=x onerror=alert(1)>\u202e\x1b"
     near = [replace(neighbor, word=hostile, text=hostile) for neighbor in found.nearest]
     html = as_page(found._replace(word=hostile, nearest=near), "pca")

@@ -10,7 +10,7 @@ import pytest
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.prompting import Prompting, calibrated_scores, read_answers
+from lmtool.tasks.prompting import PromptTemplate, calibrate_scores, parse_answers_option
 from tests.reference.prompting import calibrated
 
 ASKED = "{text}\\nverdict:"
@@ -70,7 +70,7 @@ def test_labels_have_other_names_and_columns(lmtool, ngram, files):
 def test_calibration_divides_by_what_an_empty_prompt_gives():
     rng = np.random.default_rng(0)
     score_RA, free_FA = rng.normal(size=(6, 3)) - 4, rng.normal(size=(2, 3)) - 4
-    found_RA = np.exp(calibrated_scores(score_RA, free_FA))
+    found_RA = np.exp(calibrate_scores(score_RA, free_FA))
     wanted_RA = [calibrated(np.exp(own).tolist(), np.exp(free_FA).tolist()) for own in score_RA]
     np.testing.assert_allclose(found_RA / found_RA.sum(1, keepdims=True), wanted_RA, rtol=1e-12)
 
@@ -103,7 +103,7 @@ def test_answers_that_fit_no_labels(lmtool, ngram, files):
     lmtool.refuses(2, *asked, "--answers", "yes=a,no=a", words=["two different texts"])
     lmtool.refuses(2, *asked, "--answers", "yes=,no=a", words=["two different texts"])
     lmtool.refuses(2, *asked[:3], "--answers", "yes,no", words=["need a prompt", "--prompt"])
-    assert read_answers(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}
+    assert parse_answers_option(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}
 
 
 def test_a_prompt_longer_than_the_context(lmtool, run, files, home):
@@ -114,7 +114,7 @@ def test_a_prompt_longer_than_the_context(lmtool, run, files, home):
 
 def test_braces_stand_for_columns(tmp_path):
     table = open_table(str(write(tmp_path / "rows.csv", [("it rains", "a")], ("a b", "label"))))
-    prompt = Prompting("{{x}} {a b}: ")
-    assert prompt.filled(prompt.columns(table, Data()), ("it rains",)) == "{x} it rains: "
+    prompt = PromptTemplate("{{x}} {a b}: ")
+    assert prompt.fill(prompt.choose_columns(table, Data()), ("it rains",)) == "{x} it rains: "
     with pytest.raises(UsageError, match="does not say where"):
-        Prompting("{{text}}").columns(table, Data())
+        PromptTemplate("{{text}}").choose_columns(table, Data())

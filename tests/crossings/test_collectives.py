@@ -19,8 +19,8 @@ from lmtool.inference import load
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.inference.perplexity import measure_perplexity
-from lmtool.tasks.predict import measure_tables, predict
-from lmtool.tasks.prompting import Prompting, measure_prompts
+from lmtool.tasks.predict import evaluate_tables, predict
+from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 from lmtool.training import length
 from tests.compute.together import meet
 from tests.training import test_families as families
@@ -175,11 +175,11 @@ def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: 
     for n in (1, 2, 7):
         few = table(work, name, n)
         alone = [cells for _, cells in predict(loaded, str(few)).rows]
-        (measured,) = measure_tables(loaded, [str(few)])
+        (measured,) = evaluate_tables(loaded, [str(few)])
 
         def answer(_: World, few: Path = few) -> tuple[list[Any], float]:
             cells = [cells for _, cells in predict(loaded, str(few)).rows]
-            (results,) = measure_tables(loaded, [str(few)])
+            (results,) = evaluate_tables(loaded, [str(few)])
             return cells, results.loss
 
         for found, loss in meet(monkeypatch, SIZE, answer)[0]:
@@ -291,8 +291,8 @@ def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int)
 
     def prompted(_: World) -> tuple[dict[str, Any], int]:
         tokens: list[int] = []
-        prompting = Prompting("{text}:", calibrate=True)
-        found = measure_prompts(loaded, str(rows), prompting, report=lambda _, __, total: tokens.append(total))
+        prompting = PromptTemplate("{text}:", calibrate=True)
+        found = evaluate_prompts(loaded, str(rows), prompting, report=lambda _, __, total: tokens.append(total))
         return found.record(), max(tokens, default=0)
 
     expected, whole = prompted(World())

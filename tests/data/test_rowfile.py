@@ -23,7 +23,7 @@ from lmtool.data.rowfile import open_row_file
 from lmtool.data.table import SkippedRows, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from tests.data.test_corpus import documents
 from tests.data.texts import prose
@@ -251,7 +251,7 @@ def test_a_cell_that_is_not_text(tmp_path: Path) -> None:
             corpus_cells(path)
         table = open_table(str(path))
         with pytest.raises(DataError) as of_table:
-            read_labelled(table, choose_columns(table, labelled=False))
+            read_labelled_table(table, choose_columns(table, labelled=False))
         assert of_corpus.value.what == of_table.value.what
         assert of_corpus.value.where == of_table.value.where
 

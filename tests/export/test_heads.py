@@ -149,7 +149,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def classified(loaded: LoadedModel, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
-    classifier = TablePredictor.of(loaded)
+    classifier = TablePredictor.from_model(loaded)
     return classifier.predict(classifier.encode(rows))
 
 

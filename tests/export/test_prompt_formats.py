@@ -15,8 +15,8 @@ from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.gguf.container import Container
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tasks.predict import task_of
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.predict import build_trained_task
+from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tokenization.chat import Message
 from tests.interop import test_importing
@@ -77,11 +77,11 @@ def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
     """Rows of a table, as training and evaluation read them."""
     turns = tuple(Message(role=role, content=text) for role, text in TURNS)
     if loaded.recipe.data.messages_column:
-        columns, items = Columns((), messages="messages"), [LabelledText(("",), None, None, 1, turns)]
+        columns, items = Columns((), messages="messages"), [LabelledRow(("",), None, None, 1, turns)]
     else:
         columns = Columns(("question",), target="answer")
-        items = [LabelledText((text,), None, "for the rain", i) for i, text in enumerate(TEXTS)]
-    made = task_of(loaded, "", columns, ()).encode(items)
+        items = [LabelledRow((text,), None, "for the rain", i) for i, text in enumerate(TEXTS)]
+    made = build_trained_task(loaded, "", columns, ()).encode(items)
     return [(row.tokens.tolist(), None if row.target is None else row.target.tolist()) for row in made]
 
 

@@ -43,7 +43,7 @@ from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, ValidationState, read_saved_state
 from lmtool.run.saving import Snapshot
 from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts
-from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox
 from lmtool.tokenization.chat import ChatFormat, Message
@@ -139,7 +139,7 @@ def _read_setting(_: Path, content: bytes) -> None:
 def _as_table(name: str) -> Callable[[Path, bytes], None]:
     def read(folder: Path, content: bytes) -> None:
         table = open_table(str(_written(folder, name, content)))
-        read_labelled(table, choose_columns(table, kind=None), skip_bad_rows=True)
+        read_labelled_table(table, choose_columns(table, kind=None), skip_bad_rows=True)
 
     return read
 

@@ -18,7 +18,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.inference.load import LoadedModel, load_packed, load_run
 from lmtool.interop.importing import imported
-from lmtool.tasks.cells import as_messages
+from lmtool.tasks.cells import parse_messages
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation import talkers
@@ -324,7 +324,7 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path:
     ]
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"messages": expected}
-    assert [dict(one) for one in as_messages(expected)] == [
+    assert [dict(one) for one in parse_messages(expected)] == [
         {key: one[key] for key in ("role", "content")} for one in expected
     ]
     with pytest.raises(UsageError, match="the file exists"):

@@ -13,7 +13,7 @@ from lmtool.inference import embedding
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.tasks.build import build_task
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from tests.compute.together import together
 from tests.training.tiny import Work
@@ -65,7 +65,7 @@ def test_a_tuned_model_reads_texts_between_the_marks_of_its_rows(
     assert marks(loaded) == (before, after)
     rows = [loaded.prompt_format.encode_row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
     task = build_task(loaded.recipe, loaded.prompt_format, "", Columns(("text",)), ())
-    asked = task.encode([LabelledText((text,), None, None, i) for i, text in enumerate(TEXTS)])
+    asked = task.encode([LabelledRow((text,), None, None, i) for i, text in enumerate(TEXTS)])
     assert [row.tokens.tolist() for row in asked] == rows, "and so are its input rows"
     for layer in (0, -1):
         for pool, place in (("first", 0), ("last", -1)):

@@ -17,7 +17,7 @@ from tests.serving.harness import served
 from tests.test_real import unpacked
 
 pytest.importorskip("lm_eval")
-from lmtool.tasks.benchmarks import Tasks, import_lm_eval, measure_tasks, open_tasks
+from lmtool.tasks.benchmarks import Tasks, evaluate_tasks, import_lm_eval, open_tasks
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
@@ -45,7 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(exported: Path) -> Rows:
-    return dict(measure_tasks(load_packed(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
+    return dict(evaluate_tasks(load_packed(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["hf", "local-completions"])

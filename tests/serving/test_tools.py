@@ -18,7 +18,7 @@ from lmtool.data.table import open_table
 from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization.chat import Message
 from tests.generation import callers
@@ -223,7 +223,7 @@ def test_a_conversation_keeps_calls_and_results(server: Served, tmp_path: Path) 
     table = open_table(str(tmp_path / "a.jsonl"))
     columns = choose_columns(table)
     assert columns.tools == "tools"
-    (row,) = read_labelled(table, columns).items
+    (row,) = read_labelled_table(table, columns).items
     assert row.tools == tuple(TOOLS)
     assert list(row.messages) == [turn.message for turn in conversation.turns]
 

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.table import open_table
-from lmtool.tasks.reading import LabelledTexts, read_labelled
+from lmtool.tasks.reading import LabelledTable, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 
 
-def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTexts:
+def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTable:
     path.write_text(content, encoding="utf-8")
     table = open_table(str(path))
-    return read_labelled(table, choose_columns(table, **(columns or {})), **options)
+    return read_labelled_table(table, choose_columns(table, **(columns or {})), **options)
 
 
-def labelled(path: Path, *labels: str, **options: Any) -> LabelledTexts:
+def labelled(path: Path, *labels: str, **options: Any) -> LabelledTable:
     """A table with these labels and distinct texts."""
     return read(path / "a.csv", "text,label\n" + "".join(f"t{i},{x}\n" for i, x in enumerate(labels)), **options)

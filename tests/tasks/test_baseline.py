@@ -15,14 +15,14 @@ from sklearn.pipeline import make_pipeline
 
 from lmtool.run.files import BaselineScores
 from lmtool.tasks import baseline
-from lmtool.tasks.baseline import Baseline, has_words, mean_line, measure_baseline
-from lmtool.tasks.reading import LabelledTexts
+from lmtool.tasks.baseline import Baseline, format_mean_baseline, has_recurring_words, measure_baseline
+from lmtool.tasks.reading import LabelledTable
 from tests.tasks.labelled import read
 
 STOCK = {"a": ["sun", "rain", "cloud", "wind"], "b": ["bread", "salt", "oil", "rice"], "c": ["wood", "nail", "saw"]}
 
 
-def rows(path: Path, n: int, seed: int, noise: float = 0.4, labels: str = "abc") -> LabelledTexts:
+def rows(path: Path, n: int, seed: int, noise: float = 0.4, labels: str = "abc") -> LabelledTable:
     """Texts of which most words tell the class; some tell another."""
     rng = random.Random(seed)
     lines = []
@@ -56,7 +56,7 @@ def test_several_labels_have_a_micro_f1(tmp_path: Path) -> None:
     truth = np.array([["x" in label, "y" in label] for label in labels])
     assert found.linear == 1.0
     assert found.constant == pytest.approx(f1_score(truth, np.tile([True, False], (100, 1)), average="micro"))
-    assert "most frequent label 54.5 %, words and pairs 100.0 % (micro F1)" in found.line()
+    assert "most frequent label 54.5 %, words and pairs 100.0 % (micro F1)" in found.describe()
 
 
 def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
     found = measure_baseline(table, table, "validation")
     assert found.constant == pytest.approx(0.25)
     assert found.linear < 0.05
-    assert found.line().startswith("baseline: mean 0.25, ridge regression on words and pairs 0.0")
-    assert "below" not in found.beside({"mse": found.linear * 0.9}, 12)
-    assert "is below it" in found.beside({"mse": 0.3}, 12)
+    assert found.describe().startswith("baseline: mean 0.25, ridge regression on words and pairs 0.0")
+    assert "below" not in found.compare({"mse": found.linear * 0.9}, 12)
+    assert "is below it" in found.compare({"mse": 0.3}, 12)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_characters_learn_chinese(tmp_path: Path) -> None:
         label = rng.choice("好坏")
         lines.append(f"{''.join(rng.choices('一二三四五六七八九十', k=6))}{rng.choice(words[label])},{label}\n")
     table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    found = measure_baseline(table.take(range(40)), table.take(range(40, 80)), "test")
+    found = measure_baseline(table.select_rows(range(40)), table.select_rows(range(40, 80)), "test")
     assert found.features == "character n-grams"
     assert found.linear > 0.95
 
@@ -102,7 +102,7 @@ def test_rows_that_teach_nothing_have_the_floor_of_the_majority(tmp_path: Path) 
     first = str(table.items[0].label)
     alike = [i for i, item in enumerate(table.items) if item.label == first]
     for train in (alike, alike[:1]):
-        found = measure_baseline(table.take(train), table, "validation")
+        found = measure_baseline(table.select_rows(train), table, "validation")
         assert found.linear == found.constant == len(alike) / 60
     marks = read(tmp_path / "b.csv", "text,label\n!,a\n!,a\n!,b\n!,b\n!,b\n!,b\n")
     found = measure_baseline(marks, marks, "validation")
@@ -110,11 +110,11 @@ def test_rows_that_teach_nothing_have_the_floor_of_the_majority(tmp_path: Path) 
 
 
 def test_a_large_table_is_fitted_by_some_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "MOST_ROWS", 100)
+    monkeypatch.setattr(baseline, "MAX_FITTED_ROWS", 100)
     train, test = rows(tmp_path, 250, 0), rows(tmp_path, 80, 1)
     found = measure_baseline(train, test, "test")
     assert (found.fitted, found.rows) == (100, 250)
-    assert found.line().endswith("; fitted to 100 of 250 rows")
+    assert found.describe().endswith("; fitted to 100 of 250 rows")
     assert found.linear > found.constant
 
 
@@ -128,7 +128,7 @@ def test_rows_of_which_none_are_held_out_are_cross_validated(tmp_path: Path) -> 
     assert found.linear == pytest.approx(cross_val_score(model, texts, labels, cv=folds).mean(), abs=0.05)
     assert found.constant == max(map(labels.count, "abc")) / 200 < found.linear < 0.9
     assert found.part == "cross-validation"
-    assert found.line().endswith("; by cross-validation, as no rows are held out")
+    assert found.describe().endswith("; by cross-validation, as no rows are held out")
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -145,38 +145,40 @@ def test_vectors_of_an_encoder_have_a_figure_of_their_own(held: bool, tmp_path: 
     assert found.linear < 0.6
     assert found.probe is not None
     assert found.probe > 0.9
-    assert f"vectors of the encoder {100 * found.probe:.1f} %" in found.line()
-    assert "this model 70.0 % is below it" in found.beside({"accuracy": 0.7}, 1000)
-    means = mean_line([found, found.model_copy(update={"probe": found.probe - 0.02})])
+    assert f"vectors of the encoder {100 * found.probe:.1f} %" in found.describe()
+    assert "this model 70.0 % is below it" in found.compare({"accuracy": 0.7}, 1000)
+    means = format_mean_baseline([found, found.model_copy(update={"probe": found.probe - 0.02})])
     assert f"vectors of the encoder {100 * found.probe - 1:.1f} %" in means
 
 
 def test_of_many_rows_no_vectors_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "MOST_EMBEDDED", 50)
+    monkeypatch.setattr(baseline, "MAX_EMBEDDED_ROWS", 50)
     table = rows(tmp_path, 51, 0)
     assert measure_baseline(table, None, "training", lambda texts: pytest.fail("computed")).probe is None
 
 
 def test_words_recur_in_half_of_the_texts() -> None:
-    assert has_words(["a b", "b a", "a c", "c a b"])
-    assert not has_words(["ab", "bc", "cd", "de"])
-    assert not has_words(["?", "!"])
+    assert has_recurring_words(["a b", "b a", "a c", "c a b"])
+    assert not has_recurring_words(["ab", "bc", "cd", "de"])
+    assert not has_recurring_words(["?", "!"])
 
 
 def test_a_baseline_is_read_back_and_compared() -> None:
     figures = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.223, "linear": 0.881}
     found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
     assert Baseline(**dict(BaselineScores.model_validate(found.model_dump()))) == found
-    assert found.line() == "baseline: majority 22.3 %, words and pairs 88.1 %"
-    assert found.beside({"accuracy": 0.9}, 10_000) == f"{found.line()}; this model 90.0 %"
-    below = f"{found.line()}; this model 70.0 % is below it"
-    assert found.beside({"accuracy": 0.7}, 1000) == below
-    assert found.beside({"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]) == (
+    assert found.describe() == "baseline: majority 22.3 %, words and pairs 88.1 %"
+    assert found.compare({"accuracy": 0.9}, 10_000) == f"{found.describe()}; this model 90.0 %"
+    below = f"{found.describe()}; this model 70.0 % is below it"
+    assert found.compare({"accuracy": 0.7}, 1000) == below
+    assert found.compare({"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]) == (
         f"{below}: lmtool finetune with --recipe linear or more --epochs may do better"
     )
     for accuracy in (0.7, 0.9):
-        few = found.beside({"accuracy": accuracy}, 12, ["--recipe linear"])
-        assert few == f"{found.line()}; this model {100 * accuracy:.1f} %; 12 rows are too few to tell which is better"
-    assert found.beside({"bleu": 3.0}, 1000) == found.line()
+        few = found.compare({"accuracy": accuracy}, 12, ["--recipe linear"])
+        assert (
+            few == f"{found.describe()}; this model {100 * accuracy:.1f} %; 12 rows are too few to tell which is better"
+        )
+    assert found.compare({"bleu": 3.0}, 1000) == found.describe()
     other = found.model_copy(update={"constant": 0.225, "linear": 0.861})
-    assert mean_line([found, other]) == "baseline: majority 22.4 %, words and pairs 87.1 %"
+    assert format_mean_baseline([found, other]) == "baseline: majority 22.4 %, words and pairs 87.1 %"

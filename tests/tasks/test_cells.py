@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from lmtool.tasks.cells import (
     AnswerSpan,
-    CellFault,
-    as_answers,
-    as_entities,
-    as_tags,
-    as_words,
-    complete_tags,
-    has_entities,
+    CellError,
+    complete_bio_tags,
+    has_bio_tags,
+    parse_answers,
+    parse_tags,
+    parse_words,
+    repair_bio_tags,
 )
 from lmtool.tasks.metrics import entity_metrics, find_entities
 from tests.reference import annotated
@@ -27,9 +27,9 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-1", "I-Y-1"]), min_size
 def test_entities_are_those_of_conlleval(tags: list[str]) -> None:
     wanted = {(of, first, last + 1) for of, first, last in annotated.entities(tags)}
     assert find_entities(tags) == wanted
-    repaired, n_repaired = as_entities(tags)
+    repaired, n_repaired = repair_bio_tags(tags)
     assert find_entities(repaired) == wanted
-    assert as_entities(repaired) == (repaired, 0)
+    assert repair_bio_tags(repaired) == (repaired, 0)
     assert n_repaired == sum(a != b for a, b in zip(tags, repaired, strict=True))
 
 
@@ -58,37 +58,37 @@ def test_entities_without_any() -> None:
 
 
 def test_both_tags_of_a_type_are_known() -> None:
-    assert complete_tags(["O", "B-X"]) == {"O", "B-X", "I-X"}
-    assert has_entities(["O", "I-X"])
-    assert not has_entities(["NOUN", "B", "O"])
+    assert complete_bio_tags(["O", "B-X"]) == {"O", "B-X", "I-X"}
+    assert has_bio_tags(["O", "I-X"])
+    assert not has_bio_tags(["NOUN", "B", "O"])
 
 
 @pytest.mark.parametrize(("tag", "fix"), [("PER", "write B- and I-"), ("S-PER", "S- and U- as B-"), ("B-", "write B-")])
 def test_other_tags_than_bio_are_faults(tag: str, fix: str) -> None:
-    with pytest.raises(CellFault) as caught:
-        as_entities(["O", tag])
+    with pytest.raises(CellError) as caught:
+        repair_bio_tags(["O", tag])
     assert tag in caught.value.what
     assert fix in caught.value.fix
 
 
 def test_words_and_tags() -> None:
-    assert as_words(["New York", "is"]) == ("New York", "is")
-    assert as_words("Otto's hat, Ida!") == ("Otto's", "hat", ",", "Ida", "!")
-    assert as_tags(["O", 7], 2) == ("O", "7")
+    assert parse_words(["New York", "is"]) == ("New York", "is")
+    assert parse_words("Otto's hat, Ida!") == ("Otto's", "hat", ",", "Ida", "!")
+    assert parse_tags(["O", 7], 2) == ("O", "7")
 
 
 @pytest.mark.parametrize(
     ("cell", "what"), [(None, "NoneType"), ([1], "other values"), ([], "no word"), (["a", " "], "empty")]
 )
 def test_cells_that_are_no_words_are_faults(cell: Any, what: str) -> None:
-    with pytest.raises(CellFault, match=what):
-        as_words(cell)
+    with pytest.raises(CellError, match=what):
+        parse_words(cell)
 
 
 @pytest.mark.parametrize(("cell", "what"), [("O", "str"), ([None], "other values"), (["O"], "1 tags for 2 words")])
 def test_cells_that_are_no_tags_are_faults(cell: Any, what: str) -> None:
-    with pytest.raises(CellFault, match=what):
-        as_tags(cell, 2)
+    with pytest.raises(CellError, match=what):
+        parse_tags(cell, 2)
 
 
 CONTEXT = "Otto gave Ida the key. Ida has it."
@@ -104,7 +104,7 @@ CONTEXT = "Otto gave Ida the key. Ida has it."
     ],
 )
 def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
-    assert as_answers(cell, CONTEXT) == wanted
+    assert parse_answers(cell, CONTEXT) == wanted
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,6 @@ def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
     ],
 )
 def test_wrong_answers_are_faults(cell: Any, what: str, fix: str) -> None:
-    with pytest.raises(CellFault, match=what) as caught:
-        as_answers(cell, CONTEXT)
+    with pytest.raises(CellError, match=what) as caught:
+        parse_answers(cell, CONTEXT)
     assert re.search(fix, caught.value.fix)

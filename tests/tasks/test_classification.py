@@ -27,15 +27,15 @@ from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
 from lmtool.run.files import TaskScores
 from lmtool.tasks import heads, text_to_text
 from lmtool.tasks.build import build_task
-from lmtool.tasks.classification import ClassTask
+from lmtool.tasks.classification import ClassificationTask
 from lmtool.tasks.labels import Label
 from lmtool.tasks.metrics import NO_LABEL, class_metrics
-from lmtool.tasks.prepare import open_tables, task_names
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.prepare import get_task_names, open_tables
+from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.task import MISTAKES, AnsweringModel, Task
-from lmtool.tasks.text_to_text import AnswerTask, as_answer, as_source, first_unrepeated
+from lmtool.tasks.task import MAX_LISTED_ROWS, Task, TaskModel
+from lmtool.tasks.text_to_text import TextToTextTask, choose_unrepeated, format_source, format_target
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -68,20 +68,20 @@ def a_recipe(model: dict[str, Any], objective: dict[str, Any], num_beams: int = 
     )
 
 
-def a_model(recipe: Recipe, precision: Any = "float32") -> AnsweringModel:
+def a_model(recipe: Recipe, precision: Any = "float32") -> TaskModel:
     compute = choose_compute("cpu", precision)
     torch.manual_seed(0)
     lm = build(recipe.model, TOKENIZER.vocab_size)
-    return AnsweringModel(lm, build_objective(recipe, TOKENIZER), compute)
+    return TaskModel(lm, build_objective(recipe, TOKENIZER), compute)
 
 
 def a_task(recipe: Recipe, labels: tuple[str, ...] = ()) -> Task:
     return build_task(recipe, PromptFormat.from_recipe(recipe, TOKENIZER), "", Columns(("text",)), labels)
 
 
-def items(texts: list[str], labels: list[Label] | None = None) -> list[LabelledText]:
+def items(texts: list[str], labels: list[Label] | None = None) -> list[LabelledRow]:
     return [
-        LabelledText((text,), label, None, i)
+        LabelledRow((text,), label, None, i)
         for i, (text, label) in enumerate(zip(texts, labels or [None] * len(texts), strict=True), 1)
     ]
 
@@ -96,11 +96,11 @@ def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytes
     data = Data(tasks=("nli:a.csv", "sst:dir:b.csv:0.5", "c:c.csv:x.csv"), task_tests=("nli:t.csv",))
     found = [(task.name, task.table.source, task.test, task.weight) for task in open_tables(data)]
     assert found == [("nli", "a.csv", "t.csv", 1.0), ("sst", "dir:b.csv", None, 0.5), ("c", "c.csv:x.csv", None, 1.0)]
-    assert task_names(data) == ["nli", "sst", "c"]
+    assert get_task_names(data) == ["nli", "sst", "c"]
     (one,) = open_tables(Data(train=("a.csv",), valid=("v.csv",), test="t.csv"))
     assert (one.name, one.table.source, one.valid, one.test) == ("", "a.csv", "v.csv", "t.csv")
     assert one.columns == Columns(("text",), label="label")
-    assert task_names(Data(train=("a.csv",))) == [""]
+    assert get_task_names(Data(train=("a.csv",))) == [""]
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_tasks_that_cannot_be_told_are_refused(data: Data, what: str) -> None:
 
 
 def test_sources_and_answers_are_text() -> None:
-    assert as_source("", ["text"], ["It rains."]) == "It rains."
-    assert as_source("sst", ["text"], ["It rains."]) == "sst: It rains."
-    assert as_source("nli", ["premise", "hypothesis"], ["a", "b"]) == "nli: premise: a hypothesis: b"
-    assert as_answer(LabelledText(("a",), None, "b", 1)) == "b"
-    assert as_answer(LabelledText(("a",), "yes", None, 1)) == "yes"
-    assert as_answer(LabelledText(("a",), ("x", "y"), None, 1)) == "x;y"
-    assert as_answer(LabelledText(("a",), 2.5, None, 1)) == "2.5"
-    assert as_answer(LabelledText(("a",), None, None, 1)) is None
+    assert format_source("", ["text"], ["It rains."]) == "It rains."
+    assert format_source("sst", ["text"], ["It rains."]) == "sst: It rains."
+    assert format_source("nli", ["premise", "hypothesis"], ["a", "b"]) == "nli: premise: a hypothesis: b"
+    assert format_target(LabelledRow(("a",), None, "b", 1)) == "b"
+    assert format_target(LabelledRow(("a",), "yes", None, 1)) == "yes"
+    assert format_target(LabelledRow(("a",), ("x", "y"), None, 1)) == "x;y"
+    assert format_target(LabelledRow(("a",), 2.5, None, 1)) == "2.5"
+    assert format_target(LabelledRow(("a",), None, None, 1)) is None
 
 
 BPE = Tokenizer.train(BpeTokenizer(vocab_size=340), ["the cat sat on the mat with another cat"] * 9)
@@ -147,13 +147,13 @@ def bpe_task(name: str, dropout: float, **data: object) -> Task:
 def test_training_pairs_are_segmented_anew(name: str) -> None:
     """With the same texts, special tokens and other fields; but not those that are truncated, or without a target."""
     task = bpe_task(name, 0.5)
-    assert task.reread is not None
+    assert task.resample_row is not None
     texts = ("the cat", "the mat"), ("", "cat"), ("cat", ""), ("the cat sat on the mat " * 20, "sat"), ("cat", None)
-    rows = task.encode([LabelledText((source,), None, target, i) for i, (source, target) in enumerate(texts)])
+    rows = task.encode([LabelledRow((source,), None, target, i) for i, (source, target) in enumerate(texts)])
     differ = set()
     for seed in range(20):
         for row in rows:
-            other = task.reread(row, np.random.default_rng(seed))
+            other = task.resample_row(row, np.random.default_rng(seed))
             assert (other.number, other.answer) == (row.number, row.answer)
             for ids, own in ((other.tokens, row.tokens), (other.target, row.target)):
                 assert (ids is None) == (own is None)
@@ -166,8 +166,11 @@ def test_training_pairs_are_segmented_anew(name: str) -> None:
 
 
 def test_pairs_are_segmented_anew_where_the_recipe_says_so() -> None:
-    assert bpe_task("transformer", 0.0).reread is None
-    assert a_task(a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("x", "y")})).reread is None
+    assert bpe_task("transformer", 0.0).resample_row is None
+    assert (
+        a_task(a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("x", "y")})).resample_row
+        is None
+    )
     with pytest.raises(UsageError, match="not for conversations"):
         bpe_task("decoder", 0.1, messages_column="messages")
     with pytest.raises(ValidationError, match="dropout is for objective seq2seq"):
@@ -184,11 +187,11 @@ def test_a_pair_as_ids() -> None:
     recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
     columns = Columns(("text",), target="target")
     task = build_task(recipe, PromptFormat.from_recipe(recipe, TOKENIZER), "nli", columns, ())
-    first, second = task.encode([LabelledText(("ab",), None, "cde", 7), LabelledText(("",), None, None, 9)])
+    first, second = task.encode([LabelledRow(("ab",), None, "cde", 7), LabelledRow(("",), None, None, 9)])
     assert first.tokens.tolist() == TOKENIZER.encode("nli: ab")
     assert first.target is not None
     assert first.target.tolist() == [*TOKENIZER.encode("cde"), TOKENIZER.eos_id]
-    assert (first.number, first.answer, first.cut, first.lengths) == (7, "cde", False, (len(first.tokens), 4))
+    assert (first.number, first.answer, first.is_truncated, first.lengths) == (7, "cde", False, (len(first.tokens), 4))
     assert (second.number, second.target, second.answer) == (9, None, "")
 
 
@@ -242,7 +245,7 @@ class Summed(torch.nn.Module):
 
 def told(task: Task, recipe: Recipe, scores: list[list[float]], labels: list[Label]) -> Any:
     """A model with these scores, and a row for each, of unequal lengths."""
-    model = AnsweringModel(
+    model = TaskModel(
         Told(scores),  # type: ignore[arg-type]  # it has the interface of a head
         build_objective(recipe, TOKENIZER),
         choose_compute("cpu", "float32"),
@@ -276,8 +279,8 @@ def test_classes_are_measured() -> None:
     validation = task.validate(model, rows)
     assert validation.loss == found.loss
     assert validation.metrics == {"accuracy": found.figures["accuracy"], "macro-f1": found.figures["macro_f1"]}
-    assert task.added == ("predicted", "p_no", "p_so", "p_yes")
-    answered = task.answer(model, rows)
+    assert task.output_columns == ("predicted", "p_no", "p_so", "p_yes")
+    answered = task.predict_cells(model, rows)
     assert [cells[0] for cells in answered] == given
     assert [[float(str(cell)) for cell in cells[1:]] for cells in answered] == [
         pytest.approx(row, abs=1e-6) for row in log_p.exp().tolist()
@@ -288,7 +291,7 @@ def test_only_some_mistakes_are_listed() -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("no", "yes")})
     task = a_task(recipe)
     model, rows = told(task, recipe, [[1.0, 0.0]] * 8, ["yes"] * 8)
-    assert len(task.measure(model, rows * 2, "test", 1).mistakes) == MISTAKES
+    assert len(task.measure(model, rows * 2, "test", 1).mistakes) == MAX_LISTED_ROWS
 
 
 # a word that a row has twice is listed once
@@ -316,7 +319,7 @@ def test_beside_a_mistake_are_the_words_that_decided(
 def test_words_of_rows_that_are_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("no", "yes")})
     task = a_task(recipe)
-    monkeypatch.setattr(heads, "LEFT_OUT", 0)
+    monkeypatch.setattr(heads, "MIN_ATTRIBUTION_POSITIONS", 0)
     model, _ = told(task, recipe, [[0.0, 0.0]], ["no"])
     model = replace(model, lm=Summed({"b": [0.0, 1.0]}))  # type: ignore[arg-type]
     rows = task.encode(items(["a b", "b " * 20, "b"], ["no"] * 3))
@@ -339,8 +342,8 @@ def test_several_labels_are_measured() -> None:
     assert sum(one["rows"] for one in bins) == 6
     assert sum(one["rows"] * one["accuracy"] for one in bins) == pytest.approx(5)
     assert task.validate(model, rows).metrics["accuracy"] == found.figures["subset_accuracy"]
-    assert [cells[0] for cells in task.answer(model, rows)] == ["x", "x;y", ";"]
-    assert float(str(task.answer(model, rows)[0][1])) == pytest.approx(1 / (1 + np.exp(-1)), abs=1e-6)
+    assert [cells[0] for cells in task.predict_cells(model, rows)] == ["x", "x;y", ";"]
+    assert float(str(task.predict_cells(model, rows)[0][1])) == pytest.approx(1 / (1 + np.exp(-1)), abs=1e-6)
 
 
 def test_numbers_are_measured_on_their_own_scale() -> None:
@@ -352,8 +355,8 @@ def test_numbers_are_measured_on_their_own_scale() -> None:
     found = task.measure(model, rows, "test", 1)
     assert found.figures["pearson"] == pytest.approx(stats.pearsonr(true, given).statistic)
     assert task.validate(model, rows).metrics == {"correlation": pytest.approx(found.figures["pearson"])}
-    assert [float(str(cell)) for (cell,) in task.answer(model, rows)] == given
-    assert task.added == ("predicted",)
+    assert [float(str(cell)) for (cell,) in task.predict_cells(model, rows)] == given
+    assert task.output_columns == ("predicted",)
 
 
 # Predictions as text
@@ -363,9 +366,9 @@ def pairs(task: Task, sources: list[str]) -> list[EncodedRow]:
     return task.encode(items(sources))
 
 
-def answer_task(recipe: Recipe) -> AnswerTask:
+def answer_task(recipe: Recipe) -> TextToTextTask:
     task = a_task(recipe)
-    assert isinstance(task, AnswerTask)
+    assert isinstance(task, TextToTextTask)
     return task
 
 
@@ -379,16 +382,16 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
     model, task = a_model(greedy, precision), answer_task(greedy)
     sources = ["abc", "", "h", "abcdefgh", "ab ab ab", "abcdefgh" * 4]
     rows = pairs(task, sources)
-    found = task.write(model, rows)
+    found = task.generate(model, rows)
     assert len(found) == len(sources)
-    assert task.answer(model, rows) == [(answer,) for answer in found]
+    assert task.predict_cells(model, rows) == [(answer,) for answer in found]
     if precision == "float32":
         for source, answer in zip(sources[:-1], found, strict=False):
             settings = SamplingParams("greedy", max_new_tokens=150)
             (alone,) = complete(model.lm, [source], settings, PromptFormat.from_recipe(greedy, TOKENIZER))
             assert alone.text.startswith(answer)
             assert answer
-    assert len(answer_task(beams).write(model, rows)) == len(sources)
+    assert len(answer_task(beams).generate(model, rows)) == len(sources)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +404,7 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
     ],
 )
 def test_a_hypothesis_that_repeats_a_phrase_gives_way(hypotheses: list[str], source: str, wanted: int) -> None:
-    assert first_unrepeated(hypotheses, source) == hypotheses[wanted]
+    assert choose_unrepeated(hypotheses, source) == hypotheses[wanted]
 
 
 def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +419,7 @@ def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(text_to_text, "complete", generated)
     task = answer_task(recipe)
-    assert task.write(a_model(recipe), pairs(task, ["a", "bb", "ccc"])) == ["ab cd", "e", "f"]
+    assert task.generate(a_model(recipe), pairs(task, ["a", "bb", "ccc"])) == ["ab cd", "e", "f"]
     (settings,) = asked
     assert settings.strategy == "beam"
     assert (settings.num_beams, settings.num_return) == (3, 3)
@@ -428,10 +431,10 @@ def measured(
     """The metrics of these texts."""
     recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
     task = a_task(recipe, labels)
-    monkeypatch.setattr(task, "write", lambda *_: answers)
+    monkeypatch.setattr(task, "generate", lambda *_: answers)
     monkeypatch.setattr(task, "validate", lambda *_: Validation(1.5))
     nothing = np.zeros(1, dtype=np.int64)
-    rows = [EncodedRow(i, nothing, cut=False, target=nothing, answer=text) for i, text in enumerate(true, 1)]
+    rows = [EncodedRow(i, nothing, is_truncated=False, target=nothing, answer=text) for i, text in enumerate(true, 1)]
     found = task.measure(a_model(recipe), rows, "test", 3)
     assert (found.part, found.step, found.rows, found.loss) == ("test", 3, len(true), 1.5)
     assert (found.labels, found.decoding, found.mistakes) == (labels, "greedy", [])
@@ -450,16 +453,16 @@ def test_free_text_is_measured_by_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_worst_and_best_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
     task = answer_task(recipe)
-    true = [f"the cat number {i} sat on the mat" for i in range(3 * MISTAKES)]
+    true = [f"the cat number {i} sat on the mat" for i in range(3 * MAX_LISTED_ROWS)]
     answers = [text[: len(text) - i // 2] for i, text in enumerate(true)]
-    monkeypatch.setattr(task, "write", lambda *_: answers)
+    monkeypatch.setattr(task, "generate", lambda *_: answers)
     monkeypatch.setattr(task, "validate", lambda *_: Validation(1.5))
     source = np.array(task.prompt_format.tokenizer.encode("ab"))
-    rows = [EncodedRow(i, source, cut=False, target=source, answer=text) for i, text in enumerate(true)]
+    rows = [EncodedRow(i, source, is_truncated=False, target=source, answer=text) for i, text in enumerate(true)]
     kept = task.measure(a_model(recipe), rows, "test", 3).record()["sentences"]
-    assert len(kept) == 2 * MISTAKES
+    assert len(kept) == 2 * MAX_LISTED_ROWS
     assert [one["chrf"] for one in kept] == sorted(one["chrf"] for one in kept)
-    assert kept[0]["row"] >= 3 * MISTAKES - 3
+    assert kept[0]["row"] >= 3 * MAX_LISTED_ROWS - 3
     assert kept[-1]["chrf"] == pytest.approx(100)
     assert all(one["source"] == "ab" for one in kept)
     assert all(one["target"] == true[one["row"]] and one["predicted"] == answers[one["row"]] for one in kept)
@@ -491,7 +494,7 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
         return complete(lm, prompts, *more, **options)
 
     monkeypatch.setattr(text_to_text, "complete", spy)
-    task.write(model, rows)
+    task.generate(model, rows)
     assert sorted(prompt.source for prompt in asked) == sorted(tuple(row.tokens.tolist()) for row in rows)
     assert {prompt.tokens for prompt in asked} == {(TOKENIZER.bos_id,)}
     # and so do training rows with targets, as long as they fit
@@ -506,12 +509,12 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
 def test_only_held_out_rows_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ["a", "b"]})
     task, model = a_task(recipe), a_model(recipe)
-    assert isinstance(task, ClassTask)
+    assert isinstance(task, ClassificationTask)
     rows = task.encode(items(["a"] * 200, list("aaab" * 50)))
-    monkeypatch.setattr(task, "scores", lambda *_: (np.tile([5.0, 0.0], (200, 1)), 1.0))
-    task.decide(model, rows, held_out=False)
+    monkeypatch.setattr(task, "compute_scores", lambda *_: (np.tile([5.0, 0.0], (200, 1)), 1.0))
+    task.calibrate(model, rows, held_out=False)
     assert task.temperature == 1
-    task.decide(model, rows, held_out=True)
+    task.calibrate(model, rows, held_out=True)
     assert task.temperature == pytest.approx(5 / np.log(3), rel=0.05)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.data.table import open_table
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.schema import Columns, choose_columns, is_code, is_prose
+from lmtool.tasks.schema import Columns, choose_columns, has_codes, has_prose
 
 RNG = random.Random(0)
 WORDS = ["fine", "old", "story", "of", "the", "sea", "many", "quiet", "people", "who", "never", "went", "home"]
@@ -40,21 +40,21 @@ NO_CODE = {*PROSE, "word"}
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_cells_are(name: str) -> None:
-    assert is_code(SAMPLES[name]) == (name not in NO_CODE)
-    assert is_prose(SAMPLES[name]) == (name in PROSE)
+    assert has_codes(SAMPLES[name]) == (name not in NO_CODE)
+    assert has_prose(SAMPLES[name]) == (name in PROSE)
     some_empty = [*SAMPLES[name], "", None]
-    assert is_code(some_empty) == (name not in NO_CODE)
+    assert has_codes(some_empty) == (name not in NO_CODE)
 
 
 def test_a_category_of_several_words_is_no_prose() -> None:
-    assert not is_prose(["science fiction", "crime and thriller"] * 500)
-    assert is_prose(["a film of the sea", "another one entirely"])
+    assert not has_prose(["science fiction", "crime and thriller"] * 500)
+    assert has_prose(["a film of the sea", "another one entirely"])
 
 
 def test_values_that_are_no_text_are_codes() -> None:
-    assert is_code([1, 2, 3])
-    assert is_code([["a"], ["b"]])
-    assert is_code([True, None])
+    assert has_codes([1, 2, 3])
+    assert has_codes([["a"], ["b"]])
+    assert has_codes([True, None])
 
 
 def columns(path: Path, **cells: str) -> Columns:

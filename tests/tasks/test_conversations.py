@@ -12,10 +12,10 @@ import pytest
 from lmtool.data.table import RowError, Table, open_table
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.cells import as_messages
-from lmtool.tasks.reading import LabelledText, read_labelled, stream_texts
+from lmtool.tasks.cells import parse_messages
+from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_rows
 from lmtool.tasks.schema import Columns, choose_columns
-from lmtool.tasks.text_to_text import AnswerTask
+from lmtool.tasks.text_to_text import TextToTextTask
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.tokenization.chat_templates import published
@@ -36,8 +36,8 @@ def table(folder: Path, *cells: Any, ending: str = ".jsonl", name: str = "messag
     return open_table(str(path))
 
 
-def read(own: Table, **options: Any) -> tuple[LabelledText, ...]:
-    return read_labelled(own, choose_columns(own), **options).items
+def read(own: Table, **options: Any) -> tuple[LabelledRow, ...]:
+    return read_labelled_table(own, choose_columns(own), **options).items
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -52,14 +52,14 @@ def test_lists_of_objects_are_conversations(tmp_path: Path, ending: str, name: s
 def test_a_conversation_is_learnt_up_to_the_last_answer_and_asked_up_to_the_last_question(tmp_path: Path) -> None:
     own = table(tmp_path, MESSAGES[:3], MESSAGES[:4], MESSAGES[:1] + MESSAGES[1:2] * 2)
     assert [item.messages for item in read(own)] == [EXPECTED[:2], EXPECTED, (*EXPECTED[:2], EXPECTED[1])]
-    asked = [item for _, item in stream_texts(own, choose_columns(own))]
+    asked = [item for _, item in stream_rows(own, choose_columns(own))]
     assert [item.messages for item in asked] == [EXPECTED[:3], EXPECTED[:3], EXPECTED[:1]]
     assert {item.target for item in asked} == {None}
 
 
 def test_other_keys_are_ignored_and_surrogates_are_replaced() -> None:
     cell = [{"role": "user", "content": "a\ud800", "name": 3, "from": None}, {"role": "tool", "content": ""}]
-    assert as_messages(cell) == (Message(role="user", content="a\ufffd"), Message(role="tool", content=""))
+    assert parse_messages(cell) == (Message(role="user", content="a\ufffd"), Message(role="tool", content=""))
 
 
 ANSWER = {"role": "assistant", "content": "b"}
@@ -111,7 +111,7 @@ def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
 def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
     own = table(tmp_path, [ANSWER])
     with pytest.raises(RowError, match="there is no message to answer"):
-        list(stream_texts(own, choose_columns(own)))
+        list(stream_rows(own, choose_columns(own)))
 
 
 def test_an_input_follows_its_instruction(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_calls_and_tools_beside_them_are_read(tmp_path: Path, ending: str) -> No
     assert (columns.messages, columns.tools) == ("messages", "tools")
     assert "tools 'tools'" in columns.describe()
     assert choose_columns(own, Data(messages_column="messages")).tools == "tools"
-    first, second, third = read_labelled(own, columns).items
+    first, second, third = read_labelled_table(own, columns).items
     assert [tool["function"]["name"] for tool in first.tools] == ["now"]
     assert second.tools == third.tools == ()
     (call,) = first.messages[1]["tool_calls"]
@@ -165,7 +165,7 @@ def test_calls_and_tools_beside_them_are_read(tmp_path: Path, ending: str) -> No
 
 def test_tools_may_be_json(tmp_path: Path) -> None:
     own = calls(tmp_path, (CALLED, json.dumps([TOOL])))
-    (item,) = read_labelled(own, choose_columns(own)).items
+    (item,) = read_labelled_table(own, choose_columns(own)).items
     assert item.tools == (TOOL,)
 
 
@@ -182,7 +182,7 @@ def test_tools_may_be_json(tmp_path: Path) -> None:
 def test_faults_of_calls_name_row_and_column(tmp_path: Path, messages: Any, tools: Any, column: str, what: str) -> None:
     own = calls(tmp_path, (CALLED, [TOOL]), (messages, tools))
     with pytest.raises(RowError) as caught:
-        read_labelled(own, choose_columns(own))
+        read_labelled_table(own, choose_columns(own))
     assert what in caught.value.what
     assert caught.value.where == f"{tmp_path}/calls.jsonl:2, row 2, column '{column}'"
     assert len(caught.value.lines()) == 3
@@ -193,9 +193,9 @@ def test_a_template_without_tools_is_a_fault_of_the_rows_that_have_some(tmp_path
     for row in ((CALLED, None), (MESSAGES, [TOOL])):
         own = calls(tmp_path, (MESSAGES, None), row)
         with pytest.raises(RowError, match="takes no tools") as caught:
-            read_labelled(own, choose_columns(own), chat=chat)
+            read_labelled_table(own, choose_columns(own), chat=chat)
         assert "calls.jsonl:2, row 2" in caught.value.where
-        assert len(read_labelled(own, choose_columns(own), chat=chat, skip_bad_rows=True)) == 1
+        assert len(read_labelled_table(own, choose_columns(own), chat=chat, skip_bad_rows=True)) == 1
 
 
 def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
         {"model": model, "objective": {"kind": "seq2seq"}, "training": {"steps": 1, "batch_size": 1}}
     )
     prompt_format = replace(PromptFormat.from_recipe(recipe, chat._tokenizer), chat=chat)
-    task = AnswerTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
+    task = TextToTextTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
     own = calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], [TOOL]))
-    last, call = task.encode(read_labelled(own, choose_columns(own), chat=chat).items)
+    last, call = task.encode(read_labelled_table(own, choose_columns(own), chat=chat).items)
     written = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert last.target is not None
     assert last.learned is not None

@@ -16,7 +16,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit
 from lmtool.tasks.data import TableData
-from lmtool.tasks.predict import measure_tables, predict
+from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.tasks.results import Results
 from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
@@ -104,7 +104,7 @@ def test_numbers_of_any_size_are_learned_and_measured(work: Work, unit: float) -
     assert float(targets.mean()) == pytest.approx(0, abs=1e-9)
     assert float(targets.std()) == pytest.approx(1)
     work.learn_table(work.recipe, table, *CLASSES, "objective.task=number", "training.steps=2")
-    (results,) = measure_tables(load_run(str(work.run())), [str(table)])
+    (results,) = evaluate_tables(load_run(str(work.run())), [str(table)])
     assert np.isfinite(results.loss)
     assert all(
         abs(float(str(cells[0]))) < 100 * unit for _, cells in predict(load_run(str(work.run())), str(table)).rows
@@ -261,7 +261,7 @@ def test_what_a_row_gives_is_not_confused_with_the_row_beside_it(work: Work) -> 
 def test_rows_that_are_cut_are_counted(work: Work) -> None:
     texts = [f"{i} the cat sat on the mat and ran home" if i < 9 else f"cat {i}" for i in range(40)]
     data = read(work, write(work.folder / "table.csv", ["x", "y"] * 20, texts))
-    cut = {part: sum(row.cut for row in rows) for part, rows in parts(data).items()}
+    cut = {part: sum(row.is_truncated for row in rows) for part, rows in parts(data).items()}
     assert cut["train"] + cut["validation"] == 9
     sizes = {"train": 36, "validation": 4}
     assert [warning for warning in data.warnings if "are truncated" in warning] == [

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtool.recipe.spec.objective import Embedding
-from lmtool.tasks.build import task_class
+from lmtool.tasks.build import get_task_class
 from lmtool.tasks.embedding import EmbeddingTask, ranking_metrics
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -22,7 +22,7 @@ def unit(*shape: int, seed: int = 0) -> NDArray[np.float64]:
 
 def task(loss: Any, n_texts: int) -> EmbeddingTask:
     spec = Embedding(kind="embedding", loss=loss)
-    made: Any = task_class(spec, n_texts)
+    made: Any = get_task_class(spec, n_texts)
     return cast(EmbeddingTask, made(cast(PromptFormat, None), spec))
 
 
@@ -45,7 +45,7 @@ def rows(*texts: list[list[int]]) -> list[EncodedRow]:
         EncodedRow(
             i,
             np.array([token for text in row for token in text]),
-            cut=False,
+            is_truncated=False,
             segments=np.repeat(np.arange(len(row)), [len(text) for text in row]),
         )
         for i, row in enumerate(texts)
@@ -57,7 +57,7 @@ def test_texts_that_are_the_same_are_one_query_and_one_document() -> None:
     vectors = {1: [1.0, 0.0], 2: [0.0, 1.0], 3: [0.9, 0.1], 4: [0.8, 0.2], 5: [0.1, 0.9]}
     table = [[[1], [3]], [[1], [4]], [[2], [5]], [[2], [5]]]
     read = np.array([[vectors[text[0]] for text in row] for row in table])
-    figures = task("ranking", 2).figures(read, None, rows(*table))
+    figures = task("ranking", 2).compute_metrics(read, None, rows(*table))
     assert figures == {"recall@1": 0.75, "recall@5": 1.0, "recall@10": 1.0, "mrr": 1.0, "ndcg@10": 1.0}
 
 
@@ -65,16 +65,16 @@ def test_of_triplets_the_positive_is_to_be_nearer_than_each_other() -> None:
     anchor = [1.0, 0.0]
     read = np.array([[anchor, [0.9, 0.1], [0.5, 0.5], [0.0, 1.0]], [anchor, [0.5, 0.5], [0.0, 1.0], [0.6, 0.4]]])
     table = [[[1], [2], [3], [4]], [[5], [6], [7], [8]]]
-    assert task("ranking", 4).figures(read, None, rows(*table))["accuracy"] == 0.5
+    assert task("ranking", 4).compute_metrics(read, None, rows(*table))["accuracy"] == 0.5
 
 
 def test_cosines_of_scored_pairs_are_correlated_by_rank() -> None:
     read = np.array([[[1.0, 0.0], [x, (1 - x * x) ** 0.5]] for x in (0.1, 0.4, 0.9, 0.7)])
-    figures = task("cosent", 2).figures(read, np.array([0.0, 1.0, 100.0, 2.0]), [])
+    figures = task("cosent", 2).compute_metrics(read, np.array([0.0, 1.0, 100.0, 2.0]), [])
     assert figures["spearman"] == pytest.approx(1.0)
     assert figures["pearson"] < 0.9
 
 
 def test_labels_are_those_of_the_nearest_other_row() -> None:
     read = np.array([[[1.0, 0.0]], [[0.99, 0.141]], [[0.0, 1.0]], [[0.141, 0.99]]])
-    assert task("labels", 1).figures(read, np.array([0, 0, 1, 0]), [])["accuracy"] == 0.5
+    assert task("labels", 1).compute_metrics(read, np.array([0, 0, 1, 0]), [])["accuracy"] == 0.5

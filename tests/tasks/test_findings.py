@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from lmtool.recipe.load import Setting, load
 from lmtool.tasks import findings
-from lmtool.tasks.findings import _near
+from lmtool.tasks.findings import _find_near_duplicates
 from lmtool.tasks.prepare import check_tables, open_tables
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.reading import LabelledRow
 from tests.examples import examples
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join), max_size=8)
@@ -22,8 +22,8 @@ def grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
 
 
-def rows(texts: list[str]) -> list[LabelledText]:
-    return [LabelledText((text,), None, None, number) for number, text in enumerate(texts, 1)]
+def rows(texts: list[str]) -> list[LabelledRow]:
+    return [LabelledRow((text,), None, None, number) for number, text in enumerate(texts, 1)]
 
 
 @given(TEXTS, TEXTS, st.integers(1, 40))
@@ -36,8 +36,8 @@ def test_near_rows_are_those_of_all_pairs(train: list[str], held: list[str], blo
         and any(len(grams(text) & grams(other)) >= 0.8 * len(grams(text) | grams(other)) for other in train)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(findings, "BLOCK", block)
-        found = list(_near(rows(train), rows(held), "test"))
+        patch.setattr(findings, "BLOCK_SHINGLES", block)
+        found = list(_find_near_duplicates(rows(train), rows(held), "test"))
     assert [notice.count for notice in found] == ([len(near)] if near else [])
     if near:
         assert f"first: row {near[0]} is nearly" in found[0].text

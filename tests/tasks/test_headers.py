@@ -8,7 +8,7 @@ import yaml
 
 from lmtool.data.table import open_table
 from lmtool.errors import DataError
-from lmtool.tasks.schema import NAMED, Columns, choose_columns
+from lmtool.tasks.schema import BY_USER, Columns, choose_columns
 from tests.tasks.published import rows_of, write_table
 
 HEADERS = yaml.safe_load(Path(__file__).with_name("headers.yaml").read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def test_roles_are_right_or_asked_for(name: str, found: dict[str, Columns | str]
     assert got == expected
     read = {*columns.texts, *filter(None, (columns.label, columns.target, columns.input, columns.messages))}
     assert read <= columns.reasons.keys()
-    assert NAMED not in columns.reasons.values()
+    assert BY_USER not in columns.reasons.values()
 
 
 def test_few_are_asked_for_that_people_can_tell(found: dict[str, Columns | str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.tasks.labels import LabelMap, as_cell, decide_kind
+from lmtool.tasks.labels import LabelMap, infer_label_kind, normalize_label_cell
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ from lmtool.tasks.labels import LabelMap, as_cell, decide_kind
     ],
 )
 def test_the_kind_of_labels(labels: list[Any], kind: str) -> None:
-    assert decide_kind(labels) == kind
+    assert infer_label_kind(labels) == kind
 
 
 @pytest.mark.parametrize(
@@ -65,24 +65,24 @@ def test_the_kind_of_labels(labels: list[Any], kind: str) -> None:
     ],
 )
 def test_values_of_label_columns(value: object, cell: object) -> None:
-    assert as_cell(value) == cell
+    assert normalize_label_cell(value) == cell
 
 
 def test_the_order_of_names_depends_on_the_names_alone() -> None:
-    assert LabelMap.of("class", ["b", "B", "a", "é", "a"]).names == ("B", "a", "b", "é")
-    assert LabelMap.of("class", ["10", "9", "-1"]).names == ("-1", "9", "10")
-    assert LabelMap.of("class", ["10", "9", "x"]).names == ("10", "9", "x")
-    assert LabelMap.of("number", []).names == ()
+    assert LabelMap.from_names("class", ["b", "B", "a", "é", "a"]).names == ("B", "a", "b", "é")
+    assert LabelMap.from_names("class", ["10", "9", "-1"]).names == ("-1", "9", "10")
+    assert LabelMap.from_names("class", ["10", "9", "x"]).names == ("10", "9", "x")
+    assert LabelMap.from_names("number", []).names == ()
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from(["class", "multi"]))
 def test_labels_are_numbered_by_name(names: list[str], kind: Any) -> None:
-    labels = LabelMap.of(kind, names)
+    labels = LabelMap.from_names(kind, names)
     assert [labels.encode(name) for name in labels.names] == list(range(len(set(names))))
-    assert LabelMap.of(kind, reversed(names)) == labels
+    assert LabelMap.from_names(kind, reversed(names)) == labels
 
 
 def test_numbers_have_no_names() -> None:
     labels = LabelMap("number")
     assert labels.encode(2.5) == 2.5
-    assert labels.unknown(2.5) is None
+    assert labels.find_unknown(2.5) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmtool.tasks.language import ENGLISH_ENCODER, MULTILINGUAL_ENCODER, is_english, published_encoder
+from lmtool.tasks.language import ENGLISH_ENCODER, MULTILINGUAL_ENCODER, choose_encoder, is_english
 
 ENGLISH = [
     "A film without a single dull minute, and the ending is lovely.",
@@ -29,7 +29,7 @@ OTHERS = {
 
 def test_english_texts_are_english() -> None:
     assert is_english(ENGLISH)
-    assert published_encoder(ENGLISH) == ENGLISH_ENCODER
+    assert choose_encoder(ENGLISH) == ENGLISH_ENCODER
     # a few words of others among them
     assert is_english([*ENGLISH, "Chez les amis", "日本 und so weiter"])
 
@@ -37,7 +37,7 @@ def test_english_texts_are_english() -> None:
 @pytest.mark.parametrize("language", OTHERS)
 def test_an_english_encoder_is_not_advised_for_texts_in_another_language(language: str) -> None:
     assert not is_english(OTHERS[language])
-    assert published_encoder(OTHERS[language]) == MULTILINGUAL_ENCODER
+    assert choose_encoder(OTHERS[language]) == MULTILINGUAL_ENCODER
 
 
 def test_most_of_the_texts_decide() -> None:

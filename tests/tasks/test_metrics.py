@@ -16,22 +16,22 @@ from sklearn import metrics as sklearn
 
 from lmtool.tasks.metrics import (
     NO_LABEL,
-    best_null_threshold,
-    calibration,
-    class_lines,
+    calibration_metrics,
     class_metrics,
-    confusion_lines,
+    compute_chrf_scores,
+    compute_rouge,
+    compute_word_f1,
     exact_match,
+    find_best_null_threshold,
+    find_positive_class,
+    format_class_scores,
+    format_confusion,
+    has_repeated_phrase,
     multi_label_metrics,
-    positive,
     regression_metrics,
-    repeats_phrase,
-    rouge,
-    sentence_scores,
     translation_metrics,
-    word_f1,
 )
-from lmtool.tasks.results import Results, spread
+from lmtool.tasks.results import Results, summarize_runs
 from tests.reference import annotated
 from tests.reference import metrics as reference
 
@@ -78,12 +78,12 @@ def test_classes_equal_scikit_learn_and_the_reference(seed):
 
 
 def test_the_positive_class_is_the_second_unless_it_denies_the_first():
-    assert positive(["0", "1"]) == 1
-    assert positive(["negative", "positive"]) == 1
-    assert positive(["entailment", "not_entailment"]) == 0
-    assert positive(["equivalent", "non-equivalent"]) == 0
-    assert positive(["no", "yes", NO_LABEL]) == 1
-    assert positive(["a", "b", "c"]) is None
+    assert find_positive_class(["0", "1"]) == 1
+    assert find_positive_class(["negative", "positive"]) == 1
+    assert find_positive_class(["entailment", "not_entailment"]) == 0
+    assert find_positive_class(["equivalent", "non-equivalent"]) == 0
+    assert find_positive_class(["no", "yes", NO_LABEL]) == 1
+    assert find_positive_class(["a", "b", "c"]) is None
     value = class_metrics(np.array([0, 1, 1]), np.array([0, 1, 0]), ["no", "yes"])
     assert (value["f1"], value["positive"]) == (pytest.approx(2 / 3), "yes")
 
@@ -91,11 +91,11 @@ def test_the_positive_class_is_the_second_unless_it_denies_the_first():
 def test_rouge_of_the_examples_of_its_paper():
     # Lin (2004), section 3: the sentences share as many bigrams, and only the first has the order of the reference
     reference_text = "police killed the gunman"
-    assert rouge(["Police kill the gunman."], [reference_text]) == pytest.approx((75, 100 / 3, 75))
-    assert rouge(["the gunman kill police"], [reference_text]) == pytest.approx((75, 100 / 3, 50))
-    both = rouge(["police kill the gunman", "the gunman kill police"], [reference_text] * 2)
+    assert compute_rouge(["Police kill the gunman."], [reference_text]) == pytest.approx((75, 100 / 3, 75))
+    assert compute_rouge(["the gunman kill police"], [reference_text]) == pytest.approx((75, 100 / 3, 50))
+    both = compute_rouge(["police kill the gunman", "the gunman kill police"], [reference_text] * 2)
     assert both == pytest.approx((75, 100 / 3, 62.5))
-    assert rouge(["быстрая лиса"], ["Быстрая лиса"]) == (100, 100, 100)
+    assert compute_rouge(["быстрая лиса"], ["Быстрая лиса"]) == (100, 100, 100)
     assert translation_metrics(["a b c d e"], ["a b c d f"])["rouge1"] == pytest.approx(80)
 
 
@@ -206,7 +206,7 @@ def test_translations_equal_sacrebleu_and_the_papers(seed):
     ],
 )
 def test_a_phrase_that_follows_itself_is_repeated(text, repeats):
-    assert repeats_phrase(text) is repeats
+    assert has_repeated_phrase(text) is repeats
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -218,7 +218,7 @@ def test_repeated_phrases_are_those_of_the_definition(seed):
         words = rng.choices("abcd", k=rng.randint(0, 9))
         spans = [(i, n) for n in range(2, 5) for i in range(len(words)) if i + 2 * n <= len(words)]
         wanted = any(words[i : i + n] == words[i + n : i + 2 * n] for i, n in spans)
-        assert repeats_phrase(" ".join(words)) is wanted
+        assert has_repeated_phrase(" ".join(words)) is wanted
         found.add(wanted)
     assert found == {True, False}
 
@@ -249,12 +249,12 @@ def test_metrics_are_json():
 
 def test_tables_are_aligned():
     confusion = np.array([[1200, 3], [40, 5]])
-    assert confusion_lines(confusion, ["good", "日本"]) == [
+    assert format_confusion(confusion, ["good", "日本"]) == [
         "true \\ predicted   good  日本",
         "good              1,200     3",
         "日本                 40     5",
     ]
-    assert class_lines(metrics_of(confusion, ["good", "bad\n[b]"])["classes"]) == [
+    assert format_class_scores(metrics_of(confusion, ["good", "bad\n[b]"])["classes"]) == [
         "class     precision  recall    F1   rows",
         "good           96.8    99.8  98.2  1,203",
         "bad\\n[b]       62.5    11.1  18.9     45",
@@ -266,13 +266,13 @@ def test_tables_of_many_classes_are_cut_and_lose_no_row():
     confusion = rng.integers(0, 9, (50, 50))
     confusion[7] += 100
     names = [f"a class with a long name {i}" for i in range(50)]
-    lines = confusion_lines(confusion, names, most=4)
+    lines = format_confusion(confusion, names, max_classes=4)
     assert len(lines) == 7
     assert lines[-1] == "... and 46 more classes"
     assert max(map(len, lines)) < 100
     cells = [line.replace(",", "").split()[-5:] for line in lines[1:-1]]
     assert sum(int(cell) for row in cells for cell in row) == confusion.sum()
-    lines = class_lines(metrics_of(confusion, names)["classes"], most=4)
+    lines = format_class_scores(metrics_of(confusion, names)["classes"], max_classes=4)
     assert len(lines) == 6
     assert any(line.startswith("a class with a long name 7 ") for line in lines)
 
@@ -287,9 +287,9 @@ def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
     low, high = stats.t.interval(0.95, 2, loc=0.7, scale=0.2 / 3**0.5)
     interval = f"(95 %: {low:.4f} to {high:.4f})"
     shown = f"accuracy 0.7000 ± 0.2000 {interval}  loss 0.5000 ± 0.0000 (95 %: 0.5000 to 0.5000)"
-    assert spread(runs) == [f"test, 3 runs: {shown}"]
+    assert summarize_runs(runs) == [f"test, 3 runs: {shown}"]
     several = [results("x", accuracy, None) | results("y", 0.2, None) for accuracy in (0.5, 0.7)]
-    assert [line.split(":")[0] for line in spread(several)] == ["x, test, 2 runs", "y, test, 2 runs"]
+    assert [line.split(":")[0] for line in summarize_runs(several)] == ["x, test, 2 runs", "y, test, 2 runs"]
 
 
 def test_calibration_is_that_of_its_definition():
@@ -297,7 +297,7 @@ def test_calibration_is_that_of_its_definition():
     rng = np.random.default_rng(3)
     p_RC = rng.dirichlet([0.5, 0.5, 0.5], 500)
     true_R = rng.integers(0, 3, 500)
-    found = calibration(p_RC, true_R)
+    found = calibration_metrics(p_RC, true_R)
     bins = {}
     for p_C, true in zip(p_RC.tolist(), true_R.tolist(), strict=True):
         bins.setdefault(min(int(max(p_C) * 10), 9), []).append((max(p_C), p_C.index(max(p_C)) == true))
@@ -313,15 +313,15 @@ def test_calibration_is_that_of_its_definition():
 
 
 def test_certain_right_answers_are_calibrated_and_nan_is_no_error():
-    certain = calibration(np.eye(3), np.arange(3))
+    certain = calibration_metrics(np.eye(3), np.arange(3))
     assert certain == {"ece": 0.0, "log_loss": 0.0, "bins": [{"confidence": 1.0, "accuracy": 1.0, "rows": 3}]}
-    assert calibration(np.full((2, 2), np.nan), np.array([0, 1]))["bins"][0]["confidence"] == 0.0
+    assert calibration_metrics(np.full((2, 2), np.nan), np.array([0, 1]))["bins"][0]["confidence"] == 0.0
 
 
 def test_sentences_are_scored_as_sacrebleu_does():
     hypotheses, references = ["a cat sat", "", "rain"], ["a cat sat", "a dog", "it rains"]
     expected = [sacrebleu.sentence_chrf(h, [r]).score for h, r in zip(hypotheses, references, strict=True)]
-    assert sentence_scores(hypotheses, references) == pytest.approx(expected)
+    assert compute_chrf_scores(hypotheses, references) == pytest.approx(expected)
     assert expected[0] == 100
 
 
@@ -331,7 +331,7 @@ TEXTS = st.text(alphabet="aAnthe .,!-\u2019x1", max_size=12)
 @given(TEXTS, st.lists(TEXTS, max_size=3))
 def test_answers_are_scored_as_by_the_script(predicted: str, answers: list[str]) -> None:
     assert exact_match(predicted, answers) == annotated.squad_exact(predicted, answers)
-    assert word_f1(predicted, answers) == pytest.approx(annotated.squad_f1(predicted, answers))
+    assert compute_word_f1(predicted, answers) == pytest.approx(annotated.squad_f1(predicted, answers))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_answers_are_scored_as_by_the_script(predicted: str, answers: list[str])
 )
 def test_scores_of_answers_by_hand(predicted: str, answers: list[str], exact: int, f1: float) -> None:
     assert exact_match(predicted, answers) == exact
-    assert word_f1(predicted, answers) == pytest.approx(f1)
+    assert compute_word_f1(predicted, answers) == pytest.approx(f1)
 
 
 SCORED = st.lists(
@@ -365,9 +365,9 @@ def test_no_other_threshold_scores_more(rows: list[tuple[float, float, bool]]) -
             for null, score, known in zip(null_scores, scores, has_answer, strict=True)
         )
 
-    found = best_null_threshold(null_scores, scores, has_answer)
+    found = find_best_null_threshold(null_scores, scores, has_answer)
     assert total(found) == pytest.approx(max(total(other) for other in (-9.0, *null_scores, 9.0)))
 
 
 def test_where_all_have_an_answer_all_are_answered() -> None:
-    assert best_null_threshold([5.0, -1.0], [0.0, 1.0], [True, True]) == math.inf
+    assert find_best_null_threshold([5.0, -1.0], [0.0, 1.0], [True, True]) == math.inf

@@ -10,7 +10,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks import predict as predicting
-from lmtool.tasks.predict import answers_tables, measure_tables, predict
+from lmtool.tasks.predict import can_predict_tables, evaluate_tables, predict
 from tests.compute.together import together
 from tests.training.tiny import Work, words
 
@@ -84,10 +84,10 @@ def test_any_chunks_and_any_number_of_processes_answer_the_same(
 def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     loaded, table = learned(work, kind)
     both = [str(table), str(table)]
-    alone = list(measure_tables(loaded, both))
+    alone = list(evaluate_tables(loaded, both))
     assert [results.part for results in alone] == ["table", "table"]
     assert alone[0].record() == alone[1].record()
-    for found in together(monkeypatch, 3, lambda _: list(measure_tables(loaded, both))):
+    for found in together(monkeypatch, 3, lambda _: list(evaluate_tables(loaded, both))):
         for one, other in zip(found, alone, strict=True):
             assert one.loss == pytest.approx(other.loss, rel=1e-5)
             assert (one.rows, one.step, one.labels) == (24, loaded.step, other.labels)
@@ -98,12 +98,12 @@ def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pyte
 def test_columns_under_other_names_are_inferred(work: Work) -> None:
     """Those of texts, of labels, or both; a line says which."""
     loaded, table = learned(work, "class")
-    (expected,) = measure_tables(loaded, [str(table)])
+    (expected,) = evaluate_tables(loaded, [str(table)])
     header, *rows = table.read_text().splitlines()
     told: list[str] = []
     for other in ("id,review,label", "id,text,sentiment", "id,review,sentiment"):
         (work.folder / "other.csv").write_text("\n".join([other, *rows]) + "\n")
-        (found,) = measure_tables(loaded, [str(work.folder / "other.csv")], tell=told.append)
+        (found,) = evaluate_tables(loaded, [str(work.folder / "other.csv")], tell=told.append)
         assert found.record() == expected.record()
     assert len(told) == 3
     assert header == "id,text,label"
@@ -123,8 +123,8 @@ def test_bad_rows_are_told_or_counted(work: Work) -> None:
 def test_only_what_was_tuned_answers_tables(work: Work) -> None:
     _, table = learned(work, "class")
     work.pretrain("training.steps=1", name="text")
-    assert answers_tables(str(work.run()))
-    assert not answers_tables(str(work.run("text")))
+    assert can_predict_tables(str(work.run()))
+    assert not can_predict_tables(str(work.run("text")))
     with pytest.raises(UsageError, match="cannot predict tables"):
         predict(load_run(str(work.run("text"))), str(table))
     with pytest.raises(UsageError, match="no task 'mood'"):

@@ -8,7 +8,7 @@ import pytest
 from lmtool.data.rowfile import DelimitedFile
 from lmtool.data.table import open_table
 from lmtool.errors import DataError
-from lmtool.tasks.reading import LabelledTexts, read_labelled
+from lmtool.tasks.reading import LabelledTable, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 
 PARSES = "sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
@@ -77,16 +77,16 @@ def is_label(name: str) -> bool:
     return name in ("label", "Quality", "is_duplicate", "score", "gold_label")
 
 
-def written(path: Path, columns: list[str], labels: list[str], *, header: bool = True) -> LabelledTexts:
+def written(path: Path, columns: list[str], labels: list[str], *, header: bool = True) -> LabelledTable:
     lines = ["\t".join(columns)] if header else []
     lines += ["\t".join(cell(name, row, label) for name in columns) for row, label in enumerate(labels)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return opened(path)
 
 
-def opened(path: Path) -> LabelledTexts:
+def opened(path: Path) -> LabelledTable:
     table = open_table(str(path))
-    return read_labelled(table, choose_columns(table))
+    return read_labelled_table(table, choose_columns(table))
 
 
 @pytest.mark.parametrize("name", [name for name in HEADERS if name != "CoLA"])

@@ -18,11 +18,11 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.questions import Extracted, SpanTask, Window
-from lmtool.tasks.reading import LabelledText, read_labelled
+from lmtool.tasks.questions import ExtractedAnswer, SpanTask, Window
+from lmtool.tasks.reading import LabelledRow, read_labelled_table
 from lmtool.tasks.schema import choose_columns
-from lmtool.tasks.split import divide, hold_out
-from lmtool.tasks.task import AnsweringModel
+from lmtool.tasks.split import apply_split, hold_out
+from lmtool.tasks.task import TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -37,9 +37,7 @@ KINDS: dict[str, TokenizerSpec] = {
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
 
 
-def setting(
-    kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any
-) -> tuple[SpanTask, AnsweringModel]:
+def setting(kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any) -> tuple[SpanTask, TaskModel]:
     recipe = Recipe.model_validate(
         {
             "model": {
@@ -52,15 +50,15 @@ def setting(
     tokenizer, compute = TOKENIZERS[kind], choose_compute("cpu", "float32")
     lm = build_model(recipe, tokenizer, compute)
     task = SpanTask(PromptFormat.from_recipe(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
-    return task, AnsweringModel(lm, build_objective(recipe, tokenizer), compute)
+    return task, TaskModel(lm, build_objective(recipe, tokenizer), compute)
 
 
-def question(answer: str | None = "the brass key", row: int = 1, context: str = CONTEXT) -> LabelledText:
+def question(answer: str | None = "the brass key", row: int = 1, context: str = CONTEXT) -> LabelledRow:
     spans = () if answer is None else (AnswerSpan(context.index(answer), answer),)
-    return LabelledText(("Who?", context), None, None, row, answers=spans)
+    return LabelledRow(("Who?", context), None, None, row, answers=spans)
 
 
-def windows(task: SpanTask, *items: LabelledText) -> list[Window]:
+def windows(task: SpanTask, *items: LabelledRow) -> list[Window]:
     return task.encode(items)  # type: ignore[return-value]
 
 
@@ -119,7 +117,7 @@ TOKENS = np.array(TOKENIZERS["word"].encode_with_offsets(CONTEXT)[1])
 class Scripted:
     """A model whose scores are given: of each token of the vocabulary as the first and as the last of an answer."""
 
-    def __init__(self, model: AnsweringModel, seed: int) -> None:
+    def __init__(self, model: TaskModel, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.scores_V2 = rng.normal(size=(TOKENIZERS["word"].vocab_size, 2))
         self.training = False
@@ -138,8 +136,8 @@ def test_the_answer_is_the_best_span_of_all_windows(seed: int) -> None:
     scripted = Scripted(model, seed)
     rows = windows(task, question())
     task.threshold = np.inf
-    ((text, start, null_score),) = task.answer(
-        AnsweringModel(scripted, model.objective, model.compute),  # type: ignore[arg-type]
+    ((text, start, null_score),) = task.predict_cells(
+        TaskModel(scripted, model.objective, model.compute),  # type: ignore[arg-type]
         rows,
     )
     first_V, last_V = scripted.scores_V2.T
@@ -158,22 +156,22 @@ def test_the_answer_is_the_best_span_of_all_windows(seed: int) -> None:
 
 def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
     items = [question(), question(None, row=2)]
-    found = [Extracted("the brass key", 20, -1.0), Extracted("key", 30, 0.5)]
+    found = [ExtractedAnswer("the brass key", 20, -1.0), ExtractedAnswer("key", 30, 0.5)]
     task, _ = setting()
     assert task.threshold == np.inf
-    task._choose_threshold(found, items)
+    task._fit_threshold(found, items)
     assert task.threshold == -1
-    task._choose_threshold(found[:1], items[:1])
+    task._fit_threshold(found[:1], items[:1])
     assert task.threshold == np.inf
     fixed, _ = setting(null_threshold=0.75)
-    fixed._choose_threshold(found, items)
+    fixed._fit_threshold(found, items)
     assert fixed.threshold == 0.75
 
 
 def test_figures_of_questions_with_and_without_answers() -> None:
     task, model = setting()
     rows = task.encode([question(), question(None, row=2), question("Ida", row=3)])
-    task.decide(model, rows, held_out=True)
+    task.calibrate(model, rows, held_out=True)
     results = task.measure(model, rows, "test", 2)
     assert results.rows == 3
     parts = results.figures
@@ -185,9 +183,9 @@ def test_figures_of_questions_with_and_without_answers() -> None:
 
 def test_an_empty_context_has_no_answer() -> None:
     task, model = setting()
-    item = LabelledText(("Who?", ""), None, None, 1, answers=())
+    item = LabelledRow(("Who?", ""), None, None, 1, answers=())
     task.threshold = np.inf
-    assert task.answer(model, task.encode([item]))[0][0] == ""
+    assert task.predict_cells(model, task.encode([item]))[0][0] == ""
 
 
 def test_a_context_without_room_is_refused() -> None:
@@ -201,8 +199,8 @@ def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
         rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
         (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
         table = open_table(str(tmp_path / "a.jsonl"))
-        texts = read_labelled(table, choose_columns(table, kind="questions"))
-        train, test = divide(texts, hold_out(texts, 0.25, seed=1))
+        texts = read_labelled_table(table, choose_columns(table, kind="questions"))
+        train, test = apply_split(texts, hold_out(texts, 0.25, seed=1))
         assert len(test) == 10
         first, second = ({item.texts[1] for item in part.items} for part in (train, test))
         return first, second

@@ -12,7 +12,7 @@ import pytest
 from lmtool.data.table import RowError, SkippedRows, open_table
 from lmtool.errors import DataError
 from lmtool.tasks.labels import LabelMap
-from lmtool.tasks.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
+from lmtool.tasks.reading import LEFT_OUT_ROWS, LabelledTable, make_shared_rows_notice, read_labelled_table, stream_rows
 from lmtool.tasks.schema import choose_columns
 from tests.tasks.labelled import labelled, read
 
@@ -26,7 +26,7 @@ def test_examples_are_texts_labels_and_row_numbers(tmp_path: Path) -> None:
         (("g", "h"), "no", None, 4),
     ]
     assert found.labels == LabelMap("class", ("no", "yes"))
-    assert found.counts() == {"no": 2, "yes": 2}
+    assert found.count_classes() == {"no": 2, "yes": 2}
     assert found.describe() == "4 rows, in 2 classes: 'no' 2, 'yes' 2"
     assert found.notices == ()
 
@@ -73,7 +73,7 @@ def test_labels_of_other_formats(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": list("abcd"), "label": [0.0, 1.0, 0.0, 1.0]}), path)
     table = open_table(str(path))
-    found = read_labelled(table, choose_columns(table))
+    found = read_labelled_table(table, choose_columns(table))
     assert found.labels == LabelMap("class", ("0", "1"))
 
 
@@ -279,9 +279,9 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
     table = open_table(str(tmp_path / "b.csv"))
     columns = choose_columns(table)
     with pytest.raises(RowError, match="2 fields"):
-        list(stream_texts(table, columns))
+        list(stream_rows(table, columns))
     skipped = SkippedRows()
-    found = list(stream_texts(table, columns, skipped))
+    found = list(stream_rows(table, columns, skipped))
     assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "")]
     assert [(example.texts, example.label) for _, example in found] == [(("t",), None), (("v",), None)]
     assert str(skipped) == "skipped 1 bad row: ragged row 1"
@@ -290,11 +290,11 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
 def test_without_labels_empty_texts_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("text,id\na,1\n,2\n", encoding="utf-8")
     table = open_table(str(tmp_path / "b.csv"))
-    found = [example for _, example in stream_texts(table, choose_columns(table, labelled=False))]
+    found = [example for _, example in stream_rows(table, choose_columns(table, labelled=False))]
     assert [(example.texts, example.label) for example in found] == [(("a",), None), (("",), None)]
 
 
-def kinds(examples: LabelledTexts) -> dict[str, int]:
+def kinds(examples: LabelledTable) -> dict[str, int]:
     return {notice.kind: notice.count for notice in examples.notices}
 
 
@@ -325,12 +325,12 @@ def test_other_notices(tmp_path: Path) -> None:
 def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
     train = read(tmp_path / "a.csv", "text,label\na,x\nb,y\nc,x\nb,y\n")
     test = read(tmp_path / "b.csv", "text,label\nq,x\nb,x\nb,y\n", labels=train.labels)
-    notice = shared_rows(train, test, "b.csv")
+    notice = make_shared_rows_notice(train, test, "b.csv")
     assert notice is not None
     assert notice.count == 2
     assert str(notice) == "2 of 3 rows of b.csv are also in the training table; first: row 2 is row 2 there"
     alone = read(tmp_path / "b.csv", "text,label\nq,x\n", labels=train.labels)
-    assert shared_rows(train, alone, "b.csv") is None
+    assert make_shared_rows_notice(train, alone, "b.csv") is None
 
 
 def test_the_pages_on_tables_name_every_fault_and_notice() -> None:
@@ -350,7 +350,8 @@ def test_the_pages_on_tables_name_every_fault_and_notice() -> None:
             "tasks/reading",
         )
     )
-    found = set(re.findall(r'(?:\bFault|\bCellFault|\bNotice|\._?row_error|_fault)\(\s*"([^"]+)"', source))
+    found = set(re.findall(r'(?:\bFault|\bCellError|\bNotice|\._?row_error|_fault)\(\s*"([^"]+)"', source))
+    found |= LEFT_OUT_ROWS.keys()
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found
     assert len(found) > 15
     assert not [kind for kind in found if kind not in page]

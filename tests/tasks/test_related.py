@@ -9,8 +9,8 @@ from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.embedding import with_loss
-from lmtool.tasks.schema import Columns, choose_columns, is_related
+from lmtool.tasks.embedding import with_inferred_loss
+from lmtool.tasks.schema import Columns, choose_columns, has_related_texts
 
 WORDS = ["cat", "dog", "sea", "boat", "rain"]
 
@@ -59,7 +59,9 @@ def test_columns_by_name(columns: dict[str, list[str]], texts: list[str], label:
 def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     """A number under an unusual name would say how near texts are."""
     found = choose_columns(table(tmp_path, left="text", right="text", agreement=NUMBERS), kind="related")
-    assert found.describe().endswith("; ignored: 'agreement'; name a number of how near texts are by --label-column")
+    assert found.describe().endswith(
+        "; ignored: 'agreement'; --label-column names a number that says how similar the texts are"
+    )
     named = Data(text_columns=("left", "right"), label_column="agreement")
     assert (
         "ignored" not in choose_columns(table(tmp_path, left="text", right="text", agreement=NUMBERS), named).describe()
@@ -100,8 +102,8 @@ def test_one_text_alone_relates_to_nothing(tmp_path: Path) -> None:
 )
 def test_when_rows_are_related(columns: dict[str, list[str]], alone: bool, scored: bool, tmp_path: Path) -> None:
     found = table(tmp_path, **columns)
-    assert is_related(found, Data(), scored=False) == alone
-    assert is_related(found, Data(), scored=True) == scored
+    assert has_related_texts(found, Data(), scored=False) == alone
+    assert has_related_texts(found, Data(), scored=True) == scored
 
 
 @pytest.mark.parametrize(
@@ -109,8 +111,8 @@ def test_when_rows_are_related(columns: dict[str, list[str]], alone: bool, score
 )
 def test_the_loss_of_a_table(texts: int, label: str | None, loss: str) -> None:
     spec, columns = Embedding(kind="embedding"), Columns(("a", "b", "c", "d")[:texts], label)
-    assert with_loss(spec, columns).loss == loss
-    assert with_loss(with_loss(spec, columns), columns).loss == loss
+    assert with_inferred_loss(spec, columns).loss == loss
+    assert with_inferred_loss(with_inferred_loss(spec, columns), columns).loss == loss
 
 
 @pytest.mark.parametrize(
@@ -126,5 +128,5 @@ def test_the_loss_of_a_table(texts: int, label: str | None, loss: str) -> None:
 def test_a_loss_that_rows_cannot_train_is_refused(loss: str, texts: int, label: str | None, word: str) -> None:
     spec = Embedding.model_validate({"kind": "embedding", "loss": loss})
     with pytest.raises(UsageError, match=word):
-        with_loss(spec, Columns(("a", "b", "c")[:texts], label))
-    assert with_loss(Embedding(kind="embedding", loss="triplet"), Columns(("a", "b", "c"))).loss == "triplet"
+        with_inferred_loss(spec, Columns(("a", "b", "c")[:texts], label))
+    assert with_inferred_loss(Embedding(kind="embedding", loss="triplet"), Columns(("a", "b", "c"))).loss == "triplet"

@@ -11,7 +11,7 @@ from lmtool.tasks.rows import EncodedRow, TableExamples
 
 def rows(n: int, seed: int = 0) -> list[EncodedRow]:
     rng = np.random.default_rng(seed)
-    return [EncodedRow(i + 1, np.zeros(rng.integers(1, 50), dtype=np.int64), cut=False) for i in range(n)]
+    return [EncodedRow(i + 1, np.zeros(rng.integers(1, 50), dtype=np.int64), is_truncated=False) for i in range(n)]
 
 
 @pytest.mark.parametrize(("n", "batch"), [(1, 4), (7, 3), (64, 8), (333, 4)])
@@ -76,10 +76,10 @@ def test_tables_are_mixed_as_often_as_is_said(times: tuple[float, float], wanted
 def test_rows_are_read_anew_for_each_sample() -> None:
     """By the generator of the sample, which goes on to the objective."""
 
-    def reread(row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
+    def resample_row(row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         return replace(row, tokens=rng.integers(100, size=4))
 
-    one, two = (TableExamples(rows(50), 4, seed=1, reread=reread) for _ in range(2))
+    one, two = (TableExamples(rows(50), 4, seed=1, resample_row=resample_row) for _ in range(2))
     found = {tuple(one.read(np.array([sample]))[0].tokens.tolist()) for sample in range(100)}
     assert len(found) == 100
     late = two.read(np.array([99]))[0]

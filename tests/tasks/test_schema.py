@@ -9,7 +9,7 @@ import pytest
 from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.schema import USUAL, Columns, choose_columns
+from lmtool.tasks.schema import BY_NAME, Columns, choose_columns
 
 
 def table(path: Path, header: str) -> Table:
@@ -90,7 +90,7 @@ def test_given_names(
     given = {key: value for key, value in given.items() if key != "labelled"}
     chosen = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
     assert chosen == Columns(tuple(texts), label, target)
-    assert chosen.inferred == found
+    assert chosen.are_inferred == found
 
 
 def test_what_is_read_is_said(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_an_instruction_may_have_an_input(
     header: str, given: dict[str, Any], labelled: bool, expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     found = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
-    assert (*found.texts, found.target, found.input, found.inferred) == expected
+    assert (*found.texts, found.target, found.input, found.are_inferred) == expected
     assert found.label is None
-    assert found.writes == labelled
+    assert found.has_targets == labelled
 
 
 @pytest.mark.parametrize("name", ["messages", "Conversations", "conversation"])
@@ -189,7 +189,7 @@ def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> No
     path.write_text(json.dumps({"prompt": "x", "label": "y", name: [{"role": "user", "content": "a"}]}) + "\n")
     found = choose_columns(open_table(str(path)))
     assert found == Columns((), messages=name)
-    assert found.writes
+    assert found.has_targets
     assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
     named = choose_columns(open_table(str(path)), Data(messages_column=name))
     assert named == Columns((), messages=name)
@@ -217,7 +217,7 @@ def test_names_in_other_languages(header: str, tmp_path: Path) -> None:
     text, label = header.split(",")
     # beside another column, so that it is the name that tells
     found = choose_columns(table(tmp_path, f"nr,{header},x"))
-    assert (found.texts, found.label, set(found.reasons.values())) == ((text,), label, {USUAL})
+    assert (found.texts, found.label, set(found.reasons.values())) == ((text,), label, {BY_NAME})
 
 
 @pytest.mark.parametrize(
@@ -261,20 +261,28 @@ def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path
         table = written(tmp_path, header, rows)
     found = choose_columns(table)
     assert (found.texts, found.label) == ((table.names[1],), table.names[2])
-    assert USUAL not in found.reasons.values()
+    assert BY_NAME not in found.reasons.values()
     assert "--text-column" in found.describe()
     assert "--label-column" in found.describe()
+
+
+@pytest.mark.parametrize(("text", "label"), [("commentaire", "avis"), ("avis", "commentaire"), ("text", "comment")])
+def test_of_two_names_of_texts_the_one_of_classes_is_the_label(text: str, label: str, tmp_path: Path) -> None:
+    rows = [[f"le film tranquille numéro {i}", ("positif", "négatif")[i % 2], str(i)] for i in range(30)]
+    for header, cells in ((f"{text},{label}", [row[:2] for row in rows]), (f"{text},{label},nr", rows)):
+        found = choose_columns(written(tmp_path, header, cells))
+        assert (found.texts, found.label) == ((text,), label)
 
 
 def test_a_known_name_is_joined_by_what_cells_tell(tmp_path: Path) -> None:
     rows = [[str(i), f"the quiet film of number {i}", "ab"[i % 2], f"remark {i}"] for i in range(30)]
     known_text = choose_columns(written(tmp_path, "n,text,zq,extra", rows))
-    assert (known_text.texts, known_text.label, known_text.reasons["text"]) == (("text",), "zq", USUAL)
+    assert (known_text.texts, known_text.label, known_text.reasons["text"]) == (("text",), "zq", BY_NAME)
     assert "2 different values" in known_text.reasons["zq"]
     rows = [row[:3] for row in rows]
     known_label = choose_columns(written(tmp_path, "n,zq,label", rows))
-    assert (known_label.texts, known_label.label, known_label.reasons["label"]) == (("zq",), "label", USUAL)
-    assert known_label.reasons["zq"] != USUAL
+    assert (known_label.texts, known_label.label, known_label.reasons["label"]) == (("zq",), "label", BY_NAME)
+    assert known_label.reasons["zq"] != BY_NAME
     named = choose_columns(written(tmp_path, "n,zq,wq", rows), Data(text_columns=["zq"]))
     assert (named.texts, named.label) == (("zq",), "wq")
 

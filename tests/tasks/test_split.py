@@ -7,15 +7,15 @@ import pytest
 
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import TableSplit
-from lmtool.tasks.reading import shared_rows
-from lmtool.tasks.split import divide, draw_folds, hold_out
+from lmtool.tasks.reading import make_shared_rows_notice
+from lmtool.tasks.split import apply_split, draw_folds, hold_out
 from tests.tasks.labelled import labelled, read
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_split_keeps_the_classes_in_proportion(seed: int, tmp_path: Path) -> None:
     examples = labelled(tmp_path, *["x"] * 600, *["y"] * 300, *["z"] * 2)
-    train, test = divide(examples, hold_out(examples, 0.1, seed))
+    train, test = apply_split(examples, hold_out(examples, 0.1, seed))
     assert Counter(item.label for item in test.items) == {"x": 60, "y": 30, "z": 1}
     assert len(train) + len(test) == len(examples)
     assert sorted([*train.items, *test.items], key=lambda item: item.row) == list(examples.items)
@@ -28,8 +28,8 @@ def test_a_split_keeps_the_classes_in_proportion(seed: int, tmp_path: Path) -> N
 def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
     content = "text,label\n" + "".join(f"t{i % 40},{'xy'[i % 2]}\n" for i in range(400))
     examples = read(tmp_path / "a.csv", content)
-    train, test = divide(examples, hold_out(examples, 0.25, 0))
-    assert shared_rows(train, test, "a.csv") is None
+    train, test = apply_split(examples, hold_out(examples, 0.25, 0))
+    assert make_shared_rows_notice(train, test, "a.csv") is None
     assert len(test) == 100
     content = "text,label\n" + "a,x\n" * 5 + "a,y\n" * 5
     with pytest.raises(DataError, match="all have the same text"):
@@ -56,7 +56,7 @@ def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:
     tenths = Counter((row - 1) // 20 for row in hold_out(numbers, 0.1, 0).test)
     assert tenths == dict.fromkeys(range(10), 2)
     several = labelled(tmp_path, *["common"] * 90, *["common;rare"] * 10)
-    _, test = divide(several, hold_out(several, 0.1, 0))
+    _, test = apply_split(several, hold_out(several, 0.1, 0))
     assert sum("rare" in item.label for item in test.items) == 1  # type: ignore[operator]
     assert len(test) == 10
 
@@ -65,7 +65,7 @@ def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
     examples = labelled(tmp_path, *["x", "y"] * 30)
     held = hold_out(examples, 0.2, 3)
     saved = TableSplit.model_validate_json(held.model_dump_json())
-    assert divide(examples, saved) == divide(examples, held)
+    assert apply_split(examples, saved) == apply_split(examples, held)
     for test in saved.test[1:], [*saved.test[1:], 99], [*saved.test[1:], saved.test[1]]:
         with pytest.raises(CheckpointError, match="does not fit"):
-            divide(examples, saved.model_copy(update={"test": test}))
+            apply_split(examples, saved.model_copy(update={"test": test}))

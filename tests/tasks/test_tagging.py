@@ -13,10 +13,10 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tasks.build import build_task
-from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
-from lmtool.tasks.tagging import EntityTask, TaggedRow, TagTask
-from lmtool.tasks.task import AnsweringModel
+from lmtool.tasks.tagging import EntityTask, TaggedRow, TaggingTask
+from lmtool.tasks.task import TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -43,19 +43,19 @@ def recipe(labels: tuple[str, ...], **model: Any) -> Recipe:
     )
 
 
-def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TagTask, AnsweringModel]:
+def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TaggingTask, TaskModel]:
     made, compute = recipe(labels, **model), choose_compute("cpu", "float32")
     lm = build_model(made, tokenizer, compute)
     built = build_task(made, PromptFormat.from_recipe(made, tokenizer), "", Columns(("words",)), ())
-    assert isinstance(built, TagTask)
-    return built, AnsweringModel(lm, build_objective(made, tokenizer), compute)
+    assert isinstance(built, TaggingTask)
+    return built, TaskModel(lm, build_objective(made, tokenizer), compute)
 
 
-def item(words: tuple[str, ...], tags: tuple[str, ...] | None = None, row: int = 1) -> LabelledText:
-    return LabelledText(words, tags, None, row)
+def item(words: tuple[str, ...], tags: tuple[str, ...] | None = None, row: int = 1) -> LabelledRow:
+    return LabelledRow(words, tags, None, row)
 
 
-def encoded(built: TagTask, *items: LabelledText) -> list[TaggedRow]:
+def encoded(built: TaggingTask, *items: LabelledRow) -> list[TaggedRow]:
     return built.encode(items)  # type: ignore[return-value]
 
 
@@ -80,14 +80,14 @@ def test_words_beyond_the_context_have_no_place_and_no_loss() -> None:
     built, model = task(tokenizer, context=10)
     tags = ("B-X", *["O"] * 9)
     (row,) = encoded(built, item(WORDS, tags))
-    assert row.cut
+    assert row.is_truncated
     # [CLS] Otto met [SEP]: eight characters
     assert row.placed_W.tolist() == [0, 1]
     assert row.word_starts is not None
     assert row.word_starts.tolist() == [1, 6]
     assert row.label is not None
     assert row.label.tolist() == [0, 2]
-    ((found,),) = built.answer(model, [row])
+    ((found,),) = built.predict_cells(model, [row])
     assert isinstance(found, list)
     assert len(found) == 10
     assert found[2:] == ["O"] * 8
@@ -99,8 +99,8 @@ def test_a_word_that_the_tokenizer_drops_is_outside_of_entities() -> None:
     rows = encoded(built, item(("Otto", "\u200b", "Ida")), item(("\u200b",), row=2))
     assert rows[0].placed_W.tolist() == [0, 2]
     assert rows[1].placed_W.tolist() == []
-    assert [len(tags) for (tags,) in built.answer(model, rows)] == [3, 1]  # type: ignore[arg-type]
-    assert built.answer(model, rows[1:]) == [(["O"],)]
+    assert [len(tags) for (tags,) in built.predict_cells(model, rows)] == [3, 1]  # type: ignore[arg-type]
+    assert built.predict_cells(model, rows[1:]) == [(["O"],)]
 
 
 @pytest.mark.parametrize("shape", ["encoder", "decoder"])
@@ -110,7 +110,7 @@ def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     assert isinstance(model.lm, Tagger)
     torch.nn.init.normal_(model.lm.eval().head.weight)
     rows = encoded(built, item(WORDS), item(WORDS[:2], row=2))
-    for row, (tags,) in zip(rows, built.answer(model, rows), strict=True):
+    for row, (tags,) in zip(rows, built.predict_cells(model, rows), strict=True):
         scores = TokenHeadModel.run_head(model.lm, model.objective.collate([row.example()])).scores[0].detach().numpy()
         assert row.word_starts is not None
         assert tags == [BIO[int(scores[place].argmax())] for place in row.word_starts]

@@ -11,11 +11,11 @@ from lmtool.data.table import RowError
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.recipe.load import Setting, load
 from lmtool.tasks import metrics, reading
-from lmtool.tasks.labels import LONGEST_LABEL, LabelMap
-from lmtool.tasks.merges import read_merges
-from lmtool.tasks.metrics import class_lines
-from lmtool.tasks.notices import misspelt
-from lmtool.tasks.reading import LabelledTexts
+from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, LabelMap
+from lmtool.tasks.merges import read_label_merges
+from lmtool.tasks.metrics import format_class_scores
+from lmtool.tasks.notices import find_misspelt_labels
+from lmtool.tasks.reading import LabelledTable
 from tests.tasks.labelled import labelled, read
 
 
@@ -39,8 +39,8 @@ from tests.tasks.labelled import labelled, read
     ],
 )
 def test_a_label_that_is_nearly_a_commoner_one(rare: str, common: str) -> None:
-    assert misspelt({common: 20, rare: 2, "something else": 30}) == {rare: common}
-    assert misspelt({common: 2, rare: 20}) == {common: rare}
+    assert find_misspelt_labels({common: 20, rare: 2, "something else": 30}) == {rare: common}
+    assert find_misspelt_labels({common: 2, rare: 20}) == {common: rare}
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_a_label_that_is_nearly_a_commoner_one(rare: str, common: str) -> None:
     ],
 )
 def test_labels_that_are_as_they_should_be(one: str, other: str) -> None:
-    assert misspelt({one: 20, other: 2}) == {}
+    assert find_misspelt_labels({one: 20, other: 2}) == {}
 
 
 def test_of_two_as_common_letters_make_two_labels_and_case_does_not() -> None:
-    assert misspelt({"fiction": 5, "friction": 5}) == {}
-    assert misspelt({"good": 5, "Good": 5}) == {"Good": "good"}
+    assert find_misspelt_labels({"fiction": 5, "friction": 5}) == {}
+    assert find_misspelt_labels({"good": 5, "Good": 5}) == {"Good": "good"}
 
 
 def test_the_commonest_of_several_is_meant() -> None:
-    assert misspelt({"positive": 50, "postive": 3, "Positive": 9, "positve": 1}) == {
+    assert find_misspelt_labels({"positive": 50, "postive": 3, "Positive": 9, "positve": 1}) == {
         "Positive": "positive",
         "postive": "positive",
         "positve": "positive",
@@ -81,10 +81,10 @@ def test_very_many_and_very_alike_labels_are_compared_in_linear_time(monkeypatch
     from lmtool.tasks import notices
 
     compared = []
-    real = notices._is_one_letter
-    monkeypatch.setattr(notices, "_is_one_letter", lambda *pair: compared.append(pair) or real(*pair))
+    real = notices._differ_in_one_letter
+    monkeypatch.setattr(notices, "_differ_in_one_letter", lambda *pair: compared.append(pair) or real(*pair))
     names = [f"word{chr(0x4E00 + i)}ending" for i in range(5000)]
-    found = misspelt({name: 5000 - i for i, name in enumerate(names)})
+    found = find_misspelt_labels({name: 5000 - i for i, name in enumerate(names)})
     assert set(found.values()) == {names[0]}
     assert len(found) == 4999
     assert len(compared) < 50 * len(names)
@@ -93,7 +93,7 @@ def test_very_many_and_very_alike_labels_are_compared_in_linear_time(monkeypatch
 # In tables
 
 
-def notices(found: LabelledTexts) -> dict[str, Any]:
+def notices(found: LabelledTable) -> dict[str, Any]:
     return {notice.kind: notice for notice in found.notices}
 
 
@@ -102,12 +102,12 @@ def test_misspelt_labels_are_told_with_counts_and_lines(tmp_path: Path) -> None:
     notice = notices(found)["similar labels"]
     assert notice.count == 3
     assert str(notice) == (
-        "3 rows with labels that differ in a letter or in case from commoner ones: "
+        "3 rows with labels that differ in a letter or in case from more frequent ones: "
         "'postive' (2 rows: line 11, line 22), did you mean 'positive' (9 rows)? "
         "'Negative' (1 row: line 21), did you mean 'negative' (9 rows)?"
-        "; to read them so: --merge-labels postive=positive --merge-labels Negative=negative"
+        "; to merge them: --merge-labels postive=positive --merge-labels Negative=negative"
     )
-    assert found.counts()["Negative"] == 1
+    assert found.count_classes()["Negative"] == 1
     assert found.skipped.count == 0
 
 
@@ -134,7 +134,7 @@ def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
         pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"
     )
     table = open_table(str(tmp_path / "a.parquet"))
-    found = reading.read_labelled(table, choose_columns(table))
+    found = reading.read_labelled_table(table, choose_columns(table))
     assert "(2 rows: row 4, row 5)" in str(notices(found)["similar labels"])
 
 
@@ -171,8 +171,8 @@ def test_a_label_as_long_as_a_text_is_no_label(known: LabelMap | None, tmp_path:
 
 
 def test_a_label_may_be_a_sentence(tmp_path: Path) -> None:
-    longest = "x" * LONGEST_LABEL
-    several = ";".join(f"label {i}" for i in range(LONGEST_LABEL))
+    longest = "x" * MAX_LABEL_CHARACTERS
+    several = ";".join(f"label {i}" for i in range(MAX_LABEL_CHARACTERS))
     assert len(labelled(tmp_path, longest, longest, "b", "b")) == 4
     assert len(labelled(tmp_path, several, several)) == 2
 
@@ -190,7 +190,7 @@ def test_long_names_are_cut_before_they_are_measured(monkeypatch: pytest.MonkeyP
             metrics, name, lambda text, *size, real=real: measured.append(len(text)) or real(text, *size)
         )
     names = ["日本" * 25_000, "e" + "\u0301" * 50_000]
-    lines = class_lines(metrics.class_metrics(np.arange(2), np.arange(2), names)["classes"])
+    lines = format_class_scores(metrics.class_metrics(np.arange(2), np.arange(2), names)["classes"])
     assert lines[1].startswith("日本" * 7 + "…")
     assert all(len(line) < 300 for line in lines)
     assert sum(measured) < 2_000
@@ -213,22 +213,22 @@ def test_an_unknown_label_is_compared_with_the_known_ones_for_the_first_rows_onl
 def test_labels_are_read_as_others_and_told(tmp_path: Path) -> None:
     labels = [*["positive"] * 9, "postive", *["negative"] * 9, "Negative", "postive"]
     merged = {"postive": "positive", "Negative": "negative"}
-    found = labelled(tmp_path, *labels, merged=merged)
+    found = labelled(tmp_path, *labels, merges=merged)
     assert found.labels is not None
-    assert found.counts() == {"negative": 10, "positive": 11}
+    assert found.count_classes() == {"negative": 10, "positive": 11}
     assert found.notices == ()
-    assert found.merged == "merged labels: 'postive' as 'positive' (2 rows), 'Negative' as 'negative' (1 row)"
+    assert found.merge_summary == "merged labels: 'postive' as 'positive' (2 rows), 'Negative' as 'negative' (1 row)"
     known = LabelMap("class", ("negative", "positive"))
-    assert [item.label for item in labelled(tmp_path, "postive", labels=known, merged=merged).items] == ["positive"]
+    assert [item.label for item in labelled(tmp_path, "postive", labels=known, merges=merged).items] == ["positive"]
 
 
 def test_the_words_that_a_notice_says_mend_what_it_is_about(tmp_path: Path) -> None:
     labels = [*["very good"] * 9, "very goood", *["it's bad"] * 9, "It's bad"]
     (notice,) = labelled(tmp_path, *labels).notices
-    words = shlex.split(str(notice).partition("to read them so: ")[2])
-    merged = read_merges(words[1::2])
+    words = shlex.split(str(notice).partition("to merge them: ")[2])
+    merged = read_label_merges(words[1::2])
     assert set(words[::2]) == {"--merge-labels"}
-    assert labelled(tmp_path, *labels, merged=merged).counts() == {"it's bad": 10, "very good": 10}
+    assert labelled(tmp_path, *labels, merges=merged).count_classes() == {"it's bad": 10, "very good": 10}
     with pytest.raises(reading.RowError) as caught:
         labelled(tmp_path, "very good", "very goood", labels=LabelMap("class", ("it's bad", "very good")))
     assert "--merge-labels 'very goood=very good'" in caught.value.fix
@@ -236,14 +236,14 @@ def test_the_words_that_a_notice_says_mend_what_it_is_about(tmp_path: Path) -> N
 
 def test_several_labels_a_row_are_merged_each(tmp_path: Path) -> None:
     merged = {"b": "a"}
-    found = labelled(tmp_path, "b;c", "a;b", "c", ";", "a", merged=merged)
+    found = labelled(tmp_path, "b;c", "a;b", "c", ";", "a", merges=merged)
     assert [item.label for item in found.items] == [("a", "c"), ("a",), ("c",), (), ("a",)]
     content = '{"text": "a", "label": ["b", "c"]}\n{"text": "b", "label": ["a"]}\n'
-    assert [item.label for item in read(tmp_path / "a.jsonl", content, merged=merged).items] == [("a", "c"), ("a",)]
+    assert [item.label for item in read(tmp_path / "a.jsonl", content, merges=merged).items] == [("a", "c"), ("a",)]
 
 
 def test_a_label_to_merge_that_no_row_has_is_told(tmp_path: Path) -> None:
-    (notice,) = labelled(tmp_path, *"xyxy", merged={"z": "x"}).notices
+    (notice,) = labelled(tmp_path, *"xyxy", merges={"z": "x"}).notices
     assert (notice.kind, notice.count) == ("absent labels", 1)
     assert "'z'" in str(notice)
 
@@ -259,7 +259,7 @@ FILES = {
 def test_labels_to_merge_are_read_from_files(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(FILES[name])
     expected = {"Positv": "positiv", "yes": "no", "1": "2", "a": "b=c"}
-    assert read_merges([str(tmp_path / name), "a=b=c", "d=d"]) == expected
+    assert read_label_merges([str(tmp_path / name), "a=b=c", "d=d"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -275,14 +275,14 @@ def test_a_file_of_another_form_is_refused(name: str, content: str | bytes, tmp_
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError) as caught:
-        read_merges([str(path)])
+        read_label_merges([str(path)])
     assert len(caught.value.lines()) == 3
 
 
 @pytest.mark.parametrize("value", ["Positv", "=a", "a=", "", "nothing.txt"])
 def test_a_text_that_merges_nothing_is_refused(value: str) -> None:
     with pytest.raises(UsageError):
-        read_merges([value])
+        read_label_merges([value])
 
 
 def test_a_chain_of_labels_is_refused() -> None:

@@ -14,7 +14,7 @@ from lmtool.inference.load import load_run
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.predict import measure_tables, predict
+from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.plan import Plan
@@ -101,8 +101,8 @@ def test_each_kind_of_table_is_learnt(
     assert (recipe.objective.loss, recipe.evaluation.metric) == (loss, metric)
     figure = {"ndcg": "ndcg@10"}.get(metric, metric)
     reading = Data(text_columns=("anchor", "positive", "negative")) if kind == "triplets" else Data()
-    (before,) = measure_tables(load_run(str(embedder(work, kind))), [str(table)], reading=reading)
-    (now,) = measure_tables(load_run(str(work.run(name))), [str(table)])
+    (before,) = evaluate_tables(load_run(str(embedder(work, kind))), [str(table)], reading=reading)
+    (now,) = evaluate_tables(load_run(str(work.run(name))), [str(table)])
     assert now.figures[figure] > before.figures[figure] + 0.1
     assert now.figures[figure] > 0.75
     assert results.figures.keys() == now.figures.keys()
@@ -162,10 +162,10 @@ def test_vectors_are_measured_on_tables_of_another_kind(work: Work) -> None:
     loaded = load_run(str(embedder(work, "pairs")))
     named = Data(text_columns=("anchor", "positive", "negative"))
     tables = [str(write(work.folder / f"{kind}.csv", kind)) for kind in ("pairs", "triplets", "scored", "labels")]
-    figures = [set(results.figures) for results in measure_tables(loaded, tables)]
+    figures = [set(results.figures) for results in evaluate_tables(loaded, tables)]
     ranked = {"recall@1", "recall@5", "recall@10", "mrr", "ndcg@10"}
     assert figures == [ranked, ranked, {"spearman", "pearson"}, {"accuracy"}]
-    (triplets,) = measure_tables(loaded, tables[1:2], reading=named)
+    (triplets,) = evaluate_tables(loaded, tables[1:2], reading=named)
     assert set(triplets.figures) == ranked | {"accuracy"}
 
 
@@ -199,15 +199,15 @@ def test_refusals(work: Work) -> None:
 def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:
     """The same special tokens and the same pooling as where vectors are used."""
     from lmtool.api import load
-    from lmtool.tasks.predict import _model, task_of
-    from lmtool.tasks.reading import read_labelled
+    from lmtool.tasks.predict import build_trained_task, make_task_model
+    from lmtool.tasks.reading import read_labelled_table
     from lmtool.tasks.schema import choose_columns
 
     run = embedder(work, "pairs")
     table = open_table(str(write(work.folder / "pairs.csv", "pairs", n=9)))
     columns, loaded = choose_columns(table, kind="related"), load_run(str(run))
-    items = read_labelled(table, columns).items
-    task = task_of(loaded, "", columns, ())
-    found = task.vectors(_model(loaded), task.encode(items))  # type: ignore[attr-defined]
+    items = read_labelled_table(table, columns).items
+    task = build_trained_task(loaded, "", columns, ())
+    found = task.compute_vectors(make_task_model(loaded), task.encode(items))  # type: ignore[attr-defined]
     wanted = load(str(run), device="cpu").embed([text for item in items for text in item.texts])
     np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from lmtool.report.training import write_report
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
 from lmtool.tasks.predict import TablePredictor
-from lmtool.tasks.results import Results, spread
+from lmtool.tasks.results import Results, summarize_runs
 from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
@@ -122,7 +122,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
 
     (ended,) = (event for event in events if isinstance(event, Ended))
     assert ended.reason == "finished"
-    assert f"accuracy {accuracy:.4f} ±" in spread([run.results_by_task, run.results_by_task])[0]
+    assert f"accuracy {accuracy:.4f} ±" in summarize_runs([run.results_by_task, run.results_by_task])[0]
 
 
 def test_the_model_that_is_saved_is_fitted_to_all_rows(random_run: tuple[Path, list[Any]]) -> None:
@@ -227,8 +227,8 @@ def log_losses(run: Path, rows: list[tuple[str, str]]) -> tuple[float, float]:
     from sklearn.linear_model import LogisticRegression
 
     texts, label_R = [text for text, _ in rows], np.array(["ab".index(label) for _, label in rows])
-    classifier = TablePredictor.of(load_run(str(run)))
-    p_RC = classifier.probabilities(classifier.encode(texts[200:]))
+    classifier = TablePredictor.from_model(load_run(str(run)))
+    p_RC = classifier.compute_probabilities(classifier.encode(texts[200:]))
     vectors = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
     peer = LogisticRegression(C=1.0).fit(vectors.fit_transform(texts[:200]), label_R[:200])
     others = peer.predict_proba(vectors.transform(texts[200:]))

@@ -69,7 +69,7 @@ def rows_of(loss: str, n: int = 20) -> list[EncodedRow]:
             EncodedRow(
                 i,
                 rng.integers(7, tiny.VOCAB, lengths.sum()),
-                cut=False,
+                is_truncated=False,
                 segments=np.repeat(np.arange(len(lengths)), lengths),
                 label=np.array([labels[loss]]) if loss in labels else None,
             )

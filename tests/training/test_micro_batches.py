@@ -117,7 +117,7 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
         EncodedRow(
             i,
             rng.integers(7, tiny.VOCAB, rng.integers(2, 18)),
-            cut=False,
+            is_truncated=False,
             label=None if writes else np.array([float(rng.integers(2))]),
             target=rng.integers(7, tiny.VOCAB, rng.integers(2, 18)) if writes else None,
         )

@@ -41,8 +41,8 @@ def attention(
 
     from rich.console import Console
 
-    from lmtool.analysis.attention import attention as attend
-    from lmtool.analysis.attribution import attribution
+    from lmtool.analysis.attention import compute_attention
+    from lmtool.analysis.attribution import attribute_words
     from lmtool.compute.device import choose_compute
     from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
@@ -56,8 +56,8 @@ def attention(
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
     texts = [resolve_stdin_text(one) for one in text or ()]
-    attended = attend(loaded, texts, source=source, target=target)
-    decided = attribution(loaded, texts, attended) if isinstance(loaded.model, Classifier) else None
+    attended = compute_attention(loaded, texts, source=source, target=target)
+    decided = attribute_words(loaded, texts, attended) if isinstance(loaded.model, Classifier) else None
     shown = attended.part(kind)
     shown.head(layer, head)
     if output is not None:

@@ -84,9 +84,9 @@ def evaluate(
     from lmtool.data.table import SkippedRows
     from lmtool.inference.perplexity import measure_perplexity
     from lmtool.interop.names import is_published
-    from lmtool.tasks.benchmarks import import_lm_eval, measure_tasks, open_tasks, texts_of
-    from lmtool.tasks.predict import answers_tables, measure_tables
-    from lmtool.tasks.prompting import Prompting, measure_prompts
+    from lmtool.tasks.benchmarks import evaluate_tasks, import_lm_eval, iterate_row_texts, open_tasks
+    from lmtool.tasks.predict import can_predict_tables, evaluate_tables
+    from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 
     if tasks is not None:
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
@@ -101,9 +101,9 @@ def evaluate(
         model = open_model(run, device, precision)
         of_lm_eval = open_tasks(tasks.split(","), [model], shots)
         describe(model, quiet)
-        leaks = warn_of_leaks(model, list(texts_of(of_lm_eval, limit)))
+        leaks = warn_of_leaks(model, list(iterate_row_texts(of_lm_eval, limit)))
         with Display(shown=is_main(), quiet=quiet) as display:
-            found = measure_tasks(model, of_lm_eval, limit, display.report)
+            found = evaluate_tasks(model, of_lm_eval, limit, display.report)
         if is_main():
             warn(found.notices())
             if rows is not None:
@@ -120,13 +120,13 @@ def evaluate(
         raise UsageError("there is nothing to evaluate", fix=fix)
     if prompt is None and (answers or calibrate):
         raise UsageError("answers and calibration need a prompt", fix='add --prompt "... {text} ..."')
-    if costs and (prompt or typed or not answers_tables(run)):
+    if costs and (prompt or typed or not can_predict_tables(run)):
         raise UsageError(
             "costs need a table of classes, and a run that predicts them",
             where="--costs",
             fix="omit it, or name a table and its run",
         )
-    if baseline is not None and (prompt is not None or answers_tables(run)):
+    if baseline is not None and (prompt is not None or can_predict_tables(run)):
         fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
         raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
     settings = to_settings(reading)
@@ -137,15 +137,15 @@ def evaluate(
         model = open_model(run, device, precision)
         with Display(shown=is_main(), quiet=quiet) as display, open_table_sources(text, data.encoding) as sources:
             labels = answers.split(",") if answers else ()
-            prompting = Prompting(prompt.replace("\\n", "\n"), labels, calibrate)
+            prompting = PromptTemplate(prompt.replace("\\n", "\n"), labels, calibrate)
             for number, source in enumerate(sources):
-                result = measure_prompts(model, source, prompting, data, skipped, display.report)
+                result = evaluate_prompts(model, source, prompting, data, skipped, display.report)
                 if not number:
                     describe(model, quiet)
-                put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
+                put_result(result, as_json, warn_of_leaks(model, (item.name_and_text for item in result.items)))
         warn_of_skipped(skipped)
         return
-    if answers_tables(run):
+    if can_predict_tables(run):
         if typed:
             fix = "name a table, or - for standard input; lmtool predict takes --text"
             raise UsageError("this run needs labelled rows", where=run, fix=fix)
@@ -156,9 +156,9 @@ def evaluate(
         describe(model, quiet)
         with open_table_sources(text or (), data.encoding) as sources:
             shows = is_main() and not quiet
-            each = measure_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
+            each = evaluate_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
-                leaks = warn_of_leaks(model, (item.named for item in results.items))
+                leaks = warn_of_leaks(model, (item.name_and_text for item in results.items))
                 if is_main() and costs is None:
                     _save_evaluation(model, [source], results.record())
                 put_result(results, as_json, leaks)

@@ -102,7 +102,7 @@ def finetune(
     from lmtool.inference.merging import merge_adapters as make_merged
     from lmtool.run.creation import has_checkpoint
     from lmtool.run.directory import Run
-    from lmtool.tasks.results import spread
+    from lmtool.tasks.results import summarize_runs
     from lmtool.training.finetuning import plan_finetuning
     from lmtool.training.resuming import resume
 
@@ -145,7 +145,7 @@ def finetune(
                 if merged is None or not (seeds > 1 and has_checkpoint(merged)):
                     merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
                 put_data(merged)
-    put(*(spread([run.results_by_task for run in runs]) if seeds > 1 else ()))
+    put(*(summarize_runs([run.results_by_task for run in runs]) if seeds > 1 else ()))
 
 
 def _find_begun_seeds(folder: Path) -> "list[Run]":

@@ -30,8 +30,7 @@ def gradients(
     lmtool gradients last "One day" --json
     lmtool gradients elman "One day it rained, so the cat stayed in." --starts
     """
-    from lmtool.analysis.gradients import gradients as norms_of
-    from lmtool.analysis.gradients import two_starts
+    from lmtool.analysis.gradients import compute_gradient_flow, measure_convergence
     from lmtool.compute.device import choose_compute
     from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
@@ -46,10 +45,10 @@ def gradients(
     describe(loaded, quiet)
     value: dict[str, object]
     if starts:
-        contraction = two_starts(loaded, text, seed)
+        contraction = measure_convergence(loaded, text, seed)
         value, curves = contraction._asdict(), report.of_starts(contraction)
     else:
-        flow = norms_of(loaded, text, token)
+        flow = compute_gradient_flow(loaded, text, token)
         value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
         curves = report.of_gradients(flow)
     lines, page = partial(report.as_lines, curves, loaded), partial(report.as_page, curves, loaded)

@@ -70,14 +70,14 @@ def neighbors(
         return
     loaded = load_run(run, choose_compute(device, "float32"))
     if analogy is not None:
-        result = analysis.analogy(loaded, analogy, k)
+        result = analysis.solve_analogy(loaded, analogy, k)
     elif text is None:
         assert word is not None
-        result = analysis.neighbors(loaded, word, k)
+        result = analysis.find_neighbors(loaded, word, k)
     else:
         assert word is not None
         texts = (entry.text for entry in read_entries(among or [], Data(column=column or "text")))
-        result = analysis.neighbors_in_context(loaded, word, text, texts, -1 if layer is None else layer, k)
+        result = analysis.find_context_neighbors(loaded, word, text, texts, -1 if layer is None else layer, k)
     describe(result.loaded, quiet)
     if method is None and output is not None:
         method = "pca"

@@ -69,8 +69,8 @@ def predict(
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
     from lmtool.tasks import predict as predicting
-    from lmtool.tasks.costs import decide_by
-    from lmtool.tasks.prompting import Prompting, answered
+    from lmtool.tasks.classification import set_decision_rule
+    from lmtool.tasks.prompting import PromptTemplate, generate_answers
 
     ending = "" if output is None else output.suffix.lower()
     if ending == ".parquet":
@@ -89,7 +89,7 @@ def predict(
         raise UsageError("only what a language model writes after a prompt has a form and a length", fix="add --prompt")
     if prompt is not None and task:
         raise UsageError("a prompt says itself what the task is", where=f"--task {task}", fix="omit one of them")
-    columns = predicting.texts_of_a_row(loaded, data) if prompt is None else (("text",), False)
+    columns = predicting.get_text_columns(loaded, data) if prompt is None else (("text",), False)
     with open_table_or_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
         if prompt is None:
             answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
@@ -98,10 +98,12 @@ def predict(
             params = SamplingParams("greedy", **limits)
             if num_beams is not None:
                 params = SamplingParams("beam", **limits, num_beams=num_beams)
-            answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), params, data)
+            answers = generate_answers(
+                TextGenerator(loaded), source, PromptTemplate(prompt.replace("\\n", "\n")), params, data
+            )
         if answers.columns and is_main() and not quiet:
             tell(answers.columns)
-        decide_by(answers.task, costs, min_probability)
+        set_decision_rule(answers.task, costs, min_probability)
         if not is_main():
             # its share of the rows must be computed as well
             for _ in answers.rows:
@@ -117,9 +119,9 @@ def predict(
                 yield row, cells
 
         if as_json:
-            lines = format_json_lines(answers.table, answers.added, counted())
+            lines = format_json_lines(answers.table, answers.output_columns, counted())
         else:
-            lines = format_rows(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
+            lines = format_rows(answers.table, answers.output_columns, counted(), guard_formulas=guard_formulas)
         if ending == ".json":
             lines = format_json_list(lines)
         if output is None:

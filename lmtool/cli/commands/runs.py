@@ -179,31 +179,31 @@ def compare(
 
 def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[PairedComparison]":
     """Compares the first run with each other one, row by row, on a table."""
-    from lmtool.tasks.comparison import compare_rows, score_rows
+    from lmtool.tasks.comparison import compare_row_scores, score_table_rows
 
     scored = []
     for run in runs:
         loaded = open_model(run, "auto", "float32")
         warn(loaded.reference.warnings)
-        scored.append(score_rows(loaded, run, table, task, reading))
+        scored.append(score_table_rows(loaded, run, table, task, reading))
         warn_of_leaks(loaded, scored[-1].rows)
-    return (compare_rows(table, scored[0], other) for other in scored[1:])
+    return (compare_row_scores(table, scored[0], other) for other in scored[1:])
 
 
 def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[PairedComparison]":
     """Compares the first run with each other one, row by row, on each task of lm-eval."""
-    from lmtool.tasks.benchmarks import measure_tasks, open_tasks, texts_of
-    from lmtool.tasks.comparison import compare_rows, score_tasks
+    from lmtool.tasks.benchmarks import evaluate_tasks, iterate_row_texts, open_tasks
+    from lmtool.tasks.comparison import compare_row_scores, score_tasks
 
     models = [open_model(run, "auto", "float32") for run in runs]
     tasks = open_tasks(names, models)
-    texts, scored = list(texts_of(tasks)), []
+    texts, scored = list(iterate_row_texts(tasks)), []
     for run, loaded in zip(runs, models, strict=True):
         warn(loaded.reference.warnings)
         warn_of_leaks(loaded, texts)
         with Display(shown=True, quiet=quiet) as display:
-            scored.append(score_tasks(run, measure_tasks(loaded, tasks, report=display.report)))
-    return (compare_rows(name, scored[0][name], other[name]) for other in scored[1:] for name in other)
+            scored.append(score_tasks(run, evaluate_tasks(loaded, tasks, report=display.report)))
+    return (compare_row_scores(name, scored[0][name], other[name]) for other in scored[1:] for name in other)
 
 
 def _format_value(value: object) -> str:
