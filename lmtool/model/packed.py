@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.compute.device import DTYPES, multiplies_bfloat16
-from lmtool.compute.kernels.matrices import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
+from lmtool.compute.device import DTYPES, has_fast_bfloat16
+from lmtool.compute.kernels.matrices import (
+    GROUP_SIZE,
+    Int4GroupedWeight,
+    Int8Weight,
+    MatrixProduct,
+    NativeMatrix,
+    quantize_int4,
+    quantize_int8,
+)
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
 
@@ -24,9 +32,9 @@ class PackedMatrix(nn.Parameter):
     A matrix that is there in packed form only gives its rows to `F.embedding`, too.
     """
 
-    product: Product
+    product: MatrixProduct
 
-    def __new__(cls, weight: Tensor, product: Product) -> "PackedMatrix":
+    def __new__(cls, weight: Tensor, product: MatrixProduct) -> "PackedMatrix":
         made = super().__new__(cls, weight, False)
         made.product = product
         return made
@@ -36,7 +44,7 @@ class PackedMatrix(nn.Parameter):
         if func is F.linear and isinstance(args[1], PackedMatrix):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
         if func is F.embedding and args[1].stride(0) == 0:
-            return args[1].product.rows(args[0])
+            return args[1].product.select_rows(args[0])
         return nn.Parameter.__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -44,9 +52,9 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
     """Pack the matrices of attention, feed-forward layers and head, in place; for inference only from then on.
 
     float32: the same values in the memory layout of the CPU kernel. bfloat16, float16: rounded to these, as are the
-        inputs of each product; the residual stream stays float32. int8: see `quantized`. int4: see `grouped`; the head
-        has 8 bits. The head always gives float32 logits: in bfloat16 many would tie, and rounding would choose among
-        them.
+        inputs of each product; the residual stream stays float32. int8, int4: see `quantize_int8` and `quantize_int4`;
+        the head has 8 bits. The head always gives float32 logits: in bfloat16 many would tie, and rounding would choose
+        among them.
 
     A tied head is stored twice, as the embedding needs single rows, which only the kernels' int8 layout gives.
     Recurrent layers are unchanged.
@@ -71,20 +79,20 @@ def _shape_of(weight: Tensor) -> Tensor:
     return torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 
-def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
+def _product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
     if precision in ("int8", "int4"):
-        precision = precision if weight.shape[1] % GROUP == 0 else "int8"
-        if (matrix := NativeMatrix.of(weight, precision)) is not None:
+        precision = precision if weight.shape[1] % GROUP_SIZE == 0 else "int8"
+        if (matrix := NativeMatrix.create(weight, precision)) is not None:
             return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         return _Int8ByOneDnn(weight) if precision == "int8" and is_avx else Rounded(weight, precision)
     weight = weight.to(DTYPES[precision])
     if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _Plain(weight)
-    return _Widened(weight) if precision == "bfloat16" and not multiplies_bfloat16(device) else _ByOneDnn(weight)
+    return _Widened(weight) if precision == "bfloat16" and not has_fast_bfloat16(device) else _ByOneDnn(weight)
 
 
-def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
+def _head_product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
     if precision in ("float32", "int8", "int4"):
         return _product(weight, "float32" if precision == "float32" else "int8", device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
@@ -93,7 +101,7 @@ def _head_product(weight: Tensor, precision: str, device: torch.device) -> Produ
     return _product(weight, "float32", device)
 
 
-class _Plain(Product):
+class _Plain(MatrixProduct):
     """A product in the weight's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -103,7 +111,7 @@ class _Plain(Product):
         dtype = self.weight.dtype
         return F.linear(x.to(dtype), self.weight, None if bias is None else bias.to(dtype))
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return self.weight
 
 
@@ -116,7 +124,7 @@ class _Widened(_Plain):
         return F.linear(x.to(dtype).float(), self.weight.float(), bias).to(dtype)
 
 
-class _ByOneDnn(Product):
+class _ByOneDnn(MatrixProduct):
     """A product in the weight's dtype by oneDNN, with a weight in its blocked layout."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -130,11 +138,11 @@ class _ByOneDnn(Product):
         bias = None if bias is None else bias.to(self.dtype)
         return cast(Tensor, self.multiply(x.to(self.dtype), self.packed, bias, "none", [], ""))
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return cast(Tensor, self.packed.to_dense())
 
 
-class _InHalf(Product):
+class _InHalf(MatrixProduct):
     """A float16 weight with float32 inputs, accumulation and outputs."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -144,26 +152,26 @@ class _InHalf(Product):
         product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
         return product if bias is None else product + bias
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.packed)[0]).half()
 
 
-class Rounded(Product):
+class Rounded(MatrixProduct):
     """Weights of 4 bits where a matrix has whole groups of inputs, or else of 8, made float32 for each product.
 
     Gradients pass, and are multiplied by weights that are made again, so that none are kept between.
     """
 
     def __init__(self, weight: Tensor, precision: str) -> None:
-        rounds = grouped if precision == "int4" and weight.shape[1] % GROUP == 0 else quantized
-        self.weights: Quantized | Grouped = rounds(weight)
+        rounds = quantize_int4 if precision == "int4" and weight.shape[1] % GROUP_SIZE == 0 else quantize_int8
+        self.weights: Int8Weight | Int4GroupedWeight = rounds(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         product: Tensor = _RoundedProduct.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return product if bias is None else product + bias
 
-    def dense(self) -> Tensor:
-        return self.weights.dense()
+    def dequantize(self) -> Tensor:
+        return self.weights.dequantize()
 
 
 class _RoundedProduct(torch.autograd.Function):
@@ -172,11 +180,11 @@ class _RoundedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Rounded) -> Tensor:
         ctx.weight, ctx.dtype = weight, x.dtype
-        return F.linear(x, weight.dense().to(x.dtype))
+        return F.linear(x, weight.dequantize().to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return (grads[0] @ ctx.weight.dense().to(grads[0].dtype)).to(ctx.dtype), None
+        return (grads[0] @ ctx.weight.dequantize().to(grads[0].dtype)).to(ctx.dtype), None
 
 
 def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> None:
@@ -184,32 +192,32 @@ def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> Non
     for linear in linears_of(model):
         product = Rounded(linear.weight.detach(), precision)
         if in_place:
-            linear.weight.data.copy_(product.dense())
+            linear.weight.data.copy_(product.dequantize())
         else:
             linear.weight = PackedMatrix(_shape_of(linear.weight.detach()), product)
 
 
 def rounds_inputs(model: nn.Module) -> bool:
     """Whether products of a model quantize their inputs."""
-    return any(isinstance(p, PackedMatrix) and p.product.rounds_inputs for p in model.parameters())
+    return any(isinstance(p, PackedMatrix) and p.product.quantizes_inputs for p in model.parameters())
 
 
 def dense_of(weight: Tensor) -> Tensor:
     """The values of a weight, packed or not."""
-    return cast(Tensor, weight.product.dense()) if isinstance(weight, PackedMatrix) else weight
+    return cast(Tensor, weight.product.dequantize()) if isinstance(weight, PackedMatrix) else weight
 
 
-class _Int8ByOneDnn(Product):
+class _Int8ByOneDnn(MatrixProduct):
     """int8 weights with a scale per output, and int8 inputs with a scale per row.
 
     Integer sums are exact, and scaled here: the kernels of one and of many rows of some processors round that each in
     its own way. So results do not depend on other rows of the batch.
     """
 
-    rounds_inputs = True
+    quantizes_inputs = True
 
     def __init__(self, weight: Tensor) -> None:
-        whole_OI, scale_O1 = quantized(weight)
+        whole_OI, scale_O1 = quantize_int8(weight)
         self.weight = torch.ops.onednn.qlinear_prepack(whole_OI, [ROWS, weight.shape[1]])
         self.scale_O = scale_O1[:, 0] / LEVELS
         self.zero_O, self.one_O = torch.zeros_like(self.scale_O, dtype=torch.int64), torch.ones_like(self.scale_O)

@@ -165,7 +165,7 @@ def _gathered(local: Tensor, world: World) -> tuple[Tensor, int]:
     if world.size == 1:
         return local, 0
     rows = local.reshape(len(local), -1).cpu().numpy()
-    parts = world.gather({world.rank: rows}, world.size, rows.dtype)
+    parts = world.gather_arrays({world.rank: rows}, world.size, rows.dtype)
     every = torch.from_numpy(np.concatenate(parts)).to(local.device).view(-1, *local.shape[1:])
     return every, sum(map(len, parts[: world.rank]))
 

@@ -115,10 +115,10 @@ class AnswerTask(Task):
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
         groups = [order[start : start + ANSWERS_AT_ONCE] for start in range(0, len(order), ANSWERS_AT_ONCE)]
         texts: dict[int, NDArray[np.uint8]] = {}
-        for n in model.compute.world.share(len(groups)):
+        for n in model.compute.world.own_items(len(groups)):
             written = self._written(model, [rows[i].tokens.tolist() for i in groups[n]])
             texts |= {i: np.frombuffer(text.encode(), np.uint8) for i, text in zip(groups[n], written, strict=True)}
-        return [text.tobytes().decode() for text in model.compute.world.gather(texts, len(rows), np.uint8)]
+        return [text.tobytes().decode() for text in model.compute.world.gather_arrays(texts, len(rows), np.uint8)]
 
     def _written(self, model: AnsweringModel, sources: Sequence[list[int]]) -> list[str]:
         """The generated text of each source of a batch, the longest of which is the last."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.compute.device import cpu_threads
+from lmtool.compute.device import use_cpu_threads
 from lmtool.model.averaging import RatioHead, log_ratios
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluating
@@ -460,7 +460,7 @@ def _matrix(features: Any) -> Tensor:
 def _one_thread() -> Iterator[None]:
     """A context in which small products are computed by one thread, since several wait for each other longer than they
     compute: beside other programs 20 decompositions of 160 rows take 5.5 s instead of 0.04."""
-    with cpu_threads(1), _blas().limit(limits=1):
+    with use_cpu_threads(1), _blas().limit(limits=1):
         yield
 
 

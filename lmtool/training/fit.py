@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import peers_may_end
+from lmtool.compute.processes import convert_peer_errors
 from lmtool.errors import NumericalError, ResourceError, UsageError
 from lmtool.inference.evaluation import group_by_length
 from lmtool.model import DecodeState, LanguageModel
@@ -199,7 +199,7 @@ class FittedHead(Stepper):
     def take(self, step: int, stop: Callable[[], bool]) -> Step:
         started = time.perf_counter()
         fitted, told, computed = _fit_head(self.trainable, self.examples, self.recipe, self.l2)
-        (stops,) = self.compute.world.sum((float(stop()),))
+        (stops,) = self.compute.world.all_reduce_sum((float(stop()),))
         return Step(
             step=step + 1,
             loss=fitted.loss,
@@ -270,7 +270,7 @@ class CountingSteps(Stepper):
                 yield batch
 
         model.count(batches(), end - begin)
-        (stops,) = self.compute.world.sum((float(stop()),))
+        (stops,) = self.compute.world.all_reduce_sum((float(stop()),))
         return Step(
             step=step + 1,
             loss=nats / max(1, n_targets),
@@ -309,7 +309,9 @@ class GradientSteps(Stepper):
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
         module = trainable.module
-        self.module = self.world.wrap(LossModule(self.model, self.objective)) if module is None else module
+        self.module = (
+            self.world.wrap_data_parallel(LossModule(self.model, self.objective)) if module is None else module
+        )
         self.loader = _Loader(examples, self.objective, recipe.training, compute)
         self.rows, self.carried = rows, carried
         self.recomputes, self.n_skipped = False, 0
@@ -335,7 +337,7 @@ class GradientSteps(Stepper):
             restarts = self.carried is None or self.examples.restarts(step)
             before = fresh(self.model, training.batch_size, compute.device) if restarts else self.carried
         total, count, n_computed = self._gradients(step, before)
-        total, n_targets, n_computed, stops = self.world.sum((total, count, n_computed, float(stop())))
+        total, n_targets, n_computed, stops = self.world.all_reduce_sum((total, count, n_computed, float(stop())))
         n_targets = max(1, n_targets)
         if not math.isfinite(total):
             raise self._not_finite("loss", total, step)
@@ -343,7 +345,7 @@ class GradientSteps(Stepper):
         # backward passes summed over targets, and the all-reduce averaged over processes
         norm = self.optimizers.update(rate, self.world.size / n_targets, training.clip_norm, step)
         self.n_skipped = 0 if math.isfinite(norm) else self.n_skipped + 1
-        if self.n_skipped and (not compute.scales_gradients or self.n_skipped > MOST_SKIPPED):
+        if self.n_skipped and (not compute.needs_loss_scaling or self.n_skipped > MOST_SKIPPED):
             raise self._not_finite("gradient", norm, step)
         return Step(
             step=step + 1,
@@ -396,7 +398,7 @@ class GradientSteps(Stepper):
             part = None if before is None else rows_of(before, n_before, n_rows)
             self._seed(step, index)
             last = index == len(batches) - 1
-            with peers_may_end(), nullcontext() if last else self.world.alone(self.module):
+            with convert_peer_errors(), nullcontext() if last else self.world.skip_gradient_sync(self.module):
                 with self.compute.autocast():
                     total, after = self.module(batch.to(self.compute.device), part, gradients[index])
                 self.optimizers.backward(total)
@@ -465,8 +467,8 @@ class _Loader:
         """
         ahead = self._ahead.pop((step, rows), None)
         batches = self._read(step, rows) if ahead is None else ahead.result()
-        if self.compute.world.in_step and self.training.micro_tokens is not None:
-            most = self.compute.world.most(len(batches))
+        if self.compute.world.is_lockstep and self.training.micro_tokens is not None:
+            most = self.compute.world.all_reduce_max(len(batches))
             batches = batches if len(batches) == most else self._read(step, rows, most)
         if step + 1 < self.training.steps:
             self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}

@@ -100,7 +100,7 @@ def _fit_heads(
         numbers = {row.number for row in fold.tasks[0].train}
         some = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
         some.fit_head(optimizer.l2, job.recipe.seed)
-        if compute.world.sum((float(stop()),))[0]:
+        if compute.world.all_reduce_sum((float(stop()),))[0]:
             raise ScoringStopped
         yield fold, AnsweringModel(lm.eval(), objective, compute)
 

@@ -68,7 +68,7 @@ class FirstSteps:
     def add(self, step: Step, world: World) -> bool:
         """Add a step. Returns whether they are enough, at the same step in all processes."""
         self.steps.append(step)
-        (self.spent,) = world.sum((self.spent + step.seconds if world.is_main else 0.0,))
+        (self.spent,) = world.all_reduce_sum((self.spent + step.seconds if world.is_main else 0.0,))
         n_steps = len(self.steps)
         return n_steps >= LEAST_PROBE and (n_steps >= self.most or self.spent >= self.seconds)
 
@@ -111,7 +111,7 @@ class Speed:
             tokens = tokens_of_a_step(examples, objective, recipe)
         validation = FORWARD * per_token * data.validation_tokens / world.size
         figures = (per_token * tokens, tokens, validation, data.seconds_after(validation))
-        shared = world.sum(figures if world.is_main else (0.0,) * len(figures))
+        shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
         n_models = n_scoring_models(recipe, data) if isinstance(data, TableData) else 0
         return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 

@@ -26,7 +26,7 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
     """
     check_output_folder(invocation.output, invocation.retry)
     recipe = plan.recipe
-    with choose_compute(recipe.training.device, recipe.training.precision).joined() as joined:
+    with choose_compute(recipe.training.device, recipe.training.precision).join_processes() as joined:
         compute = checked_compute(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
             check_output_folder(invocation.output, invocation.retry)  # others may have been quicker

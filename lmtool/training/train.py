@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmtool.compute.agreement import agree, away
+from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.kernels import ops
@@ -114,7 +114,7 @@ def train(job: TrainingJob, run: Run | None, invocation: Invocation, changed: tu
     """
     recipe, data, state, checkpoint, world = job.recipe, job.data, job.state, job.checkpoint, job.compute.world
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
-    peers = world.side_group() if world.sharded else SINGLE_PROCESS
+    peers = world.create_side_group() if world.sharded else SINGLE_PROCESS
     with data.streaming(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
         if run is not None:
             step = 0 if checkpoint is None else checkpoint.step
@@ -279,9 +279,9 @@ class _TrainingSession:
             except Exception as error:  # a compiler's, of any kind
                 why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
             else:
-                if agree(compiled_BTD, plain_BTD, in_float32=self.compute.dtype == torch.float32):
+                if agrees(compiled_BTD, plain_BTD, in_float32=self.compute.dtype == torch.float32):
                     return
-                why = f"differs by {100 * away(compiled_BTD, plain_BTD):.0f} % when it is compiled"
+                why = f"differs by {100 * relative_difference(compiled_BTD, plain_BTD):.0f} % when it is compiled"
         self.lm._compiled_call_impl = None
         yield f"the model {why}, and is trained without: training.compile=false"
 
@@ -393,7 +393,7 @@ class _TrainingSession:
         whole = 60 * self.minutes
         spent = 0.0 if self.began is None else time.perf_counter() - self.began
         left = max(whole - spent - speed.after, LEAST_SHARE * whole) / (1 + speed.scoring_steps)
-        return self.compute.world.sum((left if self.compute.world.is_main else 0.0,))[0]
+        return self.compute.world.all_reduce_sum((left if self.compute.world.is_main else 0.0,))[0]
 
     def _revise_length(self, began: float) -> Iterator[Event]:
         """Follow the speed so far, where time limits the run and the steps done do not depend on their number.
@@ -404,7 +404,7 @@ class _TrainingSession:
             return
         budget = TimeBudget(self.deadline, self.most)
         steps = budget.steps(self.recipe, self.last, began) if self.compute.world.is_main else 0
-        steps = int(self.compute.world.sum((steps,))[0])
+        steps = int(self.compute.world.all_reduce_sum((steps,))[0])
         if steps != self.recipe.training.steps:
             yield from self._set_recipe(with_steps(self.recipe, steps), "by the speed so far")
 
@@ -421,7 +421,7 @@ class _TrainingSession:
             self.trainable,
             self.examples,
             self.recipe,
-            self.compute if self.sharding is None else self.compute.in_step(),
+            self.compute if self.sharding is None else self.compute.with_lockstep(),
             done=self.last,
             micro_batch=self.state.micro_batch,
             carried=self.carried,
@@ -528,7 +528,7 @@ class _TrainingSession:
                 and not are_equivalent(baseline.metric, (value, data.n_valid), (best, data.n_valid))
             ):
                 told = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
-        if self.compute.world.sum((float(bool(told)),))[0]:
+        if self.compute.world.all_reduce_sum((float(bool(told)),))[0]:
             self.reason = "below"
             path = "RUN" if self.manager.run is None else str(self.manager.run.path)
             yield Warn(
@@ -547,7 +547,7 @@ class _TrainingSession:
             note = finite({"step": self.last, **figures, "is_best": is_best})
         self.manager.close(self.reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
-        self.compute.world.wait()
+        self.compute.world.barrier()
         is_stopped = self.reason in ("interrupted", "below")
         is_overfitted = self.data.unit == "token" and not is_stopped and state.stale >= RISING
         dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
@@ -563,7 +563,7 @@ class _TrainingSession:
     def _measure(self) -> Iterator[Event]:
         """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
         run, peers = self.manager.run, self.manager.peers
-        named = Run.open(Path(self.compute.world.from_main("" if run is None else str(run.path.resolve()))))
+        named = Run.open(Path(self.compute.world.broadcast_text("" if run is None else str(run.path.resolve()))))
         checkpoint, _ = named.best_checkpoint(optimizer=False, peers=peers)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
@@ -613,15 +613,15 @@ class _TrainingSession:
 
     def whole(self) -> AbstractContextManager[None]:
         """A context in which this process can compute with the model by itself."""
-        return nullcontext() if self.sharding is None else self.sharding.whole()
+        return nullcontext() if self.sharding is None else self.sharding.gather_all()
 
     @contextmanager
     def computing(self, in_step: bool = True) -> Iterator[Compute]:
         """A context in which the processes evaluate the model, each its share. in_step: it takes each of them as many
         passes through the model as the others; then those that share it gather one layer at a time."""
         if self.sharding is not None and in_step and isinstance(self.data, TextData):
-            with self.sharding.by_layer():
-                yield self.compute.in_step()
+            with self.sharding.gather_by_layer():
+                yield self.compute.with_lockstep()
         else:
             with self.whole():
                 yield self.compute

@@ -63,7 +63,7 @@ def predict(
     lmtool predict last reviews.csv --json
     lmtool predict last - < reviews.csv
     """
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import open_table_or_texts
     from lmtool.data.table import format_json_lines, format_json_list, format_rows, write_table
     from lmtool.generation.generate import TextGenerator
@@ -99,10 +99,10 @@ def predict(
             if num_beams is not None:
                 params = SamplingParams("beam", **limits, num_beams=num_beams)
             answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), params, data)
-        if answers.columns and is_main() and not quiet:
+        if answers.columns and is_main_process() and not quiet:
             tell(answers.columns)
         decide_by(answers.task, costs, min_probability)
-        if not is_main():
+        if not is_main_process():
             # its share of the rows must be computed as well
             for _ in answers.rows:
                 pass
