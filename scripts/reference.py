@@ -26,7 +26,7 @@ from lmtool import _HOMES, errors
 from lmtool.api import TrainedModel
 from lmtool.cli import app
 from lmtool.generation.params import Option
-from lmtool.interop.families import EVERY, GGUF_FAMILIES, tables
+from lmtool.interop.families import FAMILIES, GGUF_FAMILIES, tables
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report import drawing
@@ -381,15 +381,15 @@ def families() -> Iterator[str]:
     """A table of the families of published models, by their files."""
     yield "| `model_type` | family | what all its models have in a recipe | classes | GGUF |"
     yield "|---|---|---|---|---|"
-    stored = {family.model_type: family.architecture for family in GGUF_FAMILIES}
-    for family in sorted(EVERY, key=lambda family: family.shape):
+    stored = {family.model_type: family.architecture for family in GGUF_FAMILIES.values()}
+    for family in sorted(FAMILIES.values(), key=lambda family: family.shape):
         text = Path(tables.__file__).with_name(f"{family.model_type}.yaml").read_text(encoding="utf-8")
         about = " ".join(
             line.removeprefix("#").strip() for line in takewhile(lambda line: line[0] == "#", text.splitlines())
         )
         fixed = {"shape": family.shape, **family.fixed}
         values = ", ".join(f"`{key}: {str(value).lower()}`" for key, value in fixed.items())
-        classes = ", ".join(f"{family.name}{head.ending}" for head in family.heads.values())
+        classes = ", ".join(f"{family.class_prefix}{head.class_suffix}" for head in family.heads.values())
         yield f"| {family.model_type} | {cell(about)} | {values} | {classes} | {stored.get(family.model_type, '')} |"
 
 

@@ -9,5 +9,5 @@ from lmtool.compute.kernels import build
 
 def put_kernels(cache: Path) -> None:
     """Put the kernels of this machine into a cache that has none; nothing where there is no compiler."""
-    if build.library() is not None:
-        shutil.copytree(durable.cache_folder() / build.FOLDER, cache / build.FOLDER)
+    if build.load_kernels() is not None:
+        shutil.copytree(durable.cache_folder() / build.CACHE_FOLDER, cache / build.CACHE_FOLDER)

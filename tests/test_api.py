@@ -39,7 +39,7 @@ def test_the_lines_of_the_page_run(
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     peer_in(tmp_path / "model", "llama")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lmtool.interop.importing.download", lambda reference: (tmp_path / "model", "c0ffee"))
+    monkeypatch.setattr("lmtool.interop.importing.download_model", lambda reference: (tmp_path / "model", "c0ffee"))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert len(blocks) > 5
     exec("\n".join(blocks), {})

@@ -20,7 +20,7 @@ from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from lmtool.tasks.predict import TablePredictor
 from tests.export.test_heads import executed
 
@@ -89,7 +89,7 @@ def test_minilm_embeds_as_sentence_transformers(minilm: Path) -> None:
 
 def test_minilm_reads_the_same_ids(minilm: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
-    own = load_run(str(imported(str(minilm))), CPU).tokenizer
+    own = load_run(str(import_to_cache(str(minilm))), CPU).tokenizer
     for text in (*ODD, *(text for pair in PARAPHRASES for text in pair)):
         assert own.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -107,7 +107,7 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
     rows = [(text,) for text in texts]
     tuned, again = (
         TablePredictor.from_model(load_run(run, CPU))
-        for run in (str(tmp_path / "run"), str(imported(str(tmp_path / "out"))))
+        for run in (str(tmp_path / "run"), str(import_to_cache(str(tmp_path / "out"))))
     )
     wanted = tuned.predict(tuned.encode(rows))
     assert again.predict(again.encode(rows)) == wanted
@@ -116,7 +116,7 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
 
 
 def test_smollm2_computes_the_same_logits(smollm2: Path, smollm2_peer: Any) -> None:
-    loaded = load_run(str(imported(str(smollm2))), CPU)
+    loaded = load_run(str(import_to_cache(str(smollm2))), CPU)
     tokens_BT = torch.tensor([loaded.tokenizer.encode("The capital of France is Paris, and that of Italy is")])
     with torch.no_grad():
         wanted = smollm2_peer(tokens_BT).logits
@@ -126,7 +126,7 @@ def test_smollm2_computes_the_same_logits(smollm2: Path, smollm2_peer: Any) -> N
 
 def test_smollm2_writes_the_same_64_tokens(smollm2: Path, smollm2_peer: Any) -> None:
     lm = load(str(smollm2), device="cpu")
-    own = load_run(str(imported(str(smollm2))), CPU).tokenizer
+    own = load_run(str(import_to_cache(str(smollm2))), CPU).tokenizer
     for prompt in ("The capital of France is", "Once upon a time", "def add(a, b):"):
         (completion,) = lm.completions(prompt, SamplingParams("greedy", max_new_tokens=64))
         ids_BT = torch.tensor([own.encode(prompt)])

@@ -15,7 +15,7 @@ from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, remove_cache_folder,
 from lmtool.data.hub import DATASETS_FOLDER
 from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
-from lmtool.interop.names import IMPORTS
+from lmtool.interop.references import IMPORTS_FOLDER
 from lmtool.printable import counted
 from lmtool.run.removal import find_needed_runs
 
@@ -43,7 +43,7 @@ class CacheKind:
 
 
 CACHE_KINDS = {
-    "models": CacheKind("published models", IMPORTS, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _import_lock),
+    "models": CacheKind("published models", IMPORTS_FOLDER, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _import_lock),
     "datasets": CacheKind("datasets of the Hub", DATASETS_FOLDER, r"(?P<key>[0-9a-f]{64})\.jsonl"),
     "tokens": CacheKind(
         "tokens of texts",
@@ -53,7 +53,7 @@ CACHE_KINDS = {
     ),
     "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
     "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
-    "kernels": CacheKind("compiled kernels", build.FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
+    "kernels": CacheKind("compiled kernels", build.CACHE_FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
     "streams": CacheKind("texts that are tokenized beside training", STREAMS_FOLDER, "(?!)(?P<key>)"),
 }
 """By name. Besides, each folder may have scratch folders of processes."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from lmtool.batch import Batch
-from lmtool.compute.agreement import agree, away
+from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.device import Compute
 from lmtool.compute.kernels import ops
 from lmtool.generation.fast_steps import GRAPH_DEVICES, STEPS_BEFORE_CAPTURE
@@ -70,7 +70,7 @@ def check_fast_paths(device: torch.device) -> Iterator[FastPathCheck]:
         try:
             with torch.no_grad():
                 outputs, seconds = zip(*map(_run_and_time, ways()), strict=True)
-            verdict = "same" if agree(*outputs) else f"differs by {100 * away(*outputs):.0f} %"
+            verdict = "same" if agrees(*outputs) else f"differs by {100 * relative_difference(*outputs):.0f} %"
             yield FastPathCheck(name, verdict, *seconds)
         except Exception as error:  # any: a compiler's, a driver's, one of memory
             yield FastPathCheck(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")

@@ -130,9 +130,9 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
 
     facts: printed with the model. Only the main process prints.
     """
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
 
-    if not is_main():
+    if not is_main_process():
         return
     warn(loaded.reference.warnings)
     if not quiet:
@@ -160,11 +160,11 @@ def warn_of_files(texts: Iterable[str]) -> None:
 
 def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
     """Warns of parts of texts, such as characters, that the tokenizer does not know. Only the main process prints."""
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.data.files import quote_all
 
     parts = list(dict.fromkeys(part for text in texts for part in loaded.tokenizer.find_unknown_parts(text)))
-    if parts and is_main():
+    if parts and is_main_process():
         warn([f"the model does not know {quote_all(parts)} of the prompt, and reads each as the same unknown token"])
 
 
@@ -174,10 +174,10 @@ def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> 
     texts: (name, text) of the rows.
     """
     from lmtool.checks.leaks import find_leaks
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.run.directory import Run
 
-    leaks = list(find_leaks(Run.open(loaded.run_path), texts)) if is_main() else []
+    leaks = list(find_leaks(Run.open(loaded.run_path), texts)) if is_main_process() else []
     warn(map(str, leaks))
     return {"leaks": [asdict(one) for one in leaks]}
 
@@ -196,9 +196,9 @@ def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
 
 def warn_of_skipped(skipped: "SkippedRows | None") -> None:
     """Warns of skipped rows, if any. Only the main process prints."""
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
 
-    if skipped is not None and skipped.count and is_main():
+    if skipped is not None and skipped.count and is_main_process():
         warn([str(skipped)])
 
 
@@ -253,12 +253,12 @@ class _Reportable(Protocol):
 
 def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Writes a result to stdout, in JSON with more fields and null for NaN. Only the main process prints."""
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.records import finite
 
-    if is_main() and as_json:
+    if is_main_process() and as_json:
         put_json(finite({**result.record(), **more}))
-    elif is_main():
+    elif is_main_process():
         put(*result.lines())
 
 

@@ -35,17 +35,17 @@ def run_training(
     until: stops after this share of the steps.
     Returns the run directory, if this process has one.
     """
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.loggers.dashboards import Loggers
     from lmtool.run.directory import REPORT
     from lmtool.tasks.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
     from lmtool.training.job import SessionOptions
 
-    stop = StopAtStep(notify=is_main() and not quiet)
+    stop = StopAtStep(notify=is_main_process() and not quiet)
     reason = ""
     loggers = Loggers()
-    with Display(shown=is_main(), quiet=quiet) as display, ExitStack() as stack:
+    with Display(shown=is_main_process(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
         command = ["lmtool", *sys.argv[1:]]
         report, stops = display.report, stop.requested

@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 
 from lmtool.batch import widest
-from lmtool.compute.machine import keep_freed_memory, machine_memory, n_cores, threads_are_set
-from lmtool.compute.processes import World, joined, local_rank
+from lmtool.compute import torch_private
+from lmtool.compute.machine import count_cores, has_thread_setting, keep_freed_memory, machine_memory_bytes
+from lmtool.compute.processes import World, join_processes, local_rank
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
@@ -23,16 +24,16 @@ DTYPES |= {"int8": torch.float32, "int4": torch.float32}
 
 
 def limit_threads() -> None:
-    """Lower torch's number of threads to `n_cores`, unless a variable of the environment sets it."""
-    if not threads_are_set() and torch.get_num_threads() > n_cores():
-        torch.set_num_threads(n_cores())
+    """Lowers torch's number of threads to that of cores, unless a variable of the environment sets it."""
+    if not has_thread_setting() and torch.get_num_threads() > count_cores():
+        torch.set_num_threads(count_cores())
 
 
 @contextmanager
-def cpu_threads(count: int | None) -> Iterator[None]:
+def use_cpu_threads(n_threads: int | None) -> Iterator[None]:
     """A context in which torch computes on a CPU with that many threads; None for as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    torch.set_num_threads(n_threads or before)
     try:
         yield
     finally:
@@ -55,14 +56,14 @@ class Compute:
     world: World = field(default_factory=World)
 
     @contextmanager
-    def joined(self) -> "Iterator[Compute]":
-        """The same in the processes of torchrun as one group."""
-        with joined(self.device) as world:
+    def join_processes(self) -> "Iterator[Compute]":
+        """A context in which the processes of torchrun form one group, of which the result has the world."""
+        with join_processes(self.device) as world:
             yield replace(self, world=world)
 
-    def in_step(self) -> "Compute":
-        """The same where all processes compute each layer at the same time."""
-        return replace(self, world=replace(self.world, in_step=True))
+    def with_lockstep(self) -> "Compute":
+        """Returns the same for a model of which all processes compute each layer at the same time."""
+        return replace(self, world=replace(self.world, is_lockstep=True))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,17 +76,17 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     @property
-    def sum_dtype(self) -> torch.dtype:
+    def widest_dtype(self) -> torch.dtype:
         """The widest floating-point dtype of the device."""
         return widest(self.device)
 
     @property
-    def scales_gradients(self) -> bool:
-        """Whether gradients need loss scaling against underflow: float16."""
+    def needs_loss_scaling(self) -> bool:
+        """Whether gradients would underflow without loss scaling: in float16."""
         return self.dtype == torch.float16
 
     def describe(self) -> str:
-        """Device and precision, for display."""
+        """Describes device and precision, for display."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
         return f"{name}, {self.precision}"
 
@@ -94,7 +95,7 @@ CPU = Compute(torch.device("cpu"), "float32")
 
 
 def choose_compute(device: DeviceName, precision: InferenceName) -> Compute:
-    """The device and precision of a recipe; the best available for `auto`.
+    """Chooses the device and precision of a recipe; the best available for `auto`.
 
     Raises ResourceError when the device is not available, and UsageError for a rank that is no number.
     """
@@ -105,18 +106,19 @@ def choose_compute(device: DeviceName, precision: InferenceName) -> Compute:
         # TensorFloat-32 for the float32 products that remain; an explicit float32 means float32
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     if precision == "auto":
-        return Compute(chosen, _auto_precision(chosen))
+        return Compute(chosen, _fastest_precision(chosen))
     return Compute(chosen, "bfloat16" if precision == "bf16" else precision)
 
 
-def device_memory(device: torch.device) -> int | None:
-    """Memory of a device in bytes: a GPU's own, or else that of the process; None if unknown."""
+def device_memory_bytes(device: torch.device) -> int | None:
+    """The memory of a device: a GPU's own, or else that of the process; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return machine_memory()
+    return machine_memory_bytes()
 
 
 def _resolve_device(device: DeviceName) -> str:
+    """The name of an available device. Raises ResourceError."""
     is_usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     usable = [name for name in is_usable if is_usable[name]]
     if device == "auto":
@@ -128,7 +130,8 @@ def _resolve_device(device: DeviceName) -> str:
     return device
 
 
-def _auto_precision(device: torch.device) -> str:
+def _fastest_precision(device: torch.device) -> str:
+    """The precision in which a device computes fast: the one of 16 bits that it has instructions for, or float32."""
     match device.type:
         case "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
@@ -140,8 +143,6 @@ def _auto_precision(device: torch.device) -> str:
 
 
 @cache
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a device has products in bfloat16; without AVX-512 or the like oneDNN has none, and others are slow."""
-    if device.type != "cpu":
-        return True
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether a device has fast products in bfloat16. On a CPU oneDNN has them, with AVX-512 or the like."""
+    return device.type != "cpu" or torch_private.has_onednn_bfloat16()

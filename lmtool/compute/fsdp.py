@@ -12,8 +12,9 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
+from lmtool.compute import torch_private
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import peers_may_end
+from lmtool.compute.processes import convert_peer_errors
 from lmtool.compute.shards import own_rows
 
 
@@ -37,9 +38,9 @@ class Sharding:
     """
 
     def __init__(self, lm: LayeredModule, module: nn.Module, compute: Compute) -> None:
-        """Shards `lm`, which may be of a `ShardedBuild`, in place. Its parameters are new objects from here on.
+        """Shards a model in place; its parameters are new objects from here on.
 
-        module: what is trained: the model, or what it is a part of.
+        lm: may have been built in a `ShardedBuild`. module: what is trained: the model, or what it is a part of.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -47,73 +48,62 @@ class Sharding:
         # a linear map may return a view; nothing changes it in place
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
         mesh = init_device_mesh(compute.device.type, (compute.world.size,))
-        narrow = None if compute.dtype == torch.float32 else compute.dtype
-        policy = MixedPrecisionPolicy(narrow, None if narrow is None else torch.float32, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        if compute.dtype != torch.float32:
+            policy = MixedPrecisionPolicy(compute.dtype, torch.float32, cast_forward_inputs=False)
         rows = {name: own_rows(parameter) for name, parameter in lm.named_parameters() if parameter.is_meta}
-        for linears in _layers(lm):
+        for linears in _linears_by_layer(lm):
             fully_shard(linears, mesh=mesh, mp_policy=policy)
         self.module = module
         root = fully_shard(self.module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
-        device = compute.device
-        self.module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)  # type: ignore[no-untyped-call]
+        torch_private.allocate_meta_tensors_(self.module, compute.device)
         for name, parameter in lm.named_parameters():
             if name in rows:
                 own_rows(parameter).copy_(rows.pop(name))
         # now, since a validation may come before the first step, and then the first layer would be taken for the root
-        fully_shard.state(root)._lazy_init()  # type: ignore[attr-defined]  # of the decorator
-        self._parts = [part for part in self.module.modules() if isinstance(part, FSDPModule)]
+        torch_private.initialize_fsdp_(root)
+        self._sharded_modules = [part for part in self.module.modules() if isinstance(part, FSDPModule)]
         self._compute = compute
 
     @contextmanager
-    def by_layer(self) -> Iterator[None]:
+    def gather_by_layer(self) -> Iterator[None]:
         """A context in which all processes compute in step, each with the weights of one layer at a time."""
-        root = self._parts[0]
-        with peers_may_end():
+        root = self._sharded_modules[0]
+        with convert_peer_errors():
             root.unshard()
             try:
                 yield
             finally:
-                self._end_passes()
+                self._reset_passes()
                 root.reshard()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def gather_all(self) -> Iterator[None]:
         """A context in which every process holds all weights and computes by itself, without gradients."""
-        root = self._parts[0]
+        root = self._sharded_modules[0]
         root.set_reshard_after_forward(False)
-        with peers_may_end():
-            for part in self._parts:
+        with convert_peer_errors():
+            for part in self._sharded_modules:
                 part.unshard()
         try:
             with self._compute.autocast():
                 yield
         finally:
-            self._end_passes()
-            for part in self._parts:
+            self._reset_passes()
+            for part in self._sharded_modules:
                 part.reshard()
             root.set_reshard_after_forward(True)
             root.set_reshard_after_forward(False, recurse=False)
 
-    def _end_passes(self) -> None:
-        """Begin the next pass anew: decoding runs some maps of a layer without others, in one process only.
+    def _reset_passes(self) -> None:
+        """Lets the next pass begin anew: decoding runs some maps of a layer without others, in one process only.
 
-        A layer that waits for the others would otherwise keep its weights, which the processes beside it gather again.
+        A layer that waits for the others would otherwise keep its weights, which other processes gather again.
         """
-        from torch.distributed.fsdp import fully_shard
-
-        for part in self._parts:
-            state = fully_shard.state(part)  # type: ignore[attr-defined]  # of the decorator
-            state._modules_to_run_forward.clear()
-            state._state_ctx.iter_forward_root = None
-            state._comm_ctx.post_forward_order.clear()
-            group = state._fsdp_param_group
-            if group is not None:
-                group._post_forward_indices.clear()
-            for passing in filter(None, (state, group)):
-                passing._training_state = type(passing._training_state).IDLE
+        torch_private.reset_fsdp_passes_(self._sharded_modules)
 
 
-def _layers(lm: LayeredModule) -> Iterator[list[nn.Module]]:
+def _linears_by_layer(lm: LayeredModule) -> Iterator[list[nn.Module]]:
     """The linear maps of each layer."""
     for group in lm.modules_by_depth()[1:]:
         linears = [m for part in group if part is not None for m in part.modules() if isinstance(m, nn.Linear)]

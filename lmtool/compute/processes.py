@@ -26,25 +26,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lmtool.batch import widest
+from lmtool.compute import torch_private
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
-PATIENCE = timedelta(hours=6)
-"""Timeout of collectives; others may be tokenizing a large corpus."""
+COLLECTIVE_TIMEOUT = timedelta(hours=6)
+"""Other processes may be tokenizing a large corpus."""
 
-
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 POLL_SECONDS = 1.0
 """Time between two looks whether torchrun is still there."""
 
-PATIENCE_SECONDS = 30.0
-"""Time that a process without torchrun has to save and end; torchrun itself gives its processes as much."""
+ORPHAN_SECONDS = 30.0
+"""Time that a process has to save and end after torchrun has ended; torchrun itself gives its processes as much."""
 
 _SHOW_CURSOR = b"\x1b[?25h"
 
@@ -54,31 +54,31 @@ class World:
     """This process's rank in the run. Rank 0 writes files and prints.
 
     sharded: the processes share the weights of the model that they train.
-    in_step: each layer of the model is computed by all at the same time, since they share it.
+    is_lockstep: each layer of the model is computed by all at the same time, since they share it.
     device: where collectives find their tensors.
     """
 
     rank: int = 0
     size: int = 1
     sharded: bool = False
-    in_step: bool = False
+    is_lockstep: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module wrapped so that its backward pass averages gradients over all processes."""
+    def wrap_data_parallel(self, module: nn.Module) -> nn.Module:
+        """Wraps a module so that its backward pass averages gradients over all processes."""
         if self.size == 1:
             return module
         devices = [self.device] if self.device.type == "cuda" else None
         # what stands for quantized weights has no memory to exchange
         empty = [name for name, p in module.named_parameters() if 0 in p.stride()]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, empty)  # type: ignore[no-untyped-call]
+        torch_private.ignore_parameters_(module, empty)
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
-    def alone(self, module: nn.Module) -> AbstractContextManager[None]:
+    def skip_gradient_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """A context in which a backward pass accumulates the gradients of this process, without exchanging them.
 
         module: wrapped, or sharded by `fully_shard`.
@@ -87,84 +87,91 @@ class World:
             return module.no_sync()
         # importing it takes a second, which only programs that shard have spent
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        return _unsynced(module) if fsdp is not None and isinstance(module, fsdp.FSDPModule) else nullcontext()
+        return (
+            _skip_fsdp_gradient_sync(module)
+            if fsdp is not None and isinstance(module, fsdp.FSDPModule)
+            else nullcontext()
+        )
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """All-reduced sum of each value."""
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+        """Sums each value over all processes."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=widest(self.device), device=self.device)
-        return [float(value) for value in _all_reduced(tensor).tolist()]
+        return [float(value) for value in _all_reduce_(tensor).tolist()]
 
-    def most(self, number: int) -> int:
-        """The largest of the numbers of all processes."""
-        return int(max(self.sum([number * (rank == self.rank) for rank in range(self.size)])))
+    def all_reduce_max(self, number: int) -> int:
+        """Returns the largest of the numbers of all processes."""
+        return int(max(self.all_reduce_sum([number * (rank == self.rank) for rank in range(self.size)])))
 
-    def share(self, n: int) -> range:
-        """This process's share of n items."""
-        return range(self.rank, n, self.size)
+    def own_items(self, n_items: int) -> range:
+        """The items that are this process's share."""
+        return range(self.rank, n_items, self.size)
 
-    def gather(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
-        """The arrays of items 0 to n - 1, gathered from the processes' shares; one- or two-dimensional."""
-        if self.size == 1 or not n:
-            return [arrays[i] for i in range(n)]
+    def gather_arrays(self, arrays: Mapping[int, NDArray[Any]], n_items: int, dtype: DTypeLike) -> list[NDArray[Any]]:
+        """Gathers the arrays of all items from the processes' shares.
+
+        arrays: one- or two-dimensional, by the items of this process.
+        """
+        if self.size == 1 or not n_items:
+            return [arrays[i] for i in range(n_items)]
         # each entry is non-zero in one process only, so the sum is a copy
-        shapes_N2 = np.zeros((n, 2), dtype=np.int64)
+        shapes_N2 = np.zeros((n_items, 2), dtype=np.int64)
         for i, array in arrays.items():
             shapes_N2[i] = array.shape if array.ndim == 2 else (-1, len(array))
-        shapes_N2 = _all_reduced(torch.from_numpy(shapes_N2).to(self.device)).cpu().numpy()
+        shapes_N2 = _all_reduce_(torch.from_numpy(shapes_N2).to(self.device)).cpu().numpy()
         stops_N = np.cumsum(np.abs(shapes_N2).prod(1))
         flat = np.zeros(stops_N[-1], dtype=dtype)
         for i, array in arrays.items():
             flat[stops_N[i] - array.size : stops_N[i]] = array.reshape(-1)
-        flat = _all_reduced(torch.from_numpy(flat).to(self.device)).cpu().numpy()
+        flat = _all_reduce_(torch.from_numpy(flat).to(self.device)).cpu().numpy()
         parts = np.split(flat, stops_N[:-1])
         return [
             part if rows < 0 else part.reshape(rows, columns)
             for part, (rows, columns) in zip(parts, shapes_N2.tolist(), strict=True)
         ]
 
-    def from_main(self, text: str) -> str:
-        """Broadcast the text of the main process."""
+    def broadcast_text(self, text: str) -> str:
+        """Returns the text of the main process in all processes."""
         texts = {0: np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)} if self.is_main else {}
-        (encoded,) = self.gather(texts, 1, np.uint8)
+        (encoded,) = self.gather_arrays(texts, 1, np.uint8)
         return encoded.tobytes().decode(errors="surrogateescape")
 
-    def main_first(self, make: Callable[[], Made]) -> Made:
-        """The result of `make`, called in the main process first, so that the others can use its cache."""
+    def call_main_first(self, function: Callable[[], T]) -> T:
+        """Calls a function in the main process first, so that the others can use what it has cached."""
         if not self.is_main:
-            self.wait()
-        made = make()
+            self.barrier()
+        result = function()
         if self.is_main:
-            self.wait()
-        return made
+            self.barrier()
+        return result
 
-    def side_group(self) -> "SideGroup":
-        """The processes once more, with connections of their own; all must ask for them at the same time."""
-        self.wait()  # here one that has ended is an error, and in the call below a page of frames on stderr
-        with peers_may_end():
-            return SideGroup(self.rank, self.size, dist.new_group(backend="gloo", timeout=PATIENCE))
+    def create_side_group(self) -> "SideGroup":
+        """Connects the processes once more; all must ask for it at the same time."""
+        self.barrier()  # here one that has ended is an error, and in the call below a page of frames on stderr
+        with convert_peer_errors():
+            return SideGroup(self.rank, self.size, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
 
-    def wait(self) -> None:
-        """Barrier: wait for all processes."""
+    def barrier(self) -> None:
+        """Waits for all processes."""
         if self.size > 1:
-            with peers_may_end():
+            with convert_peer_errors():
                 dist.barrier()
 
 
 @dataclass(frozen=True)
 class SideGroup:
-    """Processes that tell each other texts over connections of their own: in a thread, while another one trains."""
+    """Processes that exchange texts over connections of their own: in a thread, while another one trains."""
 
     rank: int
     size: int
     group: dist.ProcessGroup
 
     def gather_texts(self, text: str) -> list[str]:
-        """The texts that all processes give at the same time, in the order of ranks."""
+        """Gathers the texts that all processes give at the same time, in the order of ranks."""
         encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with peers_may_end():
+        with convert_peer_errors():
             dist.all_gather(lengths, torch.tensor([len(encoded)]), group=self.group)
             longest = int(max(lengths))
             texts = [encoded.new_empty(longest) for _ in range(self.size)]
@@ -173,7 +180,7 @@ class SideGroup:
 
 
 @contextmanager
-def _unsynced(module: "FSDPModule") -> Iterator[None]:
+def _skip_fsdp_gradient_sync(module: "FSDPModule") -> Iterator[None]:
     module.set_requires_gradient_sync(False)
     try:
         yield
@@ -181,36 +188,35 @@ def _unsynced(module: "FSDPModule") -> Iterator[None]:
         module.set_requires_gradient_sync(True)
 
 
-def _all_reduced(tensor: torch.Tensor) -> torch.Tensor:
-    """All-reduce a tensor to its sum, in place."""
-    with peers_may_end():
+def _all_reduce_(tensor: torch.Tensor) -> torch.Tensor:
+    """Sums a tensor over all processes, in place, and returns it."""
+    with convert_peer_errors():
         dist.all_reduce(tensor)
     return tensor
 
 
 def local_rank() -> int:
     """Local rank of this process, which is the index of its GPU."""
-    return _number("LOCAL_RANK", 0)
+    return _read_number("LOCAL_RANK", 0)
 
 
 def local_size() -> int:
     """Number of processes on this machine."""
-    return _number("LOCAL_WORLD_SIZE", 1)
+    return _read_number("LOCAL_WORLD_SIZE", 1)
 
 
-def is_main() -> bool:
-    """True in rank 0, also before the processes have joined, and in a process alone, whatever rank the environment
-    names. Raises UsageError."""
-    return world_size() == 1 or _number("RANK", 0) == 0
+def is_main_process() -> bool:
+    """Whether this is rank 0 or a single process, also before the processes have joined. Raises UsageError."""
+    return world_size() == 1 or _read_number("RANK", 0) == 0
 
 
 def world_size() -> int:
     """Number of processes of this run. Raises UsageError."""
-    return _number("WORLD_SIZE", 1)
+    return _read_number("WORLD_SIZE", 1)
 
 
-def _number(name: str, default: int) -> int:
-    """A number that torchrun sets in the environment. Raises UsageError."""
+def _read_number(name: str, default: int) -> int:
+    """Reads a number that torchrun sets in the environment. Raises UsageError."""
     text = os.environ.get(name, str(default))
     lowest = int(name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
@@ -221,49 +227,53 @@ def _number(name: str, default: int) -> int:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[World]:
-    """The processes of torchrun as one group, which they form the first time and leave when the program ends, since
-    they can meet at an address only once; a single process without torchrun."""
+def join_processes(device: torch.device) -> Iterator[World]:
+    """A context in which the processes of torchrun are one group; without torchrun a single process.
+
+    They form the group the first time and leave it when the program ends, because they can meet at an address only
+    once.
+    """
     size = world_size()
     if size == 1:
         yield World()
         return
     if not dist.is_initialized():
-        _meet(device, size)
-    with peers_may_end():
+        _init_process_group(device, size)
+    with convert_peer_errors():
         yield World(dist.get_rank(), dist.get_world_size(), device=device)
 
 
-def _meet(device: torch.device, size: int) -> None:
+def _init_process_group(device: torch.device, size: int) -> None:
+    """Connects the processes. Raises UsageError for a wrong environment, and ResourceError when they cannot meet."""
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing or not 0 <= _number("RANK", 0) < size:
+    if missing or not 0 <= _read_number("RANK", 0) < size:
         what = f"{', '.join(missing)} not set" if missing else f"RANK is {os.environ['RANK']}"
         what = f"the environment names {size} processes, but {what}"
         raise UsageError(what, where="WORLD_SIZE", fix="start them with torchrun, or unset WORLD_SIZE")
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        _interruptible(partial(dist.init_process_group, backend, timeout=PATIENCE))
+        _call_interruptibly(partial(dist.init_process_group, backend, timeout=COLLECTIVE_TIMEOUT))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         what = f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}"
         fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
         raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {plain(address)[:100]}", fix=fix) from error
-    atexit.register(_leave)
+    atexit.register(_destroy_process_group)
     watch_signals()
 
 
-def _leave() -> None:
+def _destroy_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _interruptible(meet: Callable[[], None]) -> None:
-    """Call what waits for other processes in compiled code, so that signals are handled meanwhile."""
+def _call_interruptibly(function: Callable[[], None]) -> None:
+    """Calls what waits for other processes in compiled code, so that signals are handled meanwhile."""
     errors: list[Exception] = []
 
     def call() -> None:
         try:
-            meet()
+            function()
         except Exception as error:
             errors.append(error)
 
@@ -276,8 +286,8 @@ def _interruptible(meet: Callable[[], None]) -> None:
 
 
 @contextmanager
-def peers_may_end() -> Iterator[None]:
-    """Report that another process has ended when communication with it fails."""
+def convert_peer_errors() -> Iterator[None]:
+    """Converts an error of communication to PeerEnded, when it says that another process has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -293,7 +303,7 @@ class PeerEnded(ResourceError):
 
 
 def watch_signals() -> None:
-    """From now on leave at once at the second signal to stop, and where torchrun ends take that for a signal.
+    """Makes this process exit at once at the second signal to stop, and takes the end of torchrun for a signal.
 
     The first one is for the handlers of the program. Does nothing outside of the main thread, which has these.
     """
@@ -302,19 +312,20 @@ def watch_signals() -> None:
     received, sent = socketpair()  # Windows waits for no pipe
     sent.setblocking(False)
     signal.set_wakeup_fd(sent.detach(), warn_on_full_buffer=False)
-    Thread(target=_watch, args=(received, os.getppid()), name="signals", daemon=True).start()
+    Thread(target=_watch_signals, args=(received, os.getppid()), name="signals", daemon=True).start()
 
 
-def _watch(waking: socket, parent: int) -> None:
-    n_received, patience = 0, POLL_SECONDS
+def _watch_signals(wakeup: socket, parent_pid: int) -> None:
+    """wakeup: gets the number of each signal. Never returns."""
+    n_received, timeout_seconds = 0, POLL_SECONDS
     while True:
-        if select.select([waking], [], [], patience)[0]:
-            for number in waking.recv(64):
-                n_received += number in STOPPING
+        if select.select([wakeup], [], [], timeout_seconds)[0]:
+            for number in wakeup.recv(64):
+                n_received += number in STOP_SIGNALS
                 if n_received > 1:
                     if os.isatty(2):
                         os.write(2, _SHOW_CURSOR)
                     os._exit(128 + number)
-        elif os.getppid() != parent:
-            patience = PATIENCE_SECONDS
+        elif os.getppid() != parent_pid:
+            timeout_seconds = ORPHAN_SECONDS
             os.kill(os.getpid(), signal.SIGTERM)

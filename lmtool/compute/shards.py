@@ -18,28 +18,28 @@ from torch import distributed as dist
 from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
-from lmtool.compute.processes import peers_may_end
+from lmtool.compute.processes import convert_peer_errors
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-class Share(NamedTuple):
+class RowShard(NamedTuple):
     """The rows that a process holds of a parameter without storage, and which these are."""
 
     rows: Tensor
     at: slice
 
 
-_SHARE = "share"
-"""Attribute of such a parameter."""
+_SHARD_ATTRIBUTE = "row_shard"
+"""The attribute of such a parameter that holds its RowShard."""
 
-_FILLS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zero_", "fill_"))
+_INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zero_", "fill_"))
 """What gives new parameters their values."""
 
 
 class ShardedBuild(TorchFunctionMode):
-    """Where new modules hold only the rows of one process, with the values of whole ones.
+    """A context in which new modules hold only the rows of one process, with the values of whole ones.
 
     Each parameter is initialised as a whole by the same random numbers, then cut, before the next one is.
     """
@@ -47,37 +47,37 @@ class ShardedBuild(TorchFunctionMode):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()
         self._rank, self._size = rank, size
-        self._room = torch.empty(0)
+        self._buffer = torch.empty(0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty:
             return func(*args, **kwargs | {"device": "meta"})
         tensor = args[0] if args else kwargs.get("tensor")
-        if func.__name__ not in _FILLS or not tensor.is_meta:
+        if func.__name__ not in _INITIALIZERS or not tensor.is_meta:
             return func(*args, **kwargs)
-        whole = self._whole(tensor.shape, tensor.dtype)
+        whole = self._view_buffer(tensor.shape, tensor.dtype)
         func(*(whole, *args[1:]) if args else (), **kwargs if args else kwargs | {"tensor": whole})
         if not isinstance(tensor, nn.Parameter):
             return whole.clone()
-        at = rows_of(len(whole), self._rank, self._size)
+        at = row_range(len(whole), self._rank, self._size)
         if is_sharded(tensor):
             own_rows(tensor).copy_(whole[at])
         else:
-            vars(tensor)[_SHARE] = Share(whole[at].clone(), at)
+            vars(tensor)[_SHARD_ATTRIBUTE] = RowShard(whole[at].clone(), at)
         return tensor
 
-    def _whole(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def _view_buffer(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for one parameter, the same for all, so that freed memory does not lie in pieces between the rows."""
         n = shape.numel()
-        if len(self._room) < n or self._room.dtype != dtype:
-            self._room = torch.empty(n, dtype=dtype)
-        return self._room[:n].view(shape)
+        if len(self._buffer) < n or self._buffer.dtype != dtype:
+            self._buffer = torch.empty(n, dtype=dtype)
+        return self._buffer[:n].view(shape)
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is sharded, so that this process holds only its own rows of it."""
-    return _SHARE in vars(tensor) or _is_distributed(tensor)
+    return _SHARD_ATTRIBUTE in vars(tensor) or _is_distributed(tensor)
 
 
 def _is_distributed(tensor: Tensor) -> bool:
@@ -88,44 +88,44 @@ def _is_distributed(tensor: Tensor) -> bool:
 
 def own_rows(tensor: Tensor) -> Tensor:
     """The rows that this process holds, in the same memory; all of a tensor that is not sharded."""
-    if _SHARE in vars(tensor):
-        share: Share = vars(tensor)[_SHARE]
-        return share.rows
+    if _SHARD_ATTRIBUTE in vars(tensor):
+        shard: RowShard = vars(tensor)[_SHARD_ATTRIBUTE]
+        return shard.rows
     if not _is_distributed(tensor):
         return tensor
     rows: Tensor = cast("DTensor", tensor.detach()).to_local()
     return rows
 
 
-def group_of(tensor: Tensor) -> ProcessGroup:
+def process_group(tensor: Tensor) -> ProcessGroup:
     """The processes over which a tensor is sharded."""
     group: ProcessGroup = cast("DTensor", tensor).device_mesh.get_group()
     return group
 
 
-def rows_of(n_rows: int, rank: int, size: int) -> slice:
-    """Which of the rows a process holds."""
-    share = math.ceil(n_rows / size)
-    return slice(min(rank * share, n_rows), min((rank + 1) * share, n_rows))
+def row_range(n_rows: int, rank: int, size: int) -> slice:
+    """The range of the rows that a process holds."""
+    per_process = math.ceil(n_rows / size)
+    return slice(min(rank * per_process, n_rows), min((rank + 1) * per_process, n_rows))
 
 
-def own_slice(tensor: Tensor) -> slice:
-    """Which rows of a sharded tensor this process holds."""
-    if _SHARE in vars(tensor):
-        share: Share = vars(tensor)[_SHARE]
-        return share.at
-    group = group_of(tensor)
-    return rows_of(len(tensor), dist.get_rank(group), dist.get_world_size(group))
+def own_row_range(tensor: Tensor) -> slice:
+    """The range of the rows of a sharded tensor that this process holds."""
+    if _SHARD_ATTRIBUTE in vars(tensor):
+        shard: RowShard = vars(tensor)[_SHARD_ATTRIBUTE]
+        return shard.at
+    group = process_group(tensor)
+    return row_range(len(tensor), dist.get_rank(group), dist.get_world_size(group))
 
 
-def held(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """What a process keeps of these tensors: its rows of those that are sharded; the first one, all others too."""
-    kept = {name: own_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
-    return {name: rows for name, rows in kept.items() if rank == 0 or len(rows)}
+def select_own_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """Selects what a process saves: its rows of sharded tensors, and in rank 0 all other tensors too."""
+    own = {name: own_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
+    return {name: rows for name, rows in own.items() if rank == 0 or len(rows)}
 
 
-def sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
-    """The sharded tensor of which each process holds `rows`, with as many rows as another sharded one."""
+def make_sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
+    """Makes the sharded tensor of which each process holds `rows`, with as many rows as the sharded `tensor`."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(tensor, DTensor)
@@ -135,16 +135,16 @@ def sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
     )
 
 
-def norm_over(group: ProcessGroup, norm: Tensor) -> Tensor:
-    """The norm of all rows, from that of the rows of each process."""
-    squared = norm.square()
-    with peers_may_end():
+def all_reduce_norm(group: ProcessGroup, own_norm: Tensor) -> Tensor:
+    """Returns the norm of all rows, from that of the rows of each process."""
+    squared = own_norm.square()
+    with convert_peer_errors():
         dist.all_reduce(squared, group=group)
     return squared.sqrt()
 
 
 class RowExchange:
-    """Gives whole matrices to processes that compute with them, and brings the results back as shares.
+    """Gathers whole matrices in processes that compute with them, and scatters the results as rows.
 
     Matrix i belongs to process i modulo their number, so each computes with its part of the matrices only.
     """
@@ -157,45 +157,46 @@ class RowExchange:
 
     @property
     def owned(self) -> range:
-        """The matrices of this process."""
-        return self._of(self._rank)
+        """The numbers of the matrices of this process."""
+        return self._owned_by(self._rank)
 
-    def _of(self, rank: int) -> range:
+    def _owned_by(self, rank: int) -> range:
         return range(rank, len(self._shapes), self._size)
 
-    def gather(self, shares: Sequence[Tensor]) -> list[Tensor]:
-        """The matrices of this process (R, C), from the rows that each process has of all."""
-        sent = [_flat((shares[i] for i in self._of(rank)), shares[0]) for rank in range(self._size)]
+    def gather(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Gathers the matrices of this process (R, C), from the rows that each process has of all."""
+        sent = [_concatenate((rows[i] for i in self._owned_by(rank)), rows[0]) for rank in range(self._size)]
         numels = [[self._numel(i, rank) for i in self.owned] for rank in range(self._size)]
-        by_rank = zip(self._swap(sent, list(map(sum, numels))), numels, strict=True)
+        by_rank = zip(self._all_to_all(sent, list(map(sum, numels))), numels, strict=True)
         parts = [iter(torch.split(received, numels_of_rank)) for received, numels_of_rank in by_rank]
         return [torch.cat([next(part) for part in parts]).view(self._shapes[i]) for i in self.owned]
 
     def scatter(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """The rows that this process has of all matrices, from those that each process owns. like: of their type."""
-        sent = [_flat((m[rows_of(len(m), rank, self._size)] for m in matrices), like) for rank in range(self._size)]
-        numels = [[self._numel(i, self._rank) for i in self._of(rank)] for rank in range(self._size)]
-        shares: dict[int, Tensor] = {}
-        for rank, received in enumerate(self._swap(sent, list(map(sum, numels)))):
-            for i, part in zip(self._of(rank), torch.split(received, numels[rank]), strict=True):
-                shares[i] = part.view(-1, self._shapes[i][1])
-        return [shares[i] for i in range(len(self._shapes))]
+        """Scatters the matrices of each process. Returns this process's rows of all. like: a tensor of their type."""
+        sent = [
+            _concatenate((m[row_range(len(m), rank, self._size)] for m in matrices), like) for rank in range(self._size)
+        ]
+        numels = [[self._numel(i, self._rank) for i in self._owned_by(rank)] for rank in range(self._size)]
+        rows: dict[int, Tensor] = {}
+        for rank, received in enumerate(self._all_to_all(sent, list(map(sum, numels)))):
+            for i, part in zip(self._owned_by(rank), torch.split(received, numels[rank]), strict=True):
+                rows[i] = part.view(-1, self._shapes[i][1])
+        return [rows[i] for i in range(len(self._shapes))]
 
     def _numel(self, matrix: int, rank: int) -> int:
         n_rows, n_columns = self._shapes[matrix]
-        held = rows_of(n_rows, rank, self._size)
-        return len(range(n_rows)[held]) * n_columns
+        return len(range(n_rows)[row_range(n_rows, rank, self._size)]) * n_columns
 
-    def _swap(self, sent: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """What each process sent to this one. sent: to each. sizes: elements from each."""
-        received = sent[0].new_empty(sum(sizes))
-        with peers_may_end():
+    def _all_to_all(self, sent: Sequence[Tensor], received_numels: Sequence[int]) -> list[Tensor]:
+        """Sends a tensor to each process. Returns those that each process sent to this one."""
+        received = sent[0].new_empty(sum(received_numels))
+        with convert_peer_errors():
             dist.all_to_all_single(
-                received, torch.cat(list(sent)), list(sizes), [len(one) for one in sent], group=self._group
+                received, torch.cat(list(sent)), list(received_numels), [len(one) for one in sent], group=self._group
             )
-        return list(torch.split(received, list(sizes)))
+        return list(torch.split(received, list(received_numels)))
 
 
-def _flat(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
-    """All elements in one row; none of the type of `like`."""
+def _concatenate(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Concatenates all elements; of no tensors in an empty one of the type of `like`."""
     return torch.cat([like.new_empty(0), *(tensor.reshape(-1) for tensor in tensors)])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmtool.compute.device import choose_compute, device_memory
+from lmtool.compute.device import choose_compute, device_memory_bytes
 from lmtool.recipe.spec.recipe import Recipe
 
 
@@ -55,7 +55,7 @@ def choose_devices(recipe: Recipe, n_devices: int, kind: str | None) -> DeviceGr
     device, precision = recipe.training.device, recipe.training.precision
     if kind is None:
         compute = choose_compute(device, precision)
-        name, memory = compute.describe().partition(",")[0], device_memory(compute.device)
+        name, memory = compute.describe().partition(",")[0], device_memory_bytes(compute.device)
         return DeviceGroup(compute.precision, compute.device.type != "cpu", n_devices, name, memory)
     named = DEVICE_KINDS[kind]
     narrow = named.precision if precision == "auto" else precision

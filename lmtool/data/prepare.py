@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.compute.machine import n_cores
+from lmtool.compute.machine import count_cores
 from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
 from lmtool.data.corpus import Chunk, find_safe_cut
 from lmtool.data.files import display
@@ -327,7 +327,7 @@ def encode_chunks(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = 
     Threads, not processes: the encoders release the GIL, and threads start at once, share memory and cannot hang in a
     fork.
     """
-    n_threads = min(n_cores(), 8)
+    n_threads = min(count_cores(), 8)
     waiting: deque[Future[EncodedChunk]] = deque()
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="tokenize")
     try:

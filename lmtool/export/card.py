@@ -3,14 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lmtool import __version__
-from lmtool.export.forms import Form
+from lmtool.export.forms import PublishedForm
 from lmtool.inference.reference import Reference
-from lmtool.interop.names import HEAD
+from lmtool.interop.references import HEAD_FILE
 from lmtool.model.heads import resolve_pooling
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
@@ -18,97 +17,86 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
 
-PLACEHOLDER = "BASE"
+BASE_PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
 
-CLASSES = {
-    "classification": "ForSequenceClassification",
-    "masked": "ForMaskedLM",
-    "tagging": "ForTokenClassification",
-    "question-answering": "ForQuestionAnswering",
-    "embedding": "",
+_TASKS = {
+    "classification": ("AutoModelForSequenceClassification", "text-classification"),
+    "tagging": ("AutoModelForTokenClassification", "token-classification"),
+    "question-answering": ("AutoModelForQuestionAnswering", "question-answering"),
+    "masked": ("AutoModelForMaskedLM", "fill-mask"),
+    "embedding": ("AutoModel", "feature-extraction"),
 }
-"""The ends of the names of Transformers' classes for a task, by the kind of the objective."""
-
-PIPELINES = {
-    "classification": "text-classification",
-    "tagging": "token-classification",
-    "question-answering": "question-answering",
-    "masked": "fill-mask",
-    "embedding": "feature-extraction",
-}
+"""Transformers' class for a task and the Hub's name of the task, by the kind of the objective."""
 
 
-def model_card(base: Reference, form: Form) -> str:
-    """README.md with the metadata that the Hugging Face Hub reads."""
+def format_model_card(run: Reference, form: PublishedForm) -> str:
+    """Formats README.md, with the metadata that the Hugging Face Hub reads, for an exported run."""
     recipe, spec = form.recipe, form.recipe.objective
+    # the class of the task would make a new head in place of one beside the body
+    auto_class, pipeline = _TASKS["embedding"] if form.has_separate_head else _find_task(recipe)
     values = {
         "form": form,
         "spec": spec,
         "pool": resolve_pooling(spec, recipe.model) if isinstance(spec, Classification) else None,
-        "head_file": HEAD,
-        # those of the task would make a new head in place of one beside the body
-        "auto": "AutoModel" if form.beside else auto_class(recipe),
-        "pipeline": PIPELINES["embedding"] if form.beside else _pipeline(recipe),
+        "head_file": HEAD_FILE,
+        "auto": auto_class,
+        "pipeline": pipeline,
     }
-    return _card("model.md.jinja", base, values)
+    return _render_card("model.md.jinja", run, values)
 
 
-def adapter_card(base: Reference, published: str | None, of: Reference, labels: Mapping[str, str] | None) -> str:
-    """The same for adapters.
+def format_adapter_card(
+    run: Reference, base: Reference, base_name: str | None, labels: Mapping[str, str] | None
+) -> str:
+    """Formats README.md for the exported adapters of a run.
 
-    published: the name of their base on the Hub, if it is there. of: the run that they adapt. labels: by the number of
-    the score, of a classifier.
+    base: the run that they adapt. base_name: its name on the Hub, if it is there. labels: of a classifier, by the
+    number of the score.
     """
-    more = "" if labels is None else f", num_labels={len(labels)}, id2label={json.dumps(labels, ensure_ascii=True)}"
-    values = {"published": published, "placeholder": PLACEHOLDER, "of": of, "labels": more}
-    return _card(
-        "adapters.md.jinja", base, {**values, "auto": auto_class(base.recipe), "pipeline": _pipeline(base.recipe)}
-    )
+    auto_class, pipeline = _find_task(run.recipe)
+    options = "" if labels is None else f", num_labels={len(labels)}, id2label={json.dumps(labels, ensure_ascii=True)}"
+    values = {"published": base_name, "placeholder": BASE_PLACEHOLDER, "of": base, "labels": options}
+    return _render_card("adapters.md.jinja", run, {**values, "auto": auto_class, "pipeline": pipeline})
 
 
-def without_folders(text: str) -> str:
-    """A text in which absolute paths are names of files: a card is read by others."""
+def strip_folders(text: str) -> str:
+    """Replaces absolute paths by names of files, because a card is read by others."""
     return re.sub(r"""(^|[\s"':])/(?:[^/"'\n]+/)+""", r"\1", text)
 
 
-def auto_class(recipe: Recipe) -> str:
-    """Transformers' class that opens a model of this recipe for its task."""
-    generates = "ForSeq2SeqLM" if recipe.model.reads == "source" else "ForCausalLM"
-    return "AutoModel" + CLASSES.get(recipe.objective.kind, generates)
-
-
-def _pipeline(recipe: Recipe) -> str:
-    """The Hub's name of the task."""
+def _find_task(recipe: Recipe) -> tuple[str, str]:
+    """Finds Transformers' class that opens a model of this recipe for its task, and the Hub's name of the task."""
+    if recipe.objective.kind in _TASKS:
+        return _TASKS[recipe.objective.kind]
     if recipe.model.reads == "source":
-        return "text2text-generation"
-    return PIPELINES.get(recipe.objective.kind, "text-generation")
+        return "AutoModelForSeq2SeqLM", "text2text-generation"
+    return "AutoModelForCausalLM", "text-generation"
 
 
-@cache
-def _templates() -> Environment:
-    loader = PackageLoader("lmtool.export")
+def _render_card(template: str, run: Reference, values: Mapping[str, object]) -> str:
     environment = Environment(
-        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=PackageLoader("lmtool.export"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": plain, "without_folders": without_folders}
-    return environment
-
-
-def _card(template: str, base: Reference, values: Mapping[str, object]) -> str:
-    data = base.recipe.data
+    environment.filters |= {"plain": plain, "without_folders": strip_folders}
+    data = run.recipe.data
     files = [plain(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
-    known = {"base": base, "version": __version__, "files": files, "recipe": dump(base.recipe).rstrip()}
-    return _templates().get_template(template).render({**known, "measured": [*_measured(base)], **values})
+    known = {"base": run, "version": __version__, "files": files, "recipe": dump(run.recipe).rstrip()}
+    measured = [*iterate_measured_figures(run)]
+    return environment.get_template(template).render({**known, "measured": measured, **values})
 
 
-def _measured(base: Reference) -> Iterator[tuple[str, str]]:
-    """The last validation, and the results of the best checkpoint on a table."""
-    validated = base.run.last_validation
-    if validated is not None and validated.best_value is not None and base.recipe.data.holds_out:
-        name = base.recipe.evaluation.metric
+def iterate_measured_figures(run: Reference) -> Iterator[tuple[str, str]]:
+    """Iterates over names and values of the last validation, and of the results of the best checkpoint on tables."""
+    validated = run.run.last_validation
+    if validated is not None and validated.best_value is not None and run.recipe.data.holds_out:
+        name = run.recipe.evaluation.metric
         yield f"best validation {name}", f"{validated.best_value:.4f} (step {validated.best_step})"
-    for task, results in base.run.results_by_task.items():
+    for task, results in run.run.results_by_task.items():
         numbers = ((name, value) for name, value in results.items() if isinstance(value, float))
         part = results["part"]
         yield from ((f"{task} {part} {name}".strip(), f"{value:.4f}") for name, value in numbers if part != "training")

@@ -1,4 +1,4 @@
-"""The form in which a recipe is published: a family, and a head of its own class or one beside its body."""
+"""The form in which a recipe is published: a family, and a head of its own class or one in a file of its own."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,46 +8,43 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.interop.families import EVERY
-from lmtool.interop.families.family import BODY, Family
-from lmtool.interop.families.layouts import Weight
-from lmtool.interop.families.rules import Inexpressible
-from lmtool.interop.names import AS_DIRECTORY, HEAD
+from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
+from lmtool.interop.families.family import BODY_OBJECTIVE, Family
+from lmtool.interop.families.layouts import WeightMapping
+from lmtool.interop.families.rules import InexpressibleRecipe
+from lmtool.interop.references import HEAD_FILE, USE_DIRECTORY_FIX
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.tokenizer import Tokenizer
 
-LONGEST = 400
-"""Characters of a list of obstacles with reasons."""
+MAX_REASONS_CHARACTERS = 400
+"""Characters of a list of obstacles with reasons; a longer one names the keys alone."""
 
 
 @dataclass(frozen=True)
-class Form:
+class PublishedForm:
     """A recipe in the terms of a published family.
 
-    recipe: without adapters, and with the rows of its embedding. config: of config.json, or of a GGUF file. beside: the
-    keys by which no class of Transformers has its head, which then lies beside the body; empty where one has.
+    recipe: without adapters, and with the rows of its embedding. config: of config.json, or of a GGUF file.
+    head_obstacles: the keys by which no class of Transformers has its head, which then lies in a file of its own; empty
+    where one has.
     """
 
     recipe: Recipe
     family: Family
     config: dict[str, Any]
-    beside: str = ""
+    head_obstacles: str = ""
 
     @property
     def model(self) -> Transformer:
         assert isinstance(self.recipe.model, Transformer)
         return self.recipe.model
 
-    def weights(self) -> list[Weight]:
-        """How the family's tensors are made of the run's."""
-        weights = self.family.weights(self.model, self._objective)
-        return [replace(one, ours=f"body.{one.ours}") for one in weights] if self.beside else weights
-
-    def constants(self) -> dict[str, Tensor]:
-        """Tensors that their files hold beside the weights."""
-        return self.family.constants(self.model, self._objective)
+    @property
+    def has_separate_head(self) -> bool:
+        """Whether its head lies in a file of its own, beside the body."""
+        return bool(self.head_obstacles)
 
     @property
     def has_head(self) -> bool:
@@ -55,94 +52,107 @@ class Form:
         return isinstance(self.recipe.objective, HeadSpec)
 
     @property
-    def _objective(self) -> AnyObjective:
-        return BODY if self.beside else self.recipe.objective
+    def _published_objective(self) -> AnyObjective:
+        return BODY_OBJECTIVE if self.has_separate_head else self.recipe.objective
+
+    def map_weights(self) -> list[WeightMapping]:
+        """Maps the tensors of the run to those of the family."""
+        weights = self.family.map_weights(self.model, self._published_objective)
+        body = "body." if self.has_separate_head else ""
+        return [replace(weight, name=f"{body}{weight.name}") for weight in weights]
+
+    def constant_tensors(self) -> dict[str, Tensor]:
+        """The tensors that files of the family hold besides the weights."""
+        return self.family.constant_tensors(self.model, self._published_objective)
 
     @property
     def architecture(self) -> str:
         """The class of Transformers."""
-        return self.family.name + self.family.head_for(self.model, self._objective).ending
+        return self.family.class_prefix + self.family.find_head(self.model, self._published_objective).class_suffix
 
     def describe(self) -> str:
-        """The class of Transformers, and a head beside it, in a line."""
-        apart = f", with its head in {HEAD}, which no class has: {self.beside}" if self.beside else ""
-        return self.architecture + apart
+        """Describes the class of Transformers, and a separate head, in a line."""
+        if not self.has_separate_head:
+            return self.architecture
+        return f"{self.architecture}, with its head in {HEAD_FILE}, which no class has: {self.head_obstacles}"
 
 
-def form_of(
-    recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None, among: Sequence[Family] = EVERY
-) -> Form:
-    """The form of a resolved recipe: of the first family that has its head, else of the first that has its body.
+def find_form(
+    recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None, *, is_gguf: bool = False
+) -> PublishedForm:
+    """Finds the form of a resolved recipe: of the first family that has its head, else of the first with its body.
 
-    preferred: the `model_type` to try first. among: all, or those of GGUF files. Raises UsageError, with all keys that
-    stand in the way, without one.
+    preferred: the `model_type` to try first. is_gguf: a GGUF file is wanted. Raises UsageError with all keys that the
+    families cannot express.
     """
     recipe = recipe.with_values({"tuning.lora": None})
-    published = "published family" if among is EVERY else "family of GGUF files"
+    published = "family of GGUF files" if is_gguf else "published family"
     if not isinstance(recipe.model, Transformer):
         what = f"no {published} has {recipe.model.title} models"
         raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
-    rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
-    model = recipe.model.with_values({"vocab_size": rows})
+    model = recipe.model.with_values({"vocab_size": tokenizer.check_embedding_rows(recipe.model.vocab_size)})
     recipe = recipe.with_values({"model": model})
-    families = sorted(among, key=lambda family: family.model_type != preferred)
-    obstacles: dict[str, dict[str, str]] = {}
-    if form := _first(families, model, recipe.objective, tokenizer, obstacles):
-        return Form(recipe, *form)
+    families = sorted((GGUF_FAMILIES if is_gguf else FAMILIES).values(), key=lambda one: one.model_type != preferred)
+    found, obstacles = _find_family(families, model, recipe.objective, tokenizer.pad_id)
+    if found:
+        return PublishedForm(recipe, *found)
     if isinstance(recipe.objective, HeadSpec):
-        beside, obstacles = obstacles, {}
-        if form := _first(families, model, BODY, tokenizer, obstacles):
-            whys = beside[form[0].model_type].items()
-            return Form(recipe, *form, beside=", ".join(f"{key} ({why})" for key, why in whys))
+        head_obstacles = obstacles
+        found, obstacles = _find_family(families, model, BODY_OBJECTIVE, tokenizer.pad_id)
+        if found:
+            reasons = head_obstacles[found[0].model_type].items()
+            return PublishedForm(recipe, *found, ", ".join(f"{key} ({reason})" for key, reason in reasons))
     fix = "docs/serve.md lists what can be exported; the keys named here stand in the way"
-    if among is not EVERY:
-        fix = f"{AS_DIRECTORY}, or train one with other values of these keys: docs/serve.md"
-    raise UsageError(f"no {published} can express this {model.title}", where=_listed(obstacles), fix=fix)
+    if is_gguf:
+        fix = f"{USE_DIRECTORY_FIX}, or train one with other values of these keys: docs/serve.md"
+    raise UsageError(f"no {published} can express this {model.title}", where=_format_obstacles(obstacles), fix=fix)
 
 
-def export_line(recipe: Recipe, tokenizer: Tokenizer) -> str:
-    """A line that tells whether a resolved recipe can be exported, and as what."""
+def describe_export(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    """Describes in a line whether a resolved recipe can be exported, and as what."""
     try:
-        return f"export: as {form_of(recipe, tokenizer).describe()}"
-    except UsageError as refusal:
-        return f"export: not possible, {refusal.what}: {refusal.where}"
+        return f"export: as {find_form(recipe, tokenizer).describe()}"
+    except UsageError as error:
+        return f"export: not possible, {error.what}: {error.where}"
 
 
-def _first(
-    families: Sequence[Family],
-    model: Transformer,
-    objective: AnyObjective,
-    tokenizer: Tokenizer,
-    obstacles: dict[str, dict[str, str]],
-) -> tuple[Family, dict[str, Any]] | None:
-    """The first family that can express a model; what stands in the way of the others is added to `obstacles`."""
+Obstacles = dict[str, dict[str, str]]
+"""The reasons why families cannot express a recipe, by `model_type` and the key of the recipe."""
+
+
+def _find_family(
+    families: Sequence[Family], model: Transformer, objective: AnyObjective, pad_id: int
+) -> tuple[tuple[Family, dict[str, Any]] | None, Obstacles]:
+    """Finds the first family that can express a model. Returns it with the configuration, and the others' obstacles."""
+    obstacles: Obstacles = {}
     for family in families:
         try:
-            config = family.publish(model, objective)
-            if config.get("pad_token_id") not in (None, tokenizer.pad_id):
-                raise Inexpressible({"model.position.offset": "it follows from the id of the padding token there"})
-            return family, config
-        except Inexpressible as error:
+            config = family.write_config(model, objective)
+            if config.get("pad_token_id") not in (None, pad_id):
+                reason = "it follows from the id of the padding token there"
+                raise InexpressibleRecipe({"model.position.offset": reason})
+            return (family, config), obstacles
+        except InexpressibleRecipe as error:
             if error.key != "model.shape":
                 obstacles[family.model_type] = error.obstacles
-    return None
+    return None, obstacles
 
 
-def _listed(obstacles: Mapping[str, Mapping[str, str]]) -> str:
-    """All keys that stand in the way of the families with the fewest of them, and why where that is short."""
+def _format_obstacles(obstacles: Mapping[str, Mapping[str, str]]) -> str:
+    """Formats the obstacles of the families with the fewest of them, with reasons where the list is short."""
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for family, whys_of in obstacles.items():
-        groups[tuple(whys_of)].append(family)
-    # where one hides all others, there may be many
-    known = {keys: names for keys, names in groups.items() if keys != ("model",)} or groups
-    fewest = min(map(len, known), default=0)
-    told, brief = [], []
-    for keys, names in known.items():
-        if len(keys) > fewest:
-            continue
-        whys = (obstacles[names[0]][key] for key in keys)
-        values = [why if len(names) == 1 else why.partition(", where ")[0] for why in whys]
-        told.append(f"{', '.join(names)}: " + ", ".join(f"{key} ({v})" for key, v in zip(keys, values, strict=True)))
-        brief.append(f"{', '.join(names)}: {', '.join(keys)}")
-    listed = "; ".join(told)
-    return (listed if len(listed) <= LONGEST else "; ".join(brief)) or "model.shape"
+    for family, reasons in obstacles.items():
+        groups[tuple(reasons)].append(family)
+    # where the key is "model" it hides all others, of which there may be many
+    known = {keys: families for keys, families in groups.items() if keys != ("model",)} or groups
+    with_reasons, keys_alone = [], []
+    for keys, families in known.items():
+        if len(keys) == min(map(len, known)):
+            listed = [(key, obstacles[families[0]][key]) for key in keys]
+            if len(families) > 1:
+                listed = [(key, reason.partition(", where ")[0]) for key, reason in listed]
+            formatted = ", ".join(f"{key} ({reason})" for key, reason in listed)
+            with_reasons.append(f"{', '.join(families)}: {formatted}")
+            keys_alone.append(f"{', '.join(families)}: {', '.join(keys)}")
+    text = "; ".join(with_reasons)
+    return (text if len(text) <= MAX_REASONS_CHARACTERS else "; ".join(keys_alone)) or "model.shape"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lmtool.compute.agreement import agree, away
+from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeStep
 from lmtool.model.fixed import FixedState, StateShape
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
@@ -70,10 +70,10 @@ class FastSteps:
         expected_BD = hidden_B1D[:, -1]
         hidden_BD, after = step(tokens_B1, state)
         rounds = torch.is_autocast_enabled(tokens_B1.device.type) or has_quantized_inputs(self._model)
-        if agree(hidden_BD, expected_BD, in_float32=not rounds):
+        if agrees(hidden_BD, expected_BD, in_float32=not rounds):
             step.is_checked = True
             return hidden_BD, after
-        percent = 100 * away(hidden_BD, expected_BD)
+        percent = 100 * relative_difference(hidden_BD, expected_BD)
         _LOG.warning("the fast decoding step differs from the model's by %.0f %% and is not used", percent)
         self._uses_graphs = self._is_native = False
         return expected_BD, plain

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Self
 
-from lmtool.compute.device import InferenceName, choose_compute, cpu_threads
-from lmtool.compute.machine import threads_are_set
+from lmtool.compute.device import InferenceName, choose_compute, use_cpu_threads
+from lmtool.compute.machine import has_thread_setting
 from lmtool.errors import UsageError
 from lmtool.generation.detokenizer import ids_without_text
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
@@ -181,7 +181,7 @@ def decoding_threads(model: LanguageModel) -> int | None:
     None as well if an environment variable sets their number, and for a bidirectional model, which computes all
     positions at once. It does not depend on the load of the machine, so that the same seed gives the same text.
     """
-    if threads_are_set() or model.reads == "both":
+    if has_thread_setting() or model.reads == "both":
         return None
     return 1 if sum(parameter.numel() for parameter in model.parameters()) <= MAX_SINGLE_THREAD_PARAMETERS else None
 
@@ -271,7 +271,7 @@ class TextGenerator:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """A context in which the model computes in its precision, and with its number of threads."""
-        with self.loaded.compute.autocast(), cpu_threads(self.threads):
+        with self.loaded.compute.autocast(), use_cpu_threads(self.threads):
             yield
 
     def echoed(self, prompt: str, params: AnyParams, echo: bool | None = None) -> str:

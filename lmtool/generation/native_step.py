@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.compute.kernels.matrices import ByRows, NativeMatrix
+from lmtool.compute.kernels.matrices import NativeMatrix, ProductByRowCount
 from lmtool.compute.kernels.program import (
     ACTIVATIONS,
     ActivateStep,
@@ -20,10 +20,10 @@ from lmtool.compute.kernels.program import (
     CopyStep,
     LinearStep,
     NormStep,
-    Program,
     RotateStep,
+    StepProgram,
 )
-from lmtool.compute.machine import machine_memory
+from lmtool.compute.machine import machine_memory_bytes
 from lmtool.model.fixed import FixedState, source_length
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
@@ -54,7 +54,7 @@ class NativeLayers:
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}
         n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
-        if n_copied > MAX_COPY_MEMORY_SHARE * (machine_memory() or math.inf):
+        if n_copied > MAX_COPY_MEMORY_SHARE * (machine_memory_bytes() or math.inf):
             return None
         products = {linear: weight.product.native for linear, weight in weights.items()}
         matrices = {linear: matrix for linear, matrix in products.items() if matrix is not None}
@@ -63,7 +63,7 @@ class NativeLayers:
         for head in model.head_parameters():
             if isinstance(head, PackedMatrix) and not isinstance(head.product, NativeMatrix):
                 one = head.product.native
-                head.product = head.product if one is None else ByRows(one, head.product)
+                head.product = head.product if one is None else ProductByRowCount(one, head.product)
         return cls(model, matrices)
 
 
@@ -93,15 +93,15 @@ class NativeStep:
 
     def __init__(self, layers: NativeLayers, state: FixedState) -> None:
         self._layers, self._state = layers, state
-        self._program = Program()
+        self._program = StepProgram()
         widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
         self._slots_1S = torch.arange(n_slots)[None]
-        self._x, self._input, self._read, self._out = (self._program.reserve(self._width) for _ in range(4))
-        self._inner, self._mixed = self._program.reserve(max(widths)), self._program.reserve(max(widths))
+        self._x, self._input, self._read, self._out = (self._program.reserve_vector(self._width) for _ in range(4))
+        self._inner, self._mixed = self._program.reserve_vector(max(widths)), self._program.reserve_vector(max(widths))
         self._add_layers()
-        self._program.build()
+        self._program.allocate()
 
     def __call__(self, tokens_11: Tensor) -> Tensor:
         """Returns the hidden state (1, D) of the token at the next position, and adds it to the caches."""
@@ -116,15 +116,15 @@ class NativeStep:
     def set_source(self, state: DecodeState) -> None:
         """Makes further steps attend to the source of this state, which is padded on the right."""
         keep_1S = state.source_keep_BS
-        self._program.set_source(source_length(state) if keep_1S is None else int(keep_1S.sum()))
+        self._program.set_source_length(source_length(state) if keep_1S is None else int(keep_1S.sum()))
 
     def _add_linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
-        matrix = self._layers.matrices[linear].in_c(self._program.hold(linear.bias))
-        self._program.add(LinearStep(matrix, adds), src, dst)
+        matrix = self._layers.matrices[linear].to_c(self._program.store_tensor(linear.bias))
+        self._program.add_step(LinearStep(matrix, adds), src, dst)
 
     def _add_layers(self) -> None:
         """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
-        stack, width, add = self._layers.stack, self._width, self._program.add
+        stack, width, add = self._layers.stack, self._width, self._program.add_step
         sublayers = stack.sublayers_in_order()
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
             if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):
@@ -152,9 +152,11 @@ class NativeStep:
             return src
         norm = cast(nn.LayerNorm | RMSNorm, module)
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
-        gain_and_bias = self._program.hold(gain), self._program.hold(bias)
+        gain_and_bias = self._program.store_tensor(gain), self._program.store_tensor(bias)
         is_centred = isinstance(norm, nn.LayerNorm)
-        self._program.add(NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst)
+        self._program.add_step(
+            NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst
+        )
         return dst
 
     def _add_mixer(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
@@ -164,7 +166,7 @@ class NativeStep:
                 self._add_linear(mixer.up, read, self._inner)
                 function = ACTIVATIONS.index(GATE_ACTIVATIONS.get(mixer.activation, mixer.activation))
                 activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATE_ACTIVATIONS)
-                self._program.add(activate, self._inner, self._mixed)
+                self._program.add_step(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
                 self._add_linear(mixer.q, read, self._inner)
                 self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
@@ -175,7 +177,7 @@ class NativeStep:
 
     def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full: bool) -> None:
         """Adds attention to the cache, with norms, rotations, position biases and window."""
-        stack, hold = self._layers.stack, self._program.hold
+        stack, hold = self._layers.stack, self._program.store_tensor
         n_queries, n_keys, _ = mixer.qkv.widths
         for norm, first, n in ((mixer.q_norm, 0, n_queries), (mixer.k_norm, n_queries, n_keys)):
             if isinstance(norm, RMSNorm):
@@ -186,7 +188,7 @@ class NativeStep:
         if (turns := rule.rotations(self._slots_1S, mixer.head_width, torch.float32)) is not None:
             angles = (hold(t.expand(-1, 1, -1, -1)) for t in turns)
             rotate = RotateStep(*angles, mixer.n_heads + mixer.n_kv_heads, mixer.head_width, turns[0].shape[-1])
-            self._program.add(rotate, self._inner, self._inner)
+            self._program.add_step(rotate, self._inner, self._inner)
         bias_PNTS = rule.bias(self._slots_1S[:, -1:], self._slots_1S)
         # indexed by the distance from the last query to each key
         bias = None if bias_PNTS is None else hold(bias_PNTS[0, :, 0].flip(-1))
@@ -213,4 +215,4 @@ class NativeStep:
             n_source=n_source,
             scale=mixer.score.scale,
         )
-        self._program.add(attend, self._inner, self._mixed)
+        self._program.add_step(attend, self._inner, self._mixed)

@@ -99,13 +99,13 @@ class EvaluationItems:
         """Returns the batches of this process, and how many more it must compute to stay in step with others."""
 
         def of(rank: int) -> list[list[int]]:
-            share = replace(world, rank=rank).share(len(self.lengths))
+            share = replace(world, rank=rank).own_items(len(self.lengths))
             return [
                 [share[i] for i in group] for group in group_by_length([self.lengths[i] for i in share], self.tokens)
             ]
 
         groups = of(world.rank)
-        most = max(len(of(rank)) for rank in range(world.size)) if world.in_step else len(groups)
+        most = max(len(of(rank)) for rank in range(world.size)) if world.is_lockstep else len(groups)
         return groups, most - len(groups)
 
     def count_tokens(self, group: Sequence[int]) -> int:
@@ -121,13 +121,13 @@ def evaluate_items(
     report: called with the tokens of this process done and in total, from 0 on.
     """
     groups, n_idle = items.batches(compute.world)
-    total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
+    total = torch.zeros((), dtype=compute.widest_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
-    parts = torch.zeros(len(items.metrics), 2, dtype=compute.sum_dtype, device=compute.device)
+    parts = torch.zeros(len(items.metrics), 2, dtype=compute.widest_dtype, device=compute.device)
     arrays: dict[int, NDArray[Any]] = {}
     done, whole = 0, sum(map(items.count_tokens, groups))
     # sharded weights are gathered here, and inference tensors could not be trained afterwards
-    mode = torch.no_grad if compute.world.in_step else torch.inference_mode
+    mode = torch.no_grad if compute.world.is_lockstep else torch.inference_mode
     with evaluation_mode(model):
         report("measuring", done, whole)
         for group in groups:
@@ -146,8 +146,8 @@ def evaluate_items(
             with mode(), compute.autocast():
                 items.read(groups[0][:1] if groups else [0])
     local = (float(total), float(count), float(bool(arrays)), *parts.flatten().tolist())
-    nats, n_targets, n_with_arrays, *others = compute.world.sum(local)
+    nats, n_targets, n_with_arrays, *others = compute.world.all_reduce_sum(local)
     pairs = zip(items.metrics, others[::2], others[1::2], strict=True)
     means = {name: part / max(1, number) for name, part, number in pairs}
-    gathered = compute.world.gather(arrays, len(items.lengths), items.dtype) if n_with_arrays else []
+    gathered = compute.world.gather_arrays(arrays, len(items.lengths), items.dtype) if n_with_arrays else []
     return EvaluationSums(nats, int(n_targets), means, gathered)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lmtool import model
-from lmtool.compute.device import CPU, Compute, choose_compute, device_memory
+from lmtool.compute.device import CPU, Compute, choose_compute, device_memory_bytes
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.processes import local_size
-from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
+from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.reference import Reference, find_base, resolve_reference
 from lmtool.model import LanguageModel, lora
@@ -84,7 +84,7 @@ class LoadedModel:
     @contextmanager
     def joined(self) -> "Iterator[LoadedModel]":
         """Yields the same model joined with the processes of torchrun, each of which computes its share."""
-        with self.compute.joined() as compute:
+        with self.compute.join_processes() as compute:
             yield replace(self, compute=compute)
 
     @contextmanager
@@ -93,8 +93,8 @@ class LoadedModel:
         if self.sharding is None:
             yield self.compute
         else:
-            with self.sharding.by_layer():
-                yield self.compute.in_step()
+            with self.sharding.gather_by_layer():
+                yield self.compute.with_lockstep()
 
     @property
     def device(self) -> torch.device:
@@ -221,11 +221,11 @@ def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) ->
     is_whole = isinstance(recipe.model, Transformer) and recipe.tuning.lora is None
     if compute.world.size == 1 or not is_one_pass or not is_whole:
         return False
-    memory = device_memory(compute.device)
+    memory = device_memory_bytes(compute.device)
     room = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
     is_short = room is not None and sum(checkpoint.files[name].bytes for name in checkpoint.model_files) > room
     # machines may differ, but all must do the same
-    return bool(compute.world.sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
+    return bool(compute.world.all_reduce_sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
 def load_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
@@ -313,7 +313,7 @@ def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: 
 @torch.no_grad()
 def _copy_tensor(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Copies a tensor into a parameter; of a sharded one, the rows of this process. Returns the copied part."""
-    tensor = read_tensor_rows(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
+    tensor = read_tensor_rows(tensors, name, own_row_range(parameter)) if is_sharded(parameter) else tensors[name]
     own_rows(parameter).copy_(tensor)
     return tensor
 

@@ -271,7 +271,7 @@ def measure_perplexity(
             raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
         if column is not None:
             data = data.with_values({"column": column})
-        store = loaded.compute.world.main_first(lambda: tokenize_files(sources, data, loaded.tokenizer, report))
+        store = loaded.compute.world.call_main_first(lambda: tokenize_files(sources, data, loaded.tokenizer, report))
         lengths = {"context": context, "stride": stride}
         with loaded.computing() as compute:
             perplexity = compute_perplexity(lm, objective, store, loaded.tokenizer, compute, report, **lengths)
@@ -282,7 +282,7 @@ def measure_perplexity(
             n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
         return PerplexityResult(perplexity, loaded, entropy_limit(sources, data), n_unseen)
 
-    with choose_compute(device, precision).joined() as compute:
+    with choose_compute(device, precision).join_processes() as compute:
         loaded = load_packed(reference, compute)
         result = measure(loaded, context, stride)
         if baseline is None:

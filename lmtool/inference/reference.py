@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from lmtool.data.survey import DividedText, Progress, divide_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
-from lmtool.interop.names import HUB, is_published, known_run
+from lmtool.interop.references import HUB_PREFIX, find_imported_run, is_published
 from lmtool.printable import plain
 from lmtool.recipe.changes import diff_recipes, find_unchangeable_keys
 from lmtool.recipe.finetuning import ParentRun
@@ -128,11 +128,11 @@ def resolve_run_name(name: str) -> str:
     """
     if not is_published(name):
         return name
-    if name.startswith(HUB) and (known := known_run(name)) is not None:
+    if name.startswith(HUB_PREFIX) and (known := find_imported_run(name)) is not None:
         return str(known)
-    from lmtool.interop.importing import imported
+    from lmtool.interop.importing import import_to_cache
 
-    return str(imported(name))
+    return str(import_to_cache(name))
 
 
 def resolve_recorded_run(name: str) -> str:
@@ -140,7 +140,7 @@ def resolve_recorded_run(name: str) -> str:
 
     Raises CheckpointError for a name of the Hub that was not imported before.
     """
-    if name.startswith(HUB) and known_run(name) is None:
+    if name.startswith(HUB_PREFIX) and find_imported_run(name) is None:
         what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
         fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {plain(name)[:120]}"
         raise CheckpointError(what, where=plain(name)[:120], fix=fix, code="run_not_found")

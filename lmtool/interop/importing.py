@@ -7,23 +7,34 @@ again there by the content of its files.
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
+from lmtool.data.survey import Progress, no_progress
 from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.interop.families.family import BODY, Described
-from lmtool.interop.families.layouts import Weight
-from lmtool.interop.families.rules import HEADS, read_labels
-from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, parse_hub, pointer_of
-from lmtool.interop.sources import Source, download, open_source
+from lmtool.interop.families.family import BODY_OBJECTIVE
+from lmtool.interop.families.layouts import WeightMapping
+from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels
+from lmtool.interop.files import import_error
+from lmtool.interop.published_models import PublishedModel, download_model, open_published_model
+from lmtool.interop.references import (
+    HUB_PREFIX,
+    NOTE_KEY,
+    find_imported_run,
+    hub_note_file,
+    imports_folder,
+    parse_hub_reference,
+    read_note,
+)
 from lmtool.model import add_objective_head
 from lmtool.model.size import UNCOUNTABLE, build_on_meta, count_parameters
 from lmtool.printable import plain
@@ -39,169 +50,179 @@ from lmtool.run.tensors import ComputedTensors
 from lmtool.tokenization.inner import SPECIAL_TOKENS, convert_panics, parse_tokenizer_json
 from lmtool.tokenization.tokenizer import Tokenizer
 
-COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
+NOTED_COLUMNS = (
+    *("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column"),
+)
+"""Keys of `data` in the note of an export."""
 VERSION = 1
 """Part of the key of the cache: incremented when the same files would give another run."""
 
-Report = Callable[[str, int, int], None]
-"""Called with the stage, and the bytes done and in total."""
 
-
-def imported(reference: str) -> Path:
-    """The run of a published model, in the cache; imported if it is not there yet.
+def import_to_cache(reference: str) -> Path:
+    """Imports a published model into the cache, if it is not there yet. Returns its run.
 
     reference: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file. A name of the Hub that was imported
     before is not asked for again. Raises CheckpointError for what cannot be imported.
     """
-    if not reference.startswith(HUB):
-        return _cached(open_source(Path(reference)), reference, None)
-    if (known := known_run(reference)) is not None:
+    if not reference.startswith(HUB_PREFIX):
+        return _import_files(open_published_model(Path(reference)), reference, None)
+    if (known := find_imported_run(reference)) is not None:
         return known
-    path, commit = download(reference)
-    run = _cached(open_source(path), reference, commit)
-    _note(pointer_of(reference), run.name)
+    path, commit = download_model(reference)
+    run = _import_files(open_published_model(path), reference, commit)
+    _write_note(hub_note_file(reference), run.name)
     return run
 
 
-def import_run(reference: str, output: Path | None, report: Report) -> Path:
-    """Make a run of a published model, in `output`, or in a new one of the runs directory. Asks the Hub for updates."""
+def import_run(reference: str, output: Path | None, report: Progress) -> Path:
+    """Makes a run of a published model, in `output`, or in a new one of the runs directory. Asks the Hub for updates.
+
+    report: gets the bytes of float32 done and in total.
+    """
     commit = None
     path = Path(reference)
-    if reference.startswith(HUB):
-        path, commit = download(reference)
+    if reference.startswith(HUB_PREFIX):
+        path, commit = download_model(reference)
         with writing(imports_folder()):
-            pointer_of(reference).unlink(missing_ok=True)  # what was downloaded may be newer
-    run = output or make_run_path(_name(reference))
+            hub_note_file(reference).unlink(missing_ok=True)  # what was downloaded may be newer
+    run = output or make_run_path(_run_name(reference))
     refuse_used(run)
     check_output_folder(run)
-    source = open_source(path)
-    _write(source, reference, commit, run, _digests(source), report)
+    model = open_published_model(path)
+    _write_run(model, reference, commit, run, _digest_files(model), report)
     add_to_runs_index(run)
     return run
 
 
-def _name(reference: str) -> str:
+def _run_name(reference: str) -> str:
     """A name for the run of a model."""
-    last = parse_hub(reference)[0].replace("/", "--") if reference.startswith(HUB) else Path(reference).resolve().stem
-    return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")[:60] or "model"
+    name = Path(reference).resolve().stem
+    if reference.startswith(HUB_PREFIX):
+        name = parse_hub_reference(reference)[0].replace("/", "--")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:60] or "model"
 
 
-def _cached(source: Source, reference: str, commit: str | None) -> Path:
-    """The run of these files in the cache."""
-    digests = _digests(source)
+def _import_files(model: PublishedModel, reference: str, commit: str | None) -> Path:
+    """Finds the run of these files in the cache, or writes it."""
+    digests = _digest_files(model)
     key = sha256_of_json([VERSION, sorted(digests.items())])
-    run = imports_folder() / f"{_name(reference)}-{key[:12]}"
+    run = imports_folder() / f"{_run_name(reference)}-{key[:12]}"
     if (run / RUN_INFO_FILE).exists():  # a run is there whole or not at all; the cache may be read-only
         return run
     with locked(imports_folder() / "locks" / key):
         if not (run / RUN_INFO_FILE).exists():
             shutil.rmtree(run, ignore_errors=True)
-            _write(source, reference, commit, run, digests, lambda stage, done, total: None)
+            _write_run(model, reference, commit, run, digests, no_progress)
     return run
 
 
-def _digests(source: Source) -> dict[str, str]:
-    """SHA-256 of each file of a model; from the cache where a file has not changed since."""
+def _digest_files(model: PublishedModel) -> dict[str, str]:
+    """The SHA-256 of each file of a model; from the cache where a file has not changed since."""
     digests = {}
-    for file in source.files:
+    for file in model.files:
         real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
         with refusing("cannot read a file of the model", file, "download or copy it again", CheckpointError):
             entry = real.stat()
         state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
         note = imports_folder() / "digests" / sha256_of_json(state)
-        sha = noted(note)
-        if re.fullmatch("[0-9a-f]{64}", sha) is None:
+        digest = read_note(note)
+        if re.fullmatch("[0-9a-f]{64}", digest) is None:
             with refusing("cannot read", real, "check its permissions"):
-                sha = sha256_of_file(real)
-            _note(note, sha)
-        digests[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
+                digest = sha256_of_file(real)
+            _write_note(note, digest)
+        digests[str(file.relative_to(model.path)) if model.path.is_dir() else file.name] = digest
     return digests
 
 
-def _note(file: Path, line: str) -> None:
-    """Write what `noted` reads, atomically. Where the cache cannot be written, it is found out again next time."""
+def _write_note(file: Path, line: str) -> None:
+    """Writes what `read_note` reads, atomically. Where the cache cannot be written, it is found out again next time."""
     with suppress(ResourceError), locked(imports_folder() / "locks" / file.name):  # several commands may note the same
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, line.encode("ascii"))
 
 
-def _write(
-    source: Source, reference: str, commit: str | None, folder: Path, digests: Mapping[str, str], report: Report
+def _write_run(
+    model: PublishedModel,
+    reference: str,
+    commit: str | None,
+    folder: Path,
+    digests: Mapping[str, str],
+    report: Progress,
 ) -> None:
-    """Write the run hidden beside `folder`, then rename it: a failed import leaves nothing."""
-    described = describe(source)
-    tokenizer = _tokenizer(source, described)
-    recipe = _recipe(source, described, tokenizer, reference)
-    model = recipe.model
-    assert isinstance(model, Transformer)
-    if count_parameters(model, model.vocab_size or 0) == UNCOUNTABLE:
-        raise _refusal(source, "its configuration is of a model larger than what any program could hold")
-    outlines = _outline(recipe, model)
-    weights = _made(source, _weights(source, described, recipe), outlines, report)
-    millions = sum(one.numel() for one in outlines.values()) / 1e6
+    """Writes the run hidden beside `folder`, then renames it: a failed import leaves nothing."""
+    sections, has_separate_head = read_recipe_sections(model)
+    tokenizer = _build_tokenizer(model, sections["objective"]["kind"])
+    recipe = _build_recipe(model, sections, tokenizer, reference)
+    spec = recipe.model
+    assert isinstance(spec, Transformer)
+    if count_parameters(spec, spec.vocab_size or 0) == UNCOUNTABLE:
+        raise import_error("its configuration is of a model larger than what any program could hold", model.path)
+    with torch.device("meta"):
+        outlines = add_objective_head(recipe, build_on_meta(spec, spec.vocab_size or 0)).state_dict()
+    weights = model.family.map_weights(spec, BODY_OBJECTIVE if has_separate_head else recipe.objective)
+    if has_separate_head:
+        body = (replace(weight, name=f"body.{weight.name}") for weight in weights)
+        weights = [*body, *(WeightMapping(name, (name,)) for name in model.head_tensor_names)]
+    tensors = _convert_weights(model, weights, outlines, report)
+    millions = sum(parameter.numel() for parameter in outlines.values()) / 1e6
     info = RunInfo.create(
-        recipe=_name(reference),
-        summary=f"{model.title}, {model.n_layers} x {model.d_model}, {millions:.1f}M parameters",
+        recipe=_run_name(reference),
+        summary=f"{spec.title}, {spec.n_layers} x {spec.d_model}, {millions:.1f}M parameters",
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
-        origin={"reference": reference, "revision": commit, "model_type": source.family.model_type, "sha256": digests},
+        origin={"reference": reference, "revision": commit, "model_type": model.family.model_type, "sha256": digests},
     )
     files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
     with filling(folder) as new, create_run(new, info, files) as run:
-        run.save_checkpoint(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+        run.save_checkpoint(Snapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
-def describe(source: Source) -> Described:
-    """The recipe of a model. Raises CheckpointError for what no recipe expresses.
+def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any]], bool]:
+    """Reads the sections `model`, `objective` and `data` of a recipe, and whether its head lies beside the body.
 
     Where the note of an export says more than what Transformers reads, labels and the kind of the head that there is
-    are those of Transformers, since they may have changed.
+    are those of Transformers, because they may have changed. Raises CheckpointError for what no recipe expresses.
     """
-    config, described = source.config, source.family.describe(source.config)
-    note = config.section(NOTE)
-    objective = note.take("objective", dict, {})
-    data = {key: value for key, value in note.take("data", dict, {}).items() if key in (*COLUMNS, "tasks")}
-    kind, published = objective.get("kind"), described.objective
-    beside = bool(source.head_names) and kind in HEADS
-    if beside:
-        labels = {"labels": read_labels(config)} if objective.get("labels") else {}
-        published = {**objective, **labels}
-    elif kind == "seq2seq" and published["kind"] == "causal":
-        published = objective
-    elif kind == published["kind"]:
-        published = {**objective, **published}
-    else:
-        data = {}
-    contexts = [described.model["context"], note.positive("context", int, described.model["context"])]
+    config, sections = model.config, model.family.read_config(model.config)
+    note = config.read_section(NOTE_KEY)
+    objective, published = note.read("objective", dict, {}), sections["objective"]
+    data = {key: value for key, value in note.read("data", dict, {}).items() if key in (*NOTED_COLUMNS, "tasks")}
+    has_separate_head = bool(model.head_tensor_names) and objective.get("kind") in HEAD_OBJECTIVES
+    if has_separate_head:
+        objective = objective | ({"labels": read_labels(config)} if objective.get("labels") else {})
+    elif objective.get("kind") == published["kind"]:
+        objective = objective | published
+    elif (objective.get("kind"), published["kind"]) != ("seq2seq", "causal"):
+        objective, data = published, {}
+    spec = sections["model"]
+    contexts = [spec["context"], note.read_positive("context", int, spec["context"])]
     config.check_all_read()
-    if source.embedding and not beside:
-        published = source.embedding
-    if source.context:
-        contexts.append(source.context)
-    return Described({**described.model, "context": min(contexts)}, published, data, beside)
+    if model.embedding_objective and not has_separate_head:
+        objective = model.embedding_objective
+    if model.max_context:
+        contexts.append(model.max_context)
+    return {"model": {**spec, "context": min(contexts)}, "objective": objective, "data": data}, has_separate_head
 
 
-def _tokenizer(source: Source, described: Described) -> Tokenizer:
-    """The tokenizer, with the tokens that begin and end generated text."""
-    published = source.tokenizer()
-    settings = source.settings
+def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:
+    """Builds the tokenizer, with the tokens that begin and end generated text."""
+    published, settings = model.read_tokenizer(), model.token_settings
     try:
         inner = parse_tokenizer_json(published.json)
-        named = dict(published.config)
-        for key, ids in (
-            ("start_tokens", [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]),
-            ("end_tokens", settings.get("eos_token_id")),
-        ):
-            listed = ids if isinstance(ids, list) else [ids]
-            names = [inner.id_to_token(i) for i in listed if isinstance(i, int) and 0 <= i < 2**31]
-            if key == "end_tokens" or described.objective["kind"] == "seq2seq":
-                named[key] = [name for name in names if name is not None]
+        config = dict(published.config)
+        token_ids, ends = {}, settings.get("eos_token_id")
+        if objective_kind == "seq2seq":
+            token_ids["start_tokens"] = [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]
+        token_ids["end_tokens"] = ends if isinstance(ends, list) else [ends]
+        for key, ids in token_ids.items():
+            names = [inner.id_to_token(i) for i in ids if isinstance(i, int) and 0 <= i < 2**31]
+            config[key] = [name for name in names if name is not None]
         with convert_panics():
-            tokenizer = Tokenizer(inner, named)
+            tokenizer = Tokenizer(inner, config)
     except Exception as error:  # the library raises bare Exception
-        raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
-    if described.objective["kind"] == "masked" and published.config.get("mask_token") is None:
-        raise _refusal(source, "the tokenizer has no mask_token", "name another model")
+        raise import_error(f"the tokenizer cannot be used: {plain(str(error))[:120]}", model.path) from error
+    if objective_kind == "masked" and published.config.get("mask_token") is None:
+        raise import_error("the tokenizer has no mask_token", model.path, "name another model")
     return tokenizer
 
 
@@ -209,104 +230,85 @@ DOCUMENTS, ONE_TEXT = {"split": "document"}, {"split": "slice", "documents": "wh
 """How a text is read: [BOS] text [EOS] for each document, or all as one text."""
 
 
-def _reads_one_text(described: Described, tokenizer: Tokenizer) -> bool:
+def _was_trained_on_one_text(objective_kind: str, tokenizer: Tokenizer) -> bool:
     """Whether it is the export of a run that was trained on one text, not on documents that [BOS] begins."""
     template = tokenizer.roles.template
-    is_own = tuple(map(tokenizer.token_name, range(min(len(SPECIAL_TOKENS), tokenizer.vocab_size)))) == SPECIAL_TOKENS
-    return is_own and described.objective["kind"] == "causal" and (template is None or not template.before)
+    n_special = min(len(SPECIAL_TOKENS), tokenizer.vocab_size)
+    is_own = tuple(map(tokenizer.token_name, range(n_special))) == SPECIAL_TOKENS
+    return is_own and objective_kind == "causal" and (template is None or not template.before)
 
 
-def _recipe(source: Source, described: Described, tokenizer: Tokenizer, reference: str) -> Recipe:
-    rows = described.model.get("vocab_size")
-    if isinstance(rows, int) and rows < tokenizer.vocab_size:
-        what = f"the tokenizer has {tokenizer.vocab_size} entries, but the embedding has {rows} rows"
-        raise _refusal(source, what, "name a model with its own tokenizer")
+def _build_recipe(
+    model: PublishedModel, sections: Mapping[str, dict[str, Any]], tokenizer: Tokenizer, reference: str
+) -> Recipe:
+    n_rows = sections["model"].get("vocab_size")
+    if isinstance(n_rows, int) and n_rows < tokenizer.vocab_size:
+        what = f"the tokenizer has {tokenizer.vocab_size} entries, but the embedding has {n_rows} rows"
+        raise import_error(what, model.path, "name a model with its own tokenizer")
+    reads_one_text = _was_trained_on_one_text(sections["objective"]["kind"], tokenizer)
     try:
         return Recipe.model_validate(
             {
+                **sections,
                 "description": f"imported from {plain(reference)[:100]}",
-                "model": described.model,
-                "objective": described.objective,
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
-                "data": {**(ONE_TEXT if _reads_one_text(described, tokenizer) else DOCUMENTS), **described.data},
+                "data": {**(ONE_TEXT if reads_one_text else DOCUMENTS), **sections["data"]},
                 "training": {"steps": 1, "batch_size": 8},
             }
         )
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        told = plain(f"{key}: " * bool(key) + first["msg"])[:160]
-        raise _refusal(source, f"its configuration is of no model: {told}") from error
+        what = plain(f"{key}: " * bool(key) + first["msg"])[:160]
+        raise import_error(f"its configuration is of no model: {what}", model.path) from error
 
 
-def _weights(source: Source, described: Described, recipe: Recipe) -> list[Weight]:
-    """How the tensors of the run are made of the published ones."""
-    assert isinstance(recipe.model, Transformer)
-    if not described.beside:
-        return source.family.weights(recipe.model, recipe.objective)
-    body = (replace(one, ours=f"body.{one.ours}") for one in source.family.weights(recipe.model, BODY))
-    return [*body, *(Weight(name, (name,)) for name in source.head_names)]
+def _convert_weights(
+    model: PublishedModel, weights: Sequence[WeightMapping], outlines: Mapping[str, Tensor], report: Progress
+) -> ComputedTensors:
+    """The weights of the run, each converted when it is written.
 
-
-def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tensor], report: Report) -> ComputedTensors:
-    """The weights of the run, each made when it is written.
-
-    Raises CheckpointError when tensors are missing, left over, or of other shapes.
+    outlines: tensors without storage. Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
-    stored = {*source.config.names, *source.head_names}
-    used = {name: None for weight in weights for name in weight.theirs}
+
+    def misfit_error(what: str) -> CheckpointError:
+        return import_error(f"the weights do not fit the configuration: {what}", model.path)
+
+    stored = {*model.config.tensor_names, *model.head_tensor_names}
+    used = {name: None for weight in weights for name in weight.published_names}
     if missing := [name for name in used if name not in stored]:
-        raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
-    (embedding, *_) = next(weight.theirs for weight in weights if weight.ours.endswith("inputs.tokens.weight"))
+        raise misfit_error(f"{plain(missing[0])[:100]} is missing")
+    (embedding, *_) = next(w.published_names for w in weights if w.name.endswith("inputs.tokens.weight"))
     for name in sorted(stored - used.keys()):
-        if not any(re.fullmatch(rule, name) for rule in source.family.redundant):
-            raise _unfit(source, f"{plain(name)[:100]} has no place in it")
+        if not any(re.fullmatch(pattern, name) for pattern in model.family.redundant):
+            raise misfit_error(f"{plain(name)[:100]} has no place in it")
         if name.endswith("weight"):
-            tensor, tied = source.read(name), source.read(embedding)
+            tensor, tied = model.read_tensor(name), model.read_tensor(embedding)
             if tensor.shape == tied.shape and not torch.equal(tensor, tied):
-                raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
-    if odd := outlines.keys() ^ {weight.ours for weight in weights}:
-        if not source.head_names:
-            raise AssertionError(f"{source.family.model_type}: {odd}")
-        raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
-    total, done = sum(4 * outline.numel() for outline in outlines.values()), 0
+                raise misfit_error(f"{plain(name)[:100]} differs from the embedding that it is tied to")
+    if odd := outlines.keys() ^ {weight.name for weight in weights}:
+        if not model.head_tensor_names:
+            raise AssertionError(f"{model.family.model_type}: {odd}")
+        raise misfit_error(f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
+    n_bytes, done = sum(4 * parameter.numel() for parameter in outlines.values()), 0
+    by_name = {weight.name: weight for weight in weights}
 
-    by_name = {weight.ours: weight for weight in weights}
-
-    def make(name: str) -> Tensor:
+    def convert(name: str) -> Tensor:
         nonlocal done
         weight = by_name[name]
-        tensors = [source.read(name) for name in weight.theirs]
+        first, names = plain(weight.published_names[0])[:100], plain(", ".join(weight.published_names))[:100]
+        tensors = [model.read_tensor(published_name) for published_name in weight.published_names]
         try:
-            made = weight.layout.join(tensors)
+            tensor = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise _unfit(source, f"{plain(weight.theirs[0])[:100]}: {plain(str(error))[:80]}") from error
-        shape, wanted = tuple(made.shape), tuple(outlines[name].shape)
-        if shape != wanted:
-            named = plain(", ".join(weight.theirs))[:100]
-            raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
-        if not torch.isfinite(made).all():
-            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are not finite numbers")
-        done += 4 * made.numel()
-        report("importing", done, total)
-        return made.float().contiguous()
+            raise misfit_error(f"{first}: {plain(str(error))[:80]}") from error
+        if tensor.shape != outlines[name].shape:
+            shape, wanted = (" x ".join(map(str, one.shape)) or "a number" for one in (tensor, outlines[name]))
+            raise misfit_error(f"{names} is {shape}, not {wanted}")
+        if not torch.isfinite(tensor).all():
+            raise misfit_error(f"{first} has values that are not finite numbers")
+        done += 4 * tensor.numel()
+        report("importing", done, n_bytes)
+        return tensor.float().contiguous()
 
-    return ComputedTensors(outlines, make)
-
-
-def _outline(recipe: Recipe, model: Transformer) -> dict[str, Tensor]:
-    """The weights of the model that a recipe describes, as shapes."""
-    with torch.device("meta"):
-        return add_objective_head(recipe, build_on_meta(model, model.vocab_size or 0)).state_dict()
-
-
-def _by(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "a number"
-
-
-def _unfit(source: Source, what: str) -> CheckpointError:
-    return _refusal(source, f"the weights do not fit the configuration: {what}")
-
-
-def _refusal(source: Source, what: str, fix: str = "download the model again, or name another") -> CheckpointError:
-    return CheckpointError(what, where=str(source.path), fix=fix)
+    return ComputedTensors(outlines, convert)

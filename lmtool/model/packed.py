@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.compute.device import DTYPES, multiplies_bfloat16
-from lmtool.compute.kernels.matrices import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
+from lmtool.compute.device import DTYPES, has_fast_bfloat16
+from lmtool.compute.kernels.matrices import (
+    GROUP_SIZE,
+    Int4GroupedWeight,
+    Int8Weight,
+    MatrixProduct,
+    NativeMatrix,
+    quantize_int4,
+    quantize_int8,
+)
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import find_linears
 
@@ -24,9 +32,9 @@ class PackedMatrix(nn.Parameter):
     `F.embedding` too gets its rows from a matrix that is kept in packed form only.
     """
 
-    product: Product
+    product: MatrixProduct
 
-    def __new__(cls, weight: Tensor, product: Product) -> "PackedMatrix":
+    def __new__(cls, weight: Tensor, product: MatrixProduct) -> "PackedMatrix":
         matrix = super().__new__(cls, weight, False)
         matrix.product = product
         return matrix
@@ -36,7 +44,7 @@ class PackedMatrix(nn.Parameter):
         if func is F.linear and isinstance(args[1], PackedMatrix):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
         if func is F.embedding and args[1].stride(0) == 0:
-            return args[1].product.rows(args[0])
+            return args[1].product.select_rows(args[0])
         return nn.Parameter.__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -49,8 +57,8 @@ def pack_weights_(model: nn.Module, precision: str, device: torch.device) -> Non
 
     Args:
         precision: float32: the same values in the memory layout of the CPU kernel. bfloat16, float16: rounded to
-            these, as are the inputs of each product; the residual stream stays float32. int8: see `quantized`. int4:
-            see `grouped`; the head has 8 bits.
+            these, as are the inputs of each product; the residual stream stays float32. int8, int4: see `quantize_int8`
+            and `quantize_int4`; the head has 8 bits.
     """
     for linear in find_linears(model):
         product = _build_product(linear.weight.detach(), precision, device)
@@ -73,21 +81,21 @@ def _shape_placeholder(weight: Tensor) -> Tensor:
     return torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 
-def _build_product(weight: Tensor, precision: str, device: torch.device) -> Product:
+def _build_product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
     if precision in ("int8", "int4"):
-        precision = precision if weight.shape[1] % GROUP == 0 else "int8"
-        if (matrix := NativeMatrix.of(weight, precision)) is not None:
+        precision = precision if weight.shape[1] % GROUP_SIZE == 0 else "int8"
+        if (matrix := NativeMatrix.create(weight, precision)) is not None:
             return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         return _OneDnnInt8Product(weight) if precision == "int8" and is_avx else DequantizedProduct(weight, precision)
     weight = weight.to(DTYPES[precision])
     if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _DenseProduct(weight)
-    is_slow = precision == "bfloat16" and not multiplies_bfloat16(device)
+    is_slow = precision == "bfloat16" and not has_fast_bfloat16(device)
     return _Float32Product(weight) if is_slow else _OneDnnProduct(weight)
 
 
-def _build_head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
+def _build_head_product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
     if precision in ("float32", "int8", "int4"):
         return _build_product(weight, "float32" if precision == "float32" else "int8", device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
@@ -96,7 +104,7 @@ def _build_head_product(weight: Tensor, precision: str, device: torch.device) ->
     return _build_product(weight, "float32", device)
 
 
-class _DenseProduct(Product):
+class _DenseProduct(MatrixProduct):
     """A product in the weight's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -106,7 +114,7 @@ class _DenseProduct(Product):
         dtype = self.weight.dtype
         return F.linear(x.to(dtype), self.weight, None if bias is None else bias.to(dtype))
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return self.weight
 
 
@@ -119,7 +127,7 @@ class _Float32Product(_DenseProduct):
         return F.linear(x.to(dtype).float(), self.weight.float(), bias).to(dtype)
 
 
-class _OneDnnProduct(Product):
+class _OneDnnProduct(MatrixProduct):
     """A product in the weight's dtype by oneDNN, with a weight in its blocked layout."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -133,11 +141,11 @@ class _OneDnnProduct(Product):
         bias = None if bias is None else bias.to(self.dtype)
         return cast(Tensor, self.multiply(x.to(self.dtype), self.packed, bias, "none", [], ""))
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return cast(Tensor, self.packed.to_dense())
 
 
-class _Float16Product(Product):
+class _Float16Product(MatrixProduct):
     """A float16 weight with float32 inputs, accumulation and outputs."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -147,26 +155,26 @@ class _Float16Product(Product):
         product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
         return product if bias is None else product + bias
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.packed)[0]).half()
 
 
-class DequantizedProduct(Product):
+class DequantizedProduct(MatrixProduct):
     """Weights of 4 bits if the inputs are whole groups, else of 8, which are dequantized for each product.
 
     Gradients pass through it; the weights are dequantized again for them, so that none are kept in between.
     """
 
     def __init__(self, weight: Tensor, precision: str) -> None:
-        quantize = grouped if precision == "int4" and weight.shape[1] % GROUP == 0 else quantized
-        self.weights: Quantized | Grouped = quantize(weight)
+        quantize = quantize_int4 if precision == "int4" and weight.shape[1] % GROUP_SIZE == 0 else quantize_int8
+        self.weights: Int8Weight | Int4GroupedWeight = quantize(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         product: Tensor = _DequantizedLinear.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return product if bias is None else product + bias
 
-    def dense(self) -> Tensor:
-        return self.weights.dense()
+    def dequantize(self) -> Tensor:
+        return self.weights.dequantize()
 
 
 class _DequantizedLinear(torch.autograd.Function):
@@ -175,11 +183,11 @@ class _DequantizedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: DequantizedProduct) -> Tensor:
         ctx.weight, ctx.dtype = weight, x.dtype
-        return F.linear(x, weight.dense().to(x.dtype))
+        return F.linear(x, weight.dequantize().to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return (grads[0] @ ctx.weight.dense().to(grads[0].dtype)).to(ctx.dtype), None
+        return (grads[0] @ ctx.weight.dequantize().to(grads[0].dtype)).to(ctx.dtype), None
 
 
 def quantize_weights_(model: nn.Module, precision: str, *, keep_dtype: bool) -> None:
@@ -187,32 +195,32 @@ def quantize_weights_(model: nn.Module, precision: str, *, keep_dtype: bool) -> 
     for linear in find_linears(model):
         product = DequantizedProduct(linear.weight.detach(), precision)
         if keep_dtype:
-            linear.weight.data.copy_(product.dense())
+            linear.weight.data.copy_(product.dequantize())
         else:
             linear.weight = PackedMatrix(_shape_placeholder(linear.weight.detach()), product)
 
 
 def has_quantized_inputs(model: nn.Module) -> bool:
     """Returns whether products of a model quantize their inputs."""
-    return any(isinstance(p, PackedMatrix) and p.product.rounds_inputs for p in model.parameters())
+    return any(isinstance(p, PackedMatrix) and p.product.quantizes_inputs for p in model.parameters())
 
 
 def dense_weight(weight: Tensor) -> Tensor:
     """Returns the values of a weight, packed or not."""
-    return cast(Tensor, weight.product.dense()) if isinstance(weight, PackedMatrix) else weight
+    return cast(Tensor, weight.product.dequantize()) if isinstance(weight, PackedMatrix) else weight
 
 
-class _OneDnnInt8Product(Product):
+class _OneDnnInt8Product(MatrixProduct):
     """int8 weights with a scale per output, and int8 inputs with a scale per row.
 
     Integer sums are exact and are scaled here, because on some processors the kernels for one and for many rows round
     the scaling differently. So results do not depend on other rows of the batch.
     """
 
-    rounds_inputs = True
+    quantizes_inputs = True
 
     def __init__(self, weight: Tensor) -> None:
-        whole_OI, scale_O1 = quantized(weight)
+        whole_OI, scale_O1 = quantize_int8(weight)
         self.weight = torch.ops.onednn.qlinear_prepack(whole_OI, [OPTIMAL_ROWS, weight.shape[1]])
         self.scale_O = scale_O1[:, 0] / MAX_QUANTIZED_INPUT
         self.zero_O, self.one_O = torch.zeros_like(self.scale_O, dtype=torch.int64), torch.ones_like(self.scale_O)

@@ -171,7 +171,7 @@ def _gather_rows(tensor: Tensor, world: World) -> tuple[Tensor, int]:
     if world.size == 1:
         return tensor, 0
     rows = tensor.reshape(len(tensor), -1).cpu().numpy()
-    parts = world.gather({world.rank: rows}, world.size, rows.dtype)
+    parts = world.gather_arrays({world.rank: rows}, world.size, rows.dtype)
     gathered = torch.from_numpy(np.concatenate(parts)).to(tensor.device).view(-1, *tensor.shape[1:])
     return gathered, sum(map(len, parts[: world.rank]))
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lmtool.compute.machine import machine_memory
+from lmtool.compute.machine import machine_memory_bytes
 from lmtool.generation.constrained import spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
@@ -98,7 +98,7 @@ class Scheduler:
         self.slot_bytes = _measure_slot_bytes(runner, generator) if generator.writes else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
-            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory()
+            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory_bytes()
             n_slots = default_cache_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
         keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from lmtool import durable, system
-from lmtool.compute.machine import n_cores, threads_are_set
+from lmtool.compute.machine import count_cores, has_thread_setting
 from lmtool.data.files import find_files
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.survey import Progress
@@ -59,7 +59,7 @@ PRELOADED = ["lmtool.sweeping.sweep", "lmtool.cli.commands.finetune", "lmtool.ex
 
 def usual_slots() -> int:
     """How many runs are trained at once: one on each GPU, or else on each core."""
-    return torch.cuda.device_count() or n_cores()
+    return torch.cuda.device_count() or count_cores()
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Sweep:
             while waiting and free and not stop():
                 name, slot = waiting.popleft(), free.pop()
                 how = ["-o", str(self.folder / name), "--start-or-resume", "--quiet", "--until", str(until)]
-                threads, device = max(1, n_cores() // self.slots), slot % max(1, torch.cuda.device_count())
+                threads, device = max(1, count_cores() // self.slots), slot % max(1, torch.cuda.device_count())
                 args = [*self.commands[name], *how], str(self.folder / f"{name}.log"), threads, device
                 process = start(target=_run, args=args, daemon=True)
                 process.start()
@@ -261,7 +261,7 @@ def _run(command: list[str], log: str, threads: int, device: int) -> None:
             os.dup2(file.fileno(), stream)
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[device] if device < len(devices) and devices[0] else str(device)
-    if not threads_are_set():
+    if not has_thread_setting():
         torch.set_num_threads(threads)
     sys.argv[:] = command
     runpy.run_module("lmtool", run_name="__main__")

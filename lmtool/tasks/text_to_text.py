@@ -116,10 +116,10 @@ class TextToTextTask(Task):
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
         groups = [order[start : start + GENERATION_BATCH_ROWS] for start in range(0, len(order), GENERATION_BATCH_ROWS)]
         texts: dict[int, NDArray[np.uint8]] = {}
-        for n in model.compute.world.share(len(groups)):
+        for n in model.compute.world.own_items(len(groups)):
             written = self._generate_batch(model, [rows[i].tokens.tolist() for i in groups[n]])
             texts |= {i: np.frombuffer(text.encode(), np.uint8) for i, text in zip(groups[n], written, strict=True)}
-        return [text.tobytes().decode() for text in model.compute.world.gather(texts, len(rows), np.uint8)]
+        return [text.tobytes().decode() for text in model.compute.world.gather_arrays(texts, len(rows), np.uint8)]
 
     def _generate_batch(self, model: TaskModel, sources: Sequence[list[int]]) -> list[str]:
         """Generates the text of each source of a batch, the last of which is the longest."""

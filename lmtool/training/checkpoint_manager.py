@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lmtool.compute.processes import PeerEnded
-from lmtool.compute.shards import held
+from lmtool.compute.shards import select_own_tensors
 from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
@@ -170,7 +170,7 @@ class CheckpointManager:
         yield from self.finish_pending()
         if self.run is None and self.peers.size == 1:
             return
-        model, optimizer = (held(part, self.peers.rank) for part in (tensors_to_save(lm), moments))
+        model, optimizer = (select_own_tensors(part, self.peers.rank) for part in (tensors_to_save(lm), moments))
         if self.spec.background:
             model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
         snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)

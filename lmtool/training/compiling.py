@@ -3,7 +3,7 @@
 import torch
 
 from lmtool.batch import Batch
-from lmtool.compute.agreement import agree, away
+from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.device import Compute
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluation_mode
@@ -39,8 +39,8 @@ def compile_model(model: LanguageModel, batch: Batch, compute: Compute) -> str:
         except Exception as error:  # a compiler's, of any kind
             why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
         else:
-            if agree(compiled_BTD, plain_BTD, in_float32=compute.dtype == torch.float32):
+            if agrees(compiled_BTD, plain_BTD, in_float32=compute.dtype == torch.float32):
                 return ""
-            why = f"differs by {100 * away(compiled_BTD, plain_BTD):.0f} % when it is compiled"
+            why = f"differs by {100 * relative_difference(compiled_BTD, plain_BTD):.0f} % when it is compiled"
     model._compiled_call_impl = None
     return f"the model {why}, and is trained without: training.compile=false"

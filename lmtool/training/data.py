@@ -392,7 +392,7 @@ def read_text(
     Raises DataError for a text that is too short for the model's context.
     """
     spec = tokenizer or recipe.tokenizer
-    prepared = world.main_first(
+    prepared = world.call_main_first(
         lambda: tokenize_data(recipe.text, spec, seed=recipe.seed, report=report, divided=divided)
     )
     context = recipe.model.context

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import peers_may_end
+from lmtool.compute.processes import convert_peer_errors
 from lmtool.errors import NumericalError, ResourceError, UsageError
 from lmtool.inference.evaluation import group_by_length
 from lmtool.model import DecodeState, LanguageModel
@@ -201,7 +201,7 @@ class HeadFittingSteps(Stepper):
     def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
         started = time.perf_counter()
         fitted, message, n_computed = _fit_head_to_all_rows(self.trainable, self.examples, self.recipe, self.l2)
-        (stops,) = self.compute.world.sum((float(should_stop()),))
+        (stops,) = self.compute.world.all_reduce_sum((float(should_stop()),))
         return Step(
             step=step + 1,
             loss=fitted.loss,
@@ -278,7 +278,7 @@ class CountingSteps(Stepper):
                 yield batch
 
         model.fit_counts_(batches(), end - begin)
-        (stops,) = self.compute.world.sum((float(should_stop()),))
+        (stops,) = self.compute.world.all_reduce_sum((float(should_stop()),))
         return Step(
             step=step + 1,
             loss=nats / max(1, n_targets),
@@ -317,7 +317,9 @@ class GradientSteps(Stepper):
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
         module = trainable.module
-        self.module = self.world.wrap(LossModule(self.model, self.objective)) if module is None else module
+        self.module = (
+            self.world.wrap_data_parallel(LossModule(self.model, self.objective)) if module is None else module
+        )
         self.prefetcher = _BatchPrefetcher(examples, self.objective, recipe.training, compute)
         self.rows, self.carried_state = rows, carried_state
         self.recomputes, self.n_skipped = False, 0
@@ -345,7 +347,9 @@ class GradientSteps(Stepper):
             if restarts:
                 initial_state = make_initial_state(self.model, training.batch_size, compute.device)
         total, count, n_computed = self._accumulate_within_memory(step, initial_state)
-        total, n_targets, n_computed, stops = self.world.sum((total, count, n_computed, float(should_stop())))
+        total, n_targets, n_computed, stops = self.world.all_reduce_sum(
+            (total, count, n_computed, float(should_stop()))
+        )
         n_targets = max(1, n_targets)
         if not math.isfinite(total):
             raise self._nonfinite_error("loss", total, step)
@@ -353,7 +357,7 @@ class GradientSteps(Stepper):
         # backward passes summed over targets, and the all-reduce averaged over processes
         norm = self.optimizers.update(rate, self.world.size / n_targets, training.clip_norm, step)
         self.n_skipped = 0 if math.isfinite(norm) else self.n_skipped + 1
-        if self.n_skipped and (not compute.scales_gradients or self.n_skipped > MAX_SKIPPED_UPDATES):
+        if self.n_skipped and (not compute.needs_loss_scaling or self.n_skipped > MAX_SKIPPED_UPDATES):
             raise self._nonfinite_error("gradient", norm, step)
         return Step(
             step=step + 1,
@@ -406,7 +410,7 @@ class GradientSteps(Stepper):
             state = None if initial_state is None else take_rows(initial_state, n_before, n_rows)
             self._seed_micro_batch(step, index)
             is_last = index == len(batches) - 1
-            with peers_may_end(), nullcontext() if is_last else self.world.alone(self.module):
+            with convert_peer_errors(), nullcontext() if is_last else self.world.skip_gradient_sync(self.module):
                 with self.compute.autocast():
                     total, final_state = self.module(batch.to(self.compute.device), state, gradients[index])
                 self.optimizers.backward(total)
@@ -477,8 +481,8 @@ class _BatchPrefetcher:
         """
         prefetched = self._prefetched.pop((step, rows), None)
         batches = self._read(step, rows) if prefetched is None else prefetched.result()
-        if self.compute.world.in_step and self.training.micro_tokens is not None:
-            n_parts = self.compute.world.most(len(batches))
+        if self.compute.world.is_lockstep and self.training.micro_tokens is not None:
+            n_parts = self.compute.world.all_reduce_max(len(batches))
             batches = batches if len(batches) == n_parts else self._read(step, rows, n_parts)
         if step + 1 < self.training.steps:
             self._prefetched = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}

@@ -101,7 +101,7 @@ def _fit_heads(
         numbers = {row.number for row in fold.tasks[0].train}
         fold_problem = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
         fold_problem.fit_head(optimizer.l2, job.recipe.seed)
-        if compute.world.sum((float(should_stop()),))[0]:
+        if compute.world.all_reduce_sum((float(should_stop()),))[0]:
             raise ScoringStopped
         yield fold, TaskModel(lm.eval(), objective, compute)
 

@@ -72,7 +72,7 @@ class FirstSteps:
     def add(self, step: Step, world: World) -> bool:
         """Adds a step. Returns whether the steps are enough, which all processes agree on."""
         self.steps.append(step)
-        (self.seconds,) = world.sum((self.seconds + step.seconds if world.is_main else 0.0,))
+        (self.seconds,) = world.all_reduce_sum((self.seconds + step.seconds if world.is_main else 0.0,))
         n_steps = len(self.steps)
         return n_steps >= MIN_PROBE_STEPS and (n_steps >= self.max_steps or self.seconds >= self.max_seconds)
 
@@ -121,7 +121,7 @@ class Speed:
             tokens = estimate_step_tokens(examples, objective, recipe)
         validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
         figures = (per_token * tokens, tokens, validation, data.estimate_final_seconds(validation))
-        shared = world.sum(figures if world.is_main else (0.0,) * len(figures))
+        shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
         n_models = count_scoring_models(recipe, data) if isinstance(data, TableData) else 0
         return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 
@@ -194,7 +194,7 @@ class RunLength:
         """Estimates the seconds that the time limit leaves for training steps; the same in all processes."""
         spent = 0.0 if self._started_at is None else time.perf_counter() - self._started_at
         left = max(60 * minutes - spent - speed.final_evaluation, MIN_TIME_FRACTION * 60 * minutes)
-        return self._world.sum((left / (1 + speed.scoring_steps) if self._world.is_main else 0.0,))[0]
+        return self._world.all_reduce_sum((left / (1 + speed.scoring_steps) if self._world.is_main else 0.0,))[0]
 
     def record_validation(self, seconds: float) -> None:
         """Corrects the speed by the duration of a validation, and the deadline by that of the final evaluation."""
@@ -217,7 +217,7 @@ class RunLength:
         if self._world.is_main:
             limits = self._deadline, self._max_steps
             steps = steps_by_deadline(recipe, steps_done, started_at, *limits)
-        return int(self._world.sum((steps,))[0])
+        return int(self._world.all_reduce_sum((steps,))[0])
 
     def estimate_duration(self, recipe: Recipe, steps_done: int, per_epoch: int) -> DurationEstimate:
         """Estimates how long the run takes from now on. The speed must be known. per_epoch: examples of an epoch."""

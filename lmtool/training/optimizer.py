@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lmtool.compute.device import Compute
-from lmtool.compute.shards import group_of, is_sharded, norm_over, own_rows, own_slice, sharded_like
+from lmtool.compute.shards import all_reduce_norm, is_sharded, make_sharded_like, own_row_range, own_rows, process_group
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import find_layer_matrices
@@ -50,7 +50,7 @@ class Optimizers:
         )
         self._base_rates = [[group["lr"] for group in rule.param_groups] for rule in self._rules]
         self._scaler = torch.amp.GradScaler(
-            compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.scales_gradients
+            compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.needs_loss_scaling
         )
 
     def backward(self, total: Tensor) -> None:
@@ -80,7 +80,7 @@ class Optimizers:
         gradients = [_gradient_values(parameter) for parameter in self._names if parameter.grad is not None]
         summed = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self._rows:
-            summed = norm_over(group_of(next(iter(self._rows))), summed)
+            summed = all_reduce_norm(process_group(next(iter(self._rows))), summed)
         norm = gradient_scale * float(summed)
         if math.isfinite(norm):
             clip = 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
@@ -114,7 +114,7 @@ class Optimizers:
                 for moment, value in moments.items():
                     tensor = torch.as_tensor(value)
                     if parameter in self._wholes and tensor.ndim:
-                        tensor = sharded_like(tensor, self._wholes[parameter])
+                        tensor = make_sharded_like(tensor, self._wholes[parameter])
                     moments_of[f"{moment}/{self._names[parameter]}"] = tensor
         return moments_of
 
@@ -141,7 +141,9 @@ class Optimizers:
         for key, outline in moments.items():
             parameter, whole = known[key], self._wholes.get(known[key])
             tensor = (
-                read_tensor_rows(tensors, key, own_slice(whole)) if whole is not None and outline.ndim else tensors[key]
+                read_tensor_rows(tensors, key, own_row_range(whole))
+                if whole is not None and outline.ndim
+                else tensors[key]
             )
             # infinite ones may belong to a run that goes on
             if bool(tensor.isnan().any()):
@@ -216,7 +218,7 @@ def _make_rules(
             blocks = {rows.get(p, p): parts for p, parts in matrices.items() if rows.get(p, p) in rate_factors}
             if blocks:
                 groups = _group_parameters({p: rate_factors[p] for p in blocks}, spec)
-                sharded = group_of(next(iter(rows))) if rows else None
+                sharded = process_group(next(iter(rows))) if rows else None
                 yield MuonMatrices(groups, blocks, sharded, momentum=spec.momentum)
             yield _make_adam(spec.adamw, {p: factor for p, factor in rate_factors.items() if p not in blocks})
 

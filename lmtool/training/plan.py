@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lmtool.compute.device import Compute, device_memory
+from lmtool.compute.device import Compute, device_memory_bytes
 from lmtool.compute.processes import World, local_size
 from lmtool.data.survey import DividedText, Progress
 from lmtool.errors import UsageError
@@ -196,7 +196,7 @@ def check_device(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -
     if recipe.training.carry_state and world.size > 1:
         what = f"states are carried in one process only, not in {world.size}"
         raise UsageError(what, where="training.carry_state", fix="run lmtool without torchrun, or set it to false")
-    memory = device_memory(compute.device)
+    memory = device_memory_bytes(compute.device)
     sharded = _must_shard(recipe, compute, memory)
     if memory is not None:
         check_fits_memory(recipe, memory, origins, world.size if sharded else 1)
@@ -215,10 +215,10 @@ def _must_shard(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         available = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
         is_short = available is not None and estimate_min_training_bytes(recipe) > available
         # machines may differ, and all must do the same
-        if not compute.world.sum((float(is_short),))[0]:
+        if not compute.world.all_reduce_sum((float(is_short),))[0]:
             return False
     for excluded, where in (
-        (compute.scales_gradients, "training.precision=float16"),
+        (compute.needs_loss_scaling, "training.precision=float16"),
         (training.compile is True, "training.compile=true"),
         (training.minutes is not None, "training.minutes"),
         (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
@@ -237,7 +237,7 @@ def check_same_inputs(recipe: Recipe, fingerprint: str, world: World) -> None:
     """Raises UsageError in a process whose recipe or data differ from those of the main one; paths may differ."""
     without_paths = recipe.with_values({"data.train": (), "data.valid": ()})
     own = {"recipe": dump(without_paths), "training data": fingerprint}
-    main = json.loads(world.from_main(json.dumps(own)))
+    main = json.loads(world.broadcast_text(json.dumps(own)))
     if differs := [name for name in own if own[name] != main[name]]:
         what = f"process {world.rank} has another {' and another '.join(differs)} than process 0"
         raise UsageError(what, fix="start all processes with the same command, recipe and files")

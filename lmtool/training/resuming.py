@@ -11,7 +11,7 @@ from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_feature_model
 from lmtool.inference.reference import find_base, find_teacher, read_tokenizer, read_trained_recipe, resolve_reference
-from lmtool.interop.names import HUB, pointer_of
+from lmtool.interop.references import HUB_PREFIX, hub_note_file
 from lmtool.printable import counted
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
 from lmtool.recipe.dump import dump
@@ -48,7 +48,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
         if skipped:
             yield Info(f"resuming {run.name}, since {', '.join(skipped)}")
         reference = str(run.path)
-    if reference.startswith(HUB) and not pointer_of(reference).exists():  # it would be downloaded first
+    if reference.startswith(HUB_PREFIX) and not hub_note_file(reference).exists():  # it would be downloaded first
         raise _no_training_error(reference)
     named = resolve_reference(reference)
     run = named.run
@@ -58,14 +58,14 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_values({"evaluation.metric": get_default_metric(recipe.objective)})
-    with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
+    with choose_compute(recipe.training.device, recipe.training.precision).join_processes() as compute:
         world = compute.world
         compute = check_device(recipe, compute, {})
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
             checkpoint, warnings = named.newest_checkpoint(
-                peers=world.side_group() if world.size > 1 else SINGLE_PROCESS
+                peers=world.create_side_group() if world.size > 1 else SINGLE_PROCESS
             )
             yield from map(Warn, (*warnings, *recipe_warnings))
             before = read_trained_recipe(checkpoint)
@@ -82,7 +82,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             unusable = dict(find_damaged_records(run))
             needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
             is_over = _is_complete(run, recipe, checkpoint, state, needs_evaluation)
-            world.wait()  # all have read the run before the first one changes anything on disk
+            world.barrier()  # all have read the run before the first one changes anything on disk
             if not is_over:
                 job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)
                 if world.is_main and job.data.split is not None and run.saved_split is None:

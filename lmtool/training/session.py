@@ -267,7 +267,7 @@ class TrainingSession:
             self.trainable,
             self.examples,
             self.recipe,
-            self.compute if self.sharding is None else self.compute.in_step(),
+            self.compute if self.sharding is None else self.compute.with_lockstep(),
             steps_done=self.last_step,
             micro_batch=self.state.micro_batch,
             carried_state=self.carried_state,
@@ -382,7 +382,7 @@ class TrainingSession:
                 and not are_equivalent(baseline.metric, (value, data.n_valid), (best, data.n_valid))
             ):
                 finding = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
-        if self.compute.world.sum((float(bool(finding)),))[0]:
+        if self.compute.world.all_reduce_sum((float(bool(finding)),))[0]:
             self.end_reason = "below"
             path = "RUN" if self.manager.run is None else str(self.manager.run.path)
             yield Warn(
@@ -405,7 +405,7 @@ class TrainingSession:
         reason = self.end_reason or "finished"
         self.manager.close(reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
-        self.compute.world.wait()
+        self.compute.world.barrier()
         is_stopped = reason in ("interrupted", "below")
         is_overfitted = self.data.unit == "token" and not is_stopped and state.stale >= N_RISING_VALIDATIONS
         dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
@@ -421,7 +421,7 @@ class TrainingSession:
     def _evaluate_best(self) -> Iterator[Event]:
         """Evaluates the best checkpoint of a finished run, and saves the results in the run."""
         run, peers = self.manager.run, self.manager.peers
-        named = Run.open(Path(self.compute.world.from_main("" if run is None else str(run.path.resolve()))))
+        named = Run.open(Path(self.compute.world.broadcast_text("" if run is None else str(run.path.resolve()))))
         checkpoint, warnings = named.best_checkpoint(optimizer=False, peers=peers)
         yield from map(Warn, warnings)
         of_folds: list[Results] = []
@@ -473,7 +473,7 @@ class TrainingSession:
 
     def gathered(self) -> AbstractContextManager[None]:
         """Returns a context in which this process has all weights of a sharded model."""
-        return nullcontext() if self.sharding is None else self.sharding.whole()
+        return nullcontext() if self.sharding is None else self.sharding.gather_all()
 
     @contextmanager
     def evaluating(self, in_step: bool = True) -> Iterator[Compute]:
@@ -483,8 +483,8 @@ class TrainingSession:
         at a time instead of all weights.
         """
         if self.sharding is not None and in_step and isinstance(self.data, TextData):
-            with self.sharding.by_layer():
-                yield self.compute.in_step()
+            with self.sharding.gather_by_layer():
+                yield self.compute.with_lockstep()
         else:
             with self.gathered():
                 yield self.compute

@@ -38,7 +38,7 @@ def open_streams(
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_in(cache_folder() / STREAMS_FOLDER)) if compute.world.is_main else Path()
-        path = Path(compute.world.from_main(str(folder.absolute())))
+        path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
             begin = (marks[n].block, _block_start(marks[n])) if marks else (0, BlockPosition())

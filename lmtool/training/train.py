@@ -38,7 +38,7 @@ def train(plan: Plan, options: SessionOptions) -> Iterator[Event]:
     """
     check_output_folder(options.output, options.retry)
     recipe = plan.recipe
-    with choose_compute(recipe.training.device, recipe.training.precision).joined() as joined:
+    with choose_compute(recipe.training.device, recipe.training.precision).join_processes() as joined:
         compute = check_device(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
             check_output_folder(options.output, options.retry)  # others may have been quicker
@@ -98,7 +98,7 @@ def train_session(
     recipe, data, state, checkpoint, world = job.recipe, job.data, job.state, job.checkpoint, job.compute.world
     # a checkpoint that only an interruption made is removed after the next one
     interrupted_step = None if checkpoint is None or is_checkpoint_step(recipe, checkpoint.step) else checkpoint.step
-    peers = world.side_group() if world.sharded else SINGLE_PROCESS
+    peers = world.create_side_group() if world.sharded else SINGLE_PROCESS
     with data.streaming(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
         if run is not None:
             step = 0 if checkpoint is None else checkpoint.step

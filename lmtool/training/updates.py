@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 from torch.optim.adam import adam
 
-from lmtool.compute.device import multiplies_bfloat16
+from lmtool.compute.device import has_fast_bfloat16
 from lmtool.compute.shards import RowExchange
 
 ADAGRAD_EPS = 1e-10
@@ -197,7 +197,7 @@ def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:
     device multiplies it.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices_GRC.to(torch.bfloat16 if multiplies_bfloat16(matrices_GRC.device) else torch.float32)
+    x = matrices_GRC.to(torch.bfloat16 if has_fast_bfloat16(matrices_GRC.device) else torch.float32)
     wide = x.shape[1] <= x.shape[2]
     x = x if wide else x.mT
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)

@@ -16,7 +16,7 @@ from lmtool.data.hub import DATASETS_FOLDER
 from lmtool.data.prepare import tokenize_files
 from lmtool.durable import TEMPORARY, locked
 from lmtool.errors import UsageError
-from lmtool.interop.names import imports_folder
+from lmtool.interop.references import imports_folder
 from lmtool.recipe.spec.text import CharTokenizer, Data
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.training.tiny import Work

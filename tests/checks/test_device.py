@@ -7,7 +7,7 @@ import torch
 
 from lmtool.checks import device as module
 from lmtool.checks.device import check_fast_paths
-from lmtool.compute.agreement import agree
+from lmtool.compute.agreement import agrees
 from lmtool.compute.kernels import ops
 from lmtool.model import LanguageModel
 from lmtool.training.events import Stepped
@@ -36,9 +36,9 @@ def test_all_ways_of_this_device_agree() -> None:
 
 def test_a_number_that_is_not_finite_is_no_rounding() -> None:
     one, none = torch.ones(3), torch.tensor([1.0, torch.nan, 1.0])
-    assert agree(one + 1e-3, one)
-    assert not agree(none, one)
-    assert agree(one, none)
+    assert agrees(one + 1e-3, one)
+    assert not agrees(none, one)
+    assert agrees(one, none)
 
 
 @pytest.mark.parametrize("fault", ["differs", "fails"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtool.interop.names import is_published
+from lmtool.interop.references import is_published
 from tests.cli.conftest import CommandLine
 from tests.export.test_heads import BODIES
 from tests.interop import test_importing

@@ -10,7 +10,7 @@ import tempfile
 import pytest
 
 from lmtool.durable import TEMPORARY
-from lmtool.export.ollama import MODELFILE
+from lmtool.export.ollama import MODELFILE_SUFFIX
 from tests.run.killing import in_child
 
 pytestmark = pytest.mark.system
@@ -79,7 +79,7 @@ def test_a_repeat_works_and_removes_what_the_killed_one_has_left(lmtool, folder,
     assert sum(path.stat().st_size for path in left_in(folder / "out")) > 1000
     lmtool.succeeds(*COMMANDS[name])
     assert left_in(folder / "out") == []
-    made = [path for path in (folder / "out").iterdir() if path.suffix != MODELFILE]
+    made = [path for path in (folder / "out").iterdir() if path.suffix != MODELFILE_SUFFIX]
     assert len(made) == 1
 
 

@@ -18,7 +18,7 @@ from lmtool.export.exporting import export, export_gguf
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import MODEL_NAME_RESOLVERS
 from lmtool.interop import importing
-from lmtool.interop.names import imports_folder, pointer_of
+from lmtool.interop.references import hub_note_file, imports_folder
 from lmtool.recipe.dump import dump
 from lmtool.recipe.grammar import iterate_keys, owner_specs
 from lmtool.recipe.load import load
@@ -104,7 +104,7 @@ class OpenedError(BaseException):
 @pytest.fixture(scope="session")
 def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
-    export(str(trained), folder / "hf", dtype="float32", shard=10**9)
+    export(str(trained), folder / "hf", dtype="float32", max_shard_bytes=10**9)
     export_gguf(str(trained), folder / "model.gguf", "f16")
     return folder
 
@@ -149,11 +149,14 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
     )
     runs = dict.fromkeys(NAMES, home / "runs" / RUN)
     runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
-    runs |= {"published directory": importing.imported("hf"), "GGUF file": importing.imported("model.gguf")}
-    monkeypatch.setattr(importing, "download", lambda reference: (home / "hf", "c0ffee"))
-    runs["name on the Hub"] = importing.imported("hf:org/name")
+    runs |= {
+        "published directory": importing.import_to_cache("hf"),
+        "GGUF file": importing.import_to_cache("model.gguf"),
+    }
+    monkeypatch.setattr(importing, "download_model", lambda reference: (home / "hf", "c0ffee"))
+    runs["name on the Hub"] = importing.import_to_cache("hf:org/name")
     assert runs["name on the Hub"].parent == imports_folder()
-    assert pointer_of("hf:org/name").exists()
+    assert hub_note_file("hf:org/name").exists()
     return runs
 
 

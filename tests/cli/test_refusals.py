@@ -562,5 +562,5 @@ def test_a_file_in_place_of_a_command(lmtool, home, corpus):
 
 
 def test_a_published_model_is_not_asked_for_to_be_resumed(lmtool, home, monkeypatch):
-    monkeypatch.setattr("lmtool.interop.importing.download", lambda *_: pytest.fail("it is downloaded"))
+    monkeypatch.setattr("lmtool.interop.importing.download_model", lambda *_: pytest.fail("it is downloaded"))
     lmtool.refuses(4, "resume", "hf:some/model", words=["no training to resume", "hf:some/model", "--from"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool.compute import device
-from lmtool.compute.machine import n_cores
+from lmtool.compute.machine import count_cores
 
 
 def write(root: Path, **files: str) -> None:
@@ -27,10 +27,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_quota_the_cores_are_those_of_the_affinity(root, monkeypatch):
-    assert n_cores(root) == 8
+    assert count_cores(root) == 8
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert n_cores(root) == 1
+    assert count_cores(root) == 1
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_without_a_quota_the_cores_are_those_of_the_affinity(root, monkeypatch):
 )
 def test_a_quota_is_rounded_up(root, limit, cores):
     write(root, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": limit})
-    assert n_cores(root) == cores
+    assert count_cores(root) == cores
 
 
 def test_the_lowest_quota_of_the_groups_above_holds(root):
     write(root, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"})
     write(root, **{"sys/fs/cgroup/a/cpu.max": "300000 100000", "sys/fs/cgroup/cpu.max": "500000 100000"})
-    assert n_cores(root) == 3
+    assert count_cores(root) == 3
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_quotas_of_version_1(root, quota, period, cores):
             for name, text in (("quota", quota), ("period", period))
         },
     )
-    assert n_cores(root) == cores
+    assert count_cores(root) == cores
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_torch_takes_no_more_threads_than_there_are_cores(monkeypatch, variables
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(device, "n_cores", lambda: cores)
+    monkeypatch.setattr(device, "count_cores", lambda: cores)
     try:
         torch.set_num_threads(2)
         device.limit_threads()

@@ -106,15 +106,15 @@ def test_what_is_asked_for_is_taken(precision: Any) -> None:
     assert compute == Compute(torch.device("cpu"), precision)
     assert compute.dtype == getattr(torch, precision)
     assert compute.describe() == f"cpu, {precision}"
-    assert compute.scales_gradients == (precision == "float16")
+    assert compute.needs_loss_scaling == (precision == "float16")
     with compute.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == compute.dtype
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 def test_the_widest_sums() -> None:
-    assert Compute(torch.device("cpu"), "float32").sum_dtype == torch.float64
-    assert Compute(torch.device("mps"), "float32").sum_dtype == torch.float32
+    assert Compute(torch.device("cpu"), "float32").widest_dtype == torch.float64
+    assert Compute(torch.device("mps"), "float32").widest_dtype == torch.float32
 
 
 @pytest.mark.gpu
@@ -139,8 +139,8 @@ def test_a_mac_falls_back_to_the_cpu_for_operations_that_its_gpu_lacks() -> None
 
 def test_nothing_is_summed_in_float64_where_the_gpu_has_none() -> None:
     mps = torch.device("mps")
-    assert widest(mps) == Compute(mps, "float32").sum_dtype == torch.float32
-    assert widest(torch.device("cpu")) == Compute(torch.device("cpu"), "float32").sum_dtype == torch.float64
+    assert widest(mps) == Compute(mps, "float32").widest_dtype == torch.float32
+    assert widest(torch.device("cpu")) == Compute(torch.device("cpu"), "float32").widest_dtype == torch.float64
 
 
 class WithoutFloat64(TorchDispatchMode):

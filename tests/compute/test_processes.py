@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, is_main
+from lmtool.compute.processes import World, is_main_process
 from lmtool.errors import ResourceError, UsageError
 from tests import forks
 from tests.compute.forked import forked
@@ -34,14 +34,14 @@ def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.distributed, "init_process_group", gone)
-    with pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"), CPU.joined():
+    with pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"), CPU.join_processes():
         pass
 
 
 def test_a_share_is_each_item_once() -> None:
     for n in (0, 1, 7, 20):
         for size in (1, 2, 3, 30):
-            shares = [list(World(rank, size).share(n)) for rank in range(size)]
+            shares = [list(World(rank, size).own_items(n)) for rank in range(size)]
             assert sorted(i for share in shares for i in share) == list(range(n))
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -59,7 +59,7 @@ ARRAYS: dict[str, list[NDArray[Any]]] = {
 
 def gathered(arrays: list[NDArray[Any]], world: World) -> list[NDArray[Any]]:
     dtype = arrays[0].dtype if arrays else np.float64
-    return world.gather({i: arrays[i] for i in world.share(len(arrays))}, len(arrays), dtype)
+    return world.gather_arrays({i: arrays[i] for i in world.own_items(len(arrays))}, len(arrays), dtype)
 
 
 def same(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> bool:
@@ -78,11 +78,11 @@ def test_all_get_what_each_has_found(monkeypatch: pytest.MonkeyPatch, kind: str,
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    assert together(monkeypatch, size, lambda world: world.sum([world.rank, 0.5])) == (
+    assert together(monkeypatch, size, lambda world: world.all_reduce_sum([world.rank, 0.5])) == (
         [[sum(range(size)), size / 2]] * size
     )
     for text in ("", "runs/naïve"):
-        told = together(monkeypatch, size, lambda world, text=text: world.from_main(text * world.is_main))
+        told = together(monkeypatch, size, lambda world, text=text: world.broadcast_text(text * world.is_main))
         assert told == [text] * size
 
 
@@ -93,8 +93,8 @@ def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, enviro
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert is_main()
-    with CPU.joined() as compute:
+    assert is_main_process()
+    with CPU.join_processes() as compute:
         assert compute.world.is_main
 
 
@@ -102,10 +102,10 @@ def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, expected in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", rank)
-        assert is_main() is expected
+        assert is_main_process() is expected
     monkeypatch.setenv("RANK", "x")
     with pytest.raises(UsageError, match="'x' is not the rank of a process"):
-        is_main()
+        is_main_process()
 
 
 @pytest.mark.system
@@ -125,12 +125,12 @@ def test_two_real_processes(tmp_path: Path) -> None:
 
 _WAITING = """
 from lmtool.cli.signals import exit_on_signals
-from lmtool.compute.processes import joined
+from lmtool.compute.processes import join_processes
 from tests.compute.test_processes import CPU
 
 exit_on_signals()
 print("begins", flush=True)
-with CPU.joined():
+with CPU.join_processes():
     pass
 """
 
@@ -177,24 +177,24 @@ def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(
 
 def _tell(order: Path) -> None:
     """What one of two real processes finds, as JSON."""
-    with CPU.joined() as compute:
+    with CPU.join_processes() as compute:
         world = compute.world
 
         def make() -> None:
             with order.open("a") as file:
                 file.write(str(world.rank))
 
-        world.main_first(make)
-        world.wait()
+        world.call_main_first(make)
+        world.barrier()
         told = {
             "rank": world.rank,
             "same": {kind: same(gathered(arrays, world), arrays) for kind, arrays in ARRAYS.items()},
-            "sum": world.sum([world.rank, 1.0]),
-            "text": world.from_main("naïve" * world.is_main),
+            "sum": world.all_reduce_sum([world.rank, 1.0]),
+            "text": world.broadcast_text("naïve" * world.is_main),
             "order": [int(rank) for rank in order.read_text()],
         }
-    with CPU.joined() as compute:  # as a command does that evaluates several tables
-        told["again"] = compute.world.sum([1.0])
+    with CPU.join_processes() as compute:  # as a command does that evaluates several tables
+        told["again"] = compute.world.all_reduce_sum([1.0])
     os.write(1, f"{json.dumps(told)}\n".encode())  # at once, so that lines do not mix
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.compute.shards import ShardedBuild, held, is_sharded, own_rows, own_slice
+from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows, select_own_tensors
 from lmtool.model import build
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.lora import add_adapters_
@@ -33,14 +33,14 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
         assert torch.equal(after, torch.rand(1)), "as many random numbers are drawn"
         assert [name for name, _ in shared.named_parameters()] == list(expected)
         for name, parameter in shared.named_parameters():
-            own = expected[name][own_slice(parameter)] if is_sharded(parameter) else expected[name]
+            own = expected[name][own_row_range(parameter)] if is_sharded(parameter) else expected[name]
             assert torch.equal(own_rows(parameter), own), name
             assert parameter.shape == expected[name].shape
             assert parameter.is_meta == is_sharded(parameter)
             assert parameter.requires_grad == expected[name].requires_grad
         for (name, buffer), (_, other) in zip(shared.named_buffers(), whole.named_buffers(), strict=True):
             assert torch.equal(buffer, other), name
-        n_held = sum(rows.numel() for rows in held(dict(shared.named_parameters()), rank).values())
+        n_held = sum(rows.numel() for rows in select_own_tensors(dict(shared.named_parameters()), rank).values())
         assert n_held < 0.6 * sum(parameter.numel() for parameter in expected.values())
 
 

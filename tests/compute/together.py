@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lmtool.compute import device, processes
 from lmtool.compute.device import Compute
-from lmtool.compute.fsdp import _layers
+from lmtool.compute.fsdp import _linears_by_layer
 from lmtool.compute.processes import World
 from lmtool.inference import load
 from lmtool.model import LanguageModel
@@ -97,12 +97,12 @@ class _Local:
     rank: Callable[[], int]
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(processes, "_all_reduced", self._all_reduced)
-        patch.setattr(World, "wait", lambda _: self._enter("wait"))
-        patch.setattr(World, "side_group", lambda _: self._aside())
-        patch.setattr(World, "wrap", lambda _, module: self.exchanging(module))
-        patch.setattr(World, "alone", lambda _, module: _alone(module))
-        patch.setattr(device, "joined", self._joined)
+        patch.setattr(processes, "_all_reduce_", self._all_reduced)
+        patch.setattr(World, "barrier", lambda _: self._enter("barrier"))
+        patch.setattr(World, "create_side_group", lambda _: self._aside())
+        patch.setattr(World, "wrap_data_parallel", lambda _, module: self.exchanging(module))
+        patch.setattr(World, "skip_gradient_sync", lambda _, module: _alone(module))
+        patch.setattr(device, "join_processes", self._joined)
         # threads draw from one generator, so that none may train while another one initializes its model
         drawing, genuine = threading.Lock(), job.build_for_training
 
@@ -130,7 +130,7 @@ class _Local:
         yield World(self.rank(), self.meeting.size)
 
     def _aside(self) -> "_Aside":
-        side_group, *_ = self._enter("side_group", value=Meeting(self.meeting.size))
+        side_group, *_ = self._enter("create_side_group", value=Meeting(self.meeting.size))
         self.meeting.asides.append(side_group)
         return _Aside(self.rank(), self.meeting.size, side_group)
 
@@ -188,7 +188,7 @@ class Shared:
         self.module = local.exchanging(module)
         self._local = local
         self._is_whole = False
-        for number, linears in enumerate(_layers(lm)):
+        for number, linears in enumerate(_linears_by_layer(lm)):
             first = next(iter(linears))
             first.register_forward_pre_hook(partial(self._gather, f"forward {number}"))
             first.register_forward_hook(partial(self._gather_again, f"backward {number}"))
@@ -202,12 +202,12 @@ class Shared:
             self._local._enter(what)
 
     @contextmanager
-    def by_layer(self) -> Iterator[None]:
+    def gather_by_layer(self) -> Iterator[None]:
         self._gather("root")
         yield
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def gather_all(self) -> Iterator[None]:
         self._gather("all")
         self._is_whole = True
         yield

@@ -14,15 +14,15 @@ from tests.compute.test_processes import CPU
 
 
 def wait() -> None:
-    with CPU.joined() as compute:
+    with CPU.join_processes() as compute:
         world = compute.world
         StopAtStep(notify=False).open()
         os.write(1, f"{world.rank} {os.getpid()}\n".encode())
         if world.is_main:
-            world.wait()
+            world.barrier()
         time.sleep(1e6)
 
 
 if __name__ == "__main__":
-    processes.PATIENCE_SECONDS = 0.3
+    processes.ORPHAN_SECONDS = 0.3
     sys.exit(forked(2, wait))

@@ -274,7 +274,7 @@ def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str
     reads = [*([] if name == "3-gram" else [embedded]), measured]
     expected = [read(World()) for read in reads]
     for memory in (None, 1):
-        monkeypatch.setattr(load, "device_memory", lambda _, memory=memory: memory)
+        monkeypatch.setattr(load, "device_memory_bytes", lambda _, memory=memory: memory)
         for read, alone in zip(reads, expected, strict=True):
             found, entered = meet(monkeypatch, SIZE, read)
             assert found == [near(alone)] * SIZE

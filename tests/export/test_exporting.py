@@ -303,7 +303,7 @@ def test_shards(tmp_path: Path) -> None:
     _, recipe, _ = CASES["gpt2"]
     run = made(tmp_path / "run", recipe, tokenizer_of())
     export(str(run), tmp_path / "one")
-    export(str(run), tmp_path / "many", shard=8_000)
+    export(str(run), tmp_path / "many", max_shard_bytes=8_000)
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 3
@@ -522,10 +522,10 @@ def test_shipped_recipes(name: str) -> None:
     open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), results_by_task={}, step=1)
     base: Any = SimpleNamespace(run=open_run, checkpoint=open_run, recipe=recipe, tokenizer=tokenizer_of())
     if "." not in expected:
-        assert exporting.express(base).family.model_type == expected
+        assert exporting.prepare_export(base).family.model_type == expected
         return
     with pytest.raises(UsageError) as refusal:
-        exporting.express(base)
+        exporting.prepare_export(base)
     assert expected in str(refusal.value.where)
 
 

@@ -9,10 +9,10 @@ import torch
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export_gguf, express
+from lmtool.export.exporting import export_gguf, prepare_export
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
 from tests.errors import refuses
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back(
     run = made(tmp_path / "run", CASES[case], tokenizer_of(), std=0.1)
     export_gguf(str(run), tmp_path / "model.gguf", quantization)
     before = load_run(str(run), CPU)
-    after = load_run(str(imported(str(tmp_path / "model.gguf"))), CPU)
+    after = load_run(str(import_to_cache(str(tmp_path / "model.gguf"))), CPU)
     assert [after.tokenizer.encode(text) for text in TEXTS] == [before.tokenizer.encode(text) for text in TEXTS]
     assert after.prompt_format.make_prompt("They waited") == before.prompt_format.make_prompt("They waited")
     assert after.prompt_format.end_ids == before.prompt_format.end_ids
@@ -82,7 +82,7 @@ def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path:
 def test_keys_of_the_recipe_are_told_where_another_format_has_the_model(tmp_path: Path) -> None:
     mpt = recipe_of({**SMALL, "position": {"kind": "alibi"}, "bias": False, "d_ff": 64}, {"kind": "causal"})
     run = made(tmp_path / "run", mpt, tokenizer_of())
-    assert express(resolve_reference(str(run))).family.model_type == "mpt"
+    assert prepare_export(resolve_reference(str(run))).family.model_type == "mpt"
     with pytest.raises(UsageError, match="no family of GGUF files") as refusal:
         export_gguf(str(run), tmp_path / "model.gguf", "f16")
     assert str(refusal.value.where).startswith(
@@ -114,7 +114,7 @@ def test_heads_are_not_lost(case: str, tmp_path: Path, monkeypatch: pytest.Monke
     spec = {"kind": "classification", "task": "class", "labels": ("a", "b"), "bias": False}
     if case == "published":
         peer_in(tmp_path / "published", "llama")
-        base = load_run(str(imported(str(tmp_path / "published"))))
+        base = load_run(str(import_to_cache(str(tmp_path / "published"))))
         tokenizer, model = base.tokenizer, base.recipe.model.model_dump()
     else:
         tokenizer, model = tokenizer_of(), {**LLAMA, "context": 40}

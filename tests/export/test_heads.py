@@ -16,7 +16,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError
 from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.predict import TablePredictor, predict
 from lmtool.tasks.task import Prediction
@@ -83,7 +83,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(test_importing.CASES, body, BODIES[body])
             peer_in(folder, body)
-            return load_run(str(imported(str(folder))), CPU)
+            return load_run(str(import_to_cache(str(folder))), CPU)
 
     return base
 
@@ -121,7 +121,7 @@ def executed(folder: Path, **values: Any) -> dict[str, Any]:
 
 
 def back(folder: Path) -> LoadedModel:
-    return load_run(str(imported(str(folder))), CPU)
+    return load_run(str(import_to_cache(str(folder))), CPU)
 
 
 def close(found: torch.Tensor, wanted: list[list[float]]) -> None:
@@ -232,7 +232,7 @@ def test_what_a_class_expresses_is_of_that_class(body: str, tmp_path: Path, base
 def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> None:
     """Also in another type, and in several files."""
     run = tuned(tmp_path, "bert", bases, head(**MEAN))
-    exported = export(str(run), tmp_path / "out", dtype="bfloat16", shard=8_000)
+    exported = export(str(run), tmp_path / "out", dtype="bfloat16", max_shard_bytes=8_000)
     assert exported.architecture == "BertModel"
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert config.id2label == {0: "bad", 1: "so so", 2: "good"}

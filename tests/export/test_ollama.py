@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export_gguf
-from lmtool.export.ollama import OllamaPrompt, modelfile
+from lmtool.export.ollama import format_modelfile
 from lmtool.tokenization.chat import TRAINED_TEMPLATE
 from lmtool.tokenization.template import SandboxedTemplate
 from tests.export.test_exporting_gguf import llama
@@ -69,7 +69,7 @@ def in_ollama(template: str, messages: list[dict[str, str]]) -> str:
 @pytest.mark.parametrize("chat", [CHATML, LLAMA2, "{{ bos_token }}" + CHATML, TRAINED_TEMPLATE])
 @pytest.mark.parametrize("begins", ["<s>", ""])
 def test_conversations(chat: str, begins: str) -> None:
-    written = modelfile("model.gguf", OllamaPrompt(chat, TOKENS, begins, ["</s>"]))
+    written = format_modelfile("model.gguf", chat, TOKENS, begins, ["</s>"])
     assert written.startswith("FROM ./model.gguf\n")
     assert written.endswith('\nPARAMETER stop "</s>"\n')
     template = written.split('"""')[1]
@@ -82,13 +82,13 @@ def test_conversations(chat: str, begins: str) -> None:
 
 @pytest.mark.parametrize("chat", [NUMBERED, REFUSING, "{% broken"])
 def test_what_cannot_be_expressed_is_said(chat: str) -> None:
-    written = modelfile("model.gguf", OllamaPrompt(chat, TOKENS, "", []))
+    written = format_modelfile("model.gguf", chat, TOKENS, "", [])
     assert "TEMPLATE" not in written
     assert "# its chat template cannot be written" in written
 
 
 def test_a_model_without_conversations_gets_its_prompt_as_it_is() -> None:
-    assert modelfile("m.gguf", OllamaPrompt(None, {}, "", [])) == 'FROM ./m.gguf\nTEMPLATE """{{ .Prompt }}"""\n'
+    assert format_modelfile("m.gguf", None, {}, "", []) == 'FROM ./m.gguf\nTEMPLATE """{{ .Prompt }}"""\n'
 
 
 def test_it_lies_beside_the_gguf_file(tmp_path: Path) -> None:

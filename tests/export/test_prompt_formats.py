@@ -12,8 +12,8 @@ from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
 from lmtool.generation.chat import find_chat_format
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.interop.gguf.container import Container
-from lmtool.interop.importing import imported
+from lmtool.interop.gguf.container import GgufContainer
+from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.predict import build_trained_task
 from lmtool.tasks.reading import LabelledRow
@@ -67,7 +67,7 @@ def answering(folder: Path, body: str, template: str, data: dict[str, Any]) -> P
     peer_in(folder / "published", body)
     if template:
         (folder / "published" / "chat_template.jinja").write_text(template)
-    base = load_run(str(imported(str(folder / "published"))), CPU)
+    base = load_run(str(import_to_cache(str(folder / "published"))), CPU)
     values = {"model": base.recipe.model.model_dump(), "objective": objective, "data": data}
     recipe = Recipe.model_validate({**values, "training": {"steps": 1, "batch_size": 2}})
     return made(folder / "run", recipe, base.tokenizer)
@@ -103,7 +103,7 @@ def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[s
     else:
         export(str(run), tmp_path / "out")
     loaded = load_run(str(run), CPU)
-    again = load_run(str(imported(str(tmp_path / ("out.gguf" if form == "gguf" else "out")))), CPU)
+    again = load_run(str(import_to_cache(str(tmp_path / ("out.gguf" if form == "gguf" else "out")))), CPU)
     assert again.recipe.objective.kind == "seq2seq"
     assert {**again.recipe.data.model_dump(), "split": "auto"} == {**loaded.recipe.data.model_dump(), "split": "auto"}
     assert [again.prompt_format.make_prompt(text, "for") for text in TEXTS] == [
@@ -126,7 +126,7 @@ def test_other_programs_read_the_same_prompts(body: str, template: str, data: di
     wanted = list(loaded.prompt_format.make_prompt("They waited").tokens)
     messages = [{"role": "user", "content": "They waited"}]
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == wanted
-    source = Container(tmp_path / "out.gguf").values["tokenizer.chat_template"]
+    source = GgufContainer(tmp_path / "out.gguf").values["tokenizer.chat_template"]
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
     text = environment.from_string(source).render(messages=messages, add_generation_prompt=True, **tokens)

@@ -29,8 +29,8 @@ from lmtool.generation.params import MaskPredict, SamplingParams, params_to_reco
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_records
 from lmtool.inference.reference import read_recipe
-from lmtool.interop.importing import describe
-from lmtool.interop.sources import open_source
+from lmtool.interop.importing import read_recipe_sections
+from lmtool.interop.published_models import open_published_model
 from lmtool.interop.tokenization.reading import read_tokenizer
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load, shipped_recipes
@@ -239,7 +239,7 @@ def _read_config(folder: Path, content: bytes) -> None:
     if not (folder / "model.safetensors").exists():
         _written(folder, "model.safetensors", save(_weights(), {"format": "pt"}))
         _written(folder, "head.safetensors", save({"head.weight": torch.zeros(2, 16)}))
-    describe(open_source(folder))
+    read_recipe_sections(open_published_model(folder))
 
 
 def _shards(_: Path) -> list[bytes]:
@@ -249,10 +249,10 @@ def _shards(_: Path) -> list[bytes]:
 def _read_shards(folder: Path, content: bytes) -> None:
     _written(folder, "config.json", json.dumps(CONFIG).encode())
     _written(folder, "model.safetensors", content)
-    source = open_source(folder)
-    describe(source)
-    for name in sorted(source.config.names):
-        source.read(name)
+    source = open_published_model(folder)
+    read_recipe_sections(source)
+    for name in sorted(source.config.tensor_names):
+        source.read_tensor(name)
 
 
 def _ggufs(folder: Path) -> list[bytes]:
@@ -294,11 +294,11 @@ def _ggufs(folder: Path) -> list[bytes]:
 
 
 def _read_gguf(folder: Path, content: bytes) -> None:
-    source = open_source(_written(folder, "a.gguf", content))
-    describe(source)
-    source.tokenizer()
-    for name in sorted(source.config.names):
-        source.read(name)
+    source = open_published_model(_written(folder, "a.gguf", content))
+    read_recipe_sections(source)
+    source.read_tokenizer()
+    for name in sorted(source.config.tensor_names):
+        source.read_tensor(name)
 
 
 # Tokenizers

@@ -10,7 +10,7 @@ import torch
 
 from lmtool.generation.chat import find_chat_format, validate_messages
 from lmtool.generation.generate import TextGenerator
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from tests.generation import talkers
 from tests.generation.models import HistoryModel
 from tests.tokenization.tool_templates import QWEN, calling
@@ -65,7 +65,9 @@ def recaller(folder: Path) -> TextGenerator:
     """A model that knows CONVERSATIONS, and writes special tokens around its calls."""
     template = QWEN.replace("<|im_", "<|")
     names = (*talkers.NAMES, "<tool_call>", "</tool_call>")
-    loaded = TextGenerator.open(str(imported(str(talkers.publish(folder, template=template, names=names))))).loaded
+    loaded = TextGenerator.open(
+        str(import_to_cache(str(talkers.publish(folder, template=template, names=names))))
+    ).loaded
     chat = find_chat_format(loaded).with_tools(TOOLS)
     rows = [chat.encode_conversation(validate_messages(one))[0] for one in CONVERSATIONS]
     return TextGenerator(replace(loaded, model=Recaller(rows, loaded.tokenizer.vocab_size)))

@@ -17,7 +17,7 @@ from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.inference.load import LoadedModel, load_packed, load_run
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from lmtool.tasks.cells import parse_messages
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
-    return load_run(str(imported(str(folder))), CPU)
+    return load_run(str(import_to_cache(str(folder))), CPU)
 
 
 @pytest.fixture
@@ -382,10 +382,7 @@ def test_from_python(folder: Path, loaded: LoadedModel) -> None:
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "encoder": (
-        ("model.shape=encoder", "objective.kind=masked"),
-        "only decoders",
-    ),
+    "encoder": (("model.shape=encoder", "objective.kind=masked"), "only decoders"),
     "encoder-decoder": (("model.shape=encoder-decoder", "objective.kind=prefix"), "only decoders"),
     "prefix": (("model.shape=prefix", "objective.kind=prefix"), "only decoders"),
 }

@@ -30,7 +30,7 @@ SERVED = [name for name in CACHED if name in TRANSFORMERS and name not in OTHERS
 WIDE = {"d_model": 64, "n_heads": 4, "d_ff": 96}
 """Whole groups of quantised weights."""
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(build.load_kernels() is None, reason="no C compiler")
 
 
 def packed(family: str, precision: str = "float32", **changes: Any) -> LanguageModel:
@@ -135,14 +135,14 @@ def test_a_padded_source() -> None:
 
 def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for name, value, told in (("LMTOOL_NATIVE", "0", ""), ("PATH", "", "no C compiler")):
-        build.library.cache_clear()
+        build.load_kernels.cache_clear()
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             patch.delenv("CC", raising=False)
-            assert build.library() is None
+            assert build.load_kernels() is None
             assert NativeLayers.from_model(packed("gpt2")) is None
             assert told in caplog.text
-    build.library.cache_clear()
+    build.load_kernels.cache_clear()
 
 
 def test_a_state_grows_in_the_type_of_the_model() -> None:

@@ -139,7 +139,7 @@ def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, si
             return genuine(chosen)
 
         monkeypatch.setattr(items, "loss", loss)
-        return items.evaluate(replace(world, in_step=True))
+        return items.evaluate(replace(world, is_lockstep=True))
 
     for found in together(monkeypatch, size, process):
         assert found.total == pytest.approx(alone.total)

@@ -25,8 +25,8 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.reference import resolve_run_name
-from lmtool.interop.importing import import_run, imported
-from lmtool.interop.names import is_published
+from lmtool.interop.importing import import_run, import_to_cache
+from lmtool.interop.references import is_published
 from lmtool.run.directory import Run
 from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
@@ -217,7 +217,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def brought(folder: Path) -> LoadedModel:
-    return load_run(str(imported(str(folder))), CPU)
+    return load_run(str(import_to_cache(str(folder))), CPU)
 
 
 def rows_of(loaded: LoadedModel) -> list[list[int]]:
@@ -253,21 +253,21 @@ def test_a_model_in_several_files_and_in_half_precision_is_the_same(case: str, t
 def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found again by its content, also in another place; other content is another run."""
     peer_in(tmp_path / "model", "gpt2")
-    first = imported(str(tmp_path / "model"))
+    first = import_to_cache(str(tmp_path / "model"))
     (tmp_path / "model").rename(tmp_path / "moved")
 
     def never(*args: Any) -> None:
         raise AssertionError("imported again")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lmtool.interop.importing._write", never)
+        patched.setattr("lmtool.interop.importing._write_run", never)
         with pytest.raises(AssertionError):
-            imported(str(peer_in(tmp_path / "other", "llama") and tmp_path / "other"))
+            import_to_cache(str(peer_in(tmp_path / "other", "llama") and tmp_path / "other"))
         (tmp_path / "moved").rename(tmp_path / "model")
-        assert imported(str(tmp_path / "model")) == first
+        assert import_to_cache(str(tmp_path / "model")) == first
     weights = load_file(tmp_path / "model" / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, tmp_path / "model" / "model.safetensors")
-    assert imported(str(tmp_path / "model")) != first
+    assert import_to_cache(str(tmp_path / "model")) != first
 
 
 @pytest.mark.parametrize("forgets", [(), ("digests",), ("digests", "hub")])
@@ -276,8 +276,8 @@ def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
 ) -> None:
     """Also where the checksums of its files, and the name of the Hub, were not noted."""
     peer_in(tmp_path / "model", "gpt2")
-    monkeypatch.setattr("lmtool.interop.importing.download", lambda reference: (tmp_path / "model", "c0ffee"))
-    runs = [imported(str(tmp_path / "model")), imported("hf:some/model")]
+    monkeypatch.setattr("lmtool.interop.importing.download_model", lambda reference: (tmp_path / "model", "c0ffee"))
+    runs = [import_to_cache(str(tmp_path / "model")), import_to_cache("hf:some/model")]
     for name in forgets:
         shutil.rmtree(tmp_path / "cache" / "imports" / name)
 
@@ -286,10 +286,10 @@ def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
     def work() -> None:
         if not make_read_only(tmp_path / "cache"):
             os._exit(CANNOT_MOUNT)
-        assert [imported(str(tmp_path / "model")), imported("hf:some/model")] == runs
+        assert [import_to_cache(str(tmp_path / "model")), import_to_cache("hf:some/model")] == runs
         rows_of(load_run(str(tmp_path / "model"), CPU))
         with pytest.raises(ResourceError):
-            imported(str(tmp_path / "other"))
+            import_to_cache(str(tmp_path / "other"))
 
     code = os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1])
     if code == CANNOT_MOUNT:
@@ -402,9 +402,9 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "a smaller embedding": (lambda f: change(f, "config.json", vocab_size=10), "entries"),
     "an unknown family": (lambda f: change(f, "config.json", model_type="\x1b[31mmamba"), "cannot be imported"),
     "an unknown key": (lambda f: change(f, "config.json", logit_cap=30.0), "logit_cap"),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), "not a JSON dict"),
-    "a list": (lambda f: (f / "config.json").write_text("[1]"), "not a JSON dict"),
-    "deep JSON": (lambda f: (f / "config.json").write_text("[" * 100_000), "not a JSON dict"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "not a JSON object"),
+    "a list": (lambda f: (f / "config.json").write_text("[1]"), "not a JSON object"),
+    "deep JSON": (lambda f: (f / "config.json").write_text("[" * 100_000), "not a JSON object"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ""),
     "a link to itself": (lambda f: link_to_itself(f / "tokenizer.json"), ""),
     "a damaged tokenizer": (lambda f: cut(f / "tokenizer.json", 0.5), ""),
@@ -418,7 +418,7 @@ def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, t
     peer_in(tmp_path / "model", "gpt2")
     damage(tmp_path / "model")
     with pytest.raises(CheckpointError) as caught:
-        imported(str(tmp_path / "model"))
+        import_to_cache(str(tmp_path / "model"))
     lines = caught.value.lines()
     assert what in lines[0]
     assert len(lines) == 3
@@ -432,7 +432,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     assert resolve_run_name(str(tmp_path)) == str(tmp_path)
     assert not is_published(str(tmp_path / "missing.gguf"))
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        imported(str(tmp_path))
+        import_to_cache(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -452,17 +452,17 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
         asked.append(reference)
         return tmp_path / "model", "c0ffee"
 
-    monkeypatch.setattr("lmtool.interop.importing.download", download)
-    first = imported("hf:some/model")
-    assert imported("hf:some/model") == first
+    monkeypatch.setattr("lmtool.interop.importing.download_model", download)
+    first = import_to_cache("hf:some/model")
+    assert import_to_cache("hf:some/model") == first
     assert asked == ["hf:some/model"]
     origin = Run.open(first).info.origin
     assert origin is not None
     assert (origin.reference, origin.revision) == ("hf:some/model", "c0ffee")
-    assert imported("hf:some/model@v2") == first
+    assert import_to_cache("hf:some/model@v2") == first
     assert len(asked) == 2
     import_run("hf:some/model", tmp_path / "own", lambda *_: None)
-    assert imported("hf:some/model") == first
+    assert import_to_cache("hf:some/model") == first
     assert len(asked) == 4
 
 

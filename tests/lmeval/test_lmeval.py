@@ -12,7 +12,7 @@ import pytest
 from lmtool.compute.device import CPU
 from lmtool.export.exporting import export
 from lmtool.inference.load import load_packed
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from tests.serving.harness import served
 from tests.test_real import unpacked
 
@@ -54,7 +54,7 @@ def theirs(request: pytest.FixtureRequest, exported: Path) -> Iterator[Rows]:
     if request.param == "hf":
         yield _measured("hf", {"pretrained": str(exported), "dtype": "float32", "device": "cpu"})
         return
-    run = imported(str(exported))
+    run = import_to_cache(str(exported))
     with served(str(run)) as server:
         url = f"{server.address}/v1/completions"
         arguments = {"base_url": url, "model": run.name, "tokenizer": str(exported), "num_concurrent": 1}

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.compute.kernels.build import library
-from lmtool.compute.kernels.matrices import quantized
+from lmtool.compute.kernels.build import load_kernels
+from lmtool.compute.kernels.matrices import quantize_int8
 from lmtool.model import LanguageModel
 from lmtool.model import packed as packing
 from lmtool.model.packed import MAX_QUANTIZED_INPUT, DequantizedProduct, PackedMatrix, _OneDnnInt8Product, pack_weights_
@@ -123,14 +123,14 @@ def test_matrices_are_kept_once() -> None:
     assert all(size == 4 for name, size in kept.items() if name != "inputs.tokens.weight")
 
 
-@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_tied_head_of_eight_bits_is_the_embedding_too(precision: str) -> None:
     model = tiny.model(**FAMILIES["gpt2"] | {"d_model": 64}).float().eval()
     other, tokens_BT = packed(model, precision), tiny.tokens(2, 9)
     matrix = other.token_vectors()
     assert matrix.untyped_storage().nbytes() == 4
-    rounded = torch.mul(*quantized(model.token_vectors().detach()))
+    rounded = torch.mul(*quantize_int8(model.token_vectors().detach()))
     assert torch.equal(F.embedding(tokens_BT, matrix), rounded[tokens_BT])
     assert 0 < away(logits(other), logits(model)) < AWAY[precision]
 
@@ -147,7 +147,7 @@ def test_any_number_of_rows(precision: str) -> None:
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_a_cpu_without_products_in_bfloat16_rounds_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "multiplies_bfloat16", lambda device: False)
+    monkeypatch.setattr(packing, "has_fast_bfloat16", lambda device: False)
     model = model_of(family)
     found = logits(packed(model, "bfloat16"))
     assert found.dtype == torch.float32

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from tests.generation import talkers
 from tests.serving.harness import Served, served
 from tests.training.tiny import Work
@@ -14,7 +14,7 @@ from tests.training.tiny import Work
 @pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The run of a published model with a chat template."""
-    return str(imported(str(talkers.publish(tmp_path_factory.mktemp("published") / "talker"))))
+    return str(import_to_cache(str(talkers.publish(tmp_path_factory.mktemp("published") / "talker"))))
 
 
 @pytest.fixture(scope="session")

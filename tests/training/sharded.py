@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.compute.fsdp import Sharding
-from lmtool.compute.processes import is_main
+from lmtool.compute.processes import is_main_process
 from lmtool.compute.shards import is_sharded
 from lmtool.inference import load, perplexity
 from tests.compute.forked import forked
@@ -101,19 +101,19 @@ def session(work: Work, name: str) -> None:
 @contextmanager
 def never_whole() -> Iterator[None]:
     """No process may hold all weights: without samples it validates layer by layer."""
-    genuine = Sharding.whole
-    Sharding.whole = None  # type: ignore[method-assign, assignment]
+    genuine = Sharding.gather_all
+    Sharding.gather_all = None  # type: ignore[method-assign, assignment]
     yield
-    Sharding.whole = genuine  # type: ignore[method-assign]
+    Sharding.gather_all = genuine  # type: ignore[method-assign]
 
 
 def measured(work: Work, name: str) -> None:
     """Writes NAME.json, of a model that processes without memory share."""
-    genuine, load.device_memory = load.device_memory, lambda device: 1  # type: ignore[attr-defined]
+    genuine, load.device_memory_bytes = load.device_memory_bytes, lambda device: 1  # type: ignore[attr-defined]
     found = perplexity.measure_perplexity(str(work.run(name)), [str(work.text)], device="cpu")
-    load.device_memory = genuine  # type: ignore[attr-defined]
+    load.device_memory_bytes = genuine  # type: ignore[attr-defined]
     assert all(map(is_sharded, found.loaded.model.parameters()))
-    if is_main():
+    if is_main_process():
         (work.folder / f"{name}.json").write_text(json.dumps(found.record()), encoding="utf-8")
 
 

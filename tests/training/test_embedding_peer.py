@@ -10,7 +10,7 @@ import torch
 
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
-from lmtool.interop.importing import imported
+from lmtool.interop.importing import import_to_cache
 from lmtool.objective import Example, build_objective
 from tests.cli.test_exchange import sentence_transformers
 from tests.export.test_heads import BODIES
@@ -50,7 +50,7 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(
     monkeypatch.setattr(test_importing, "CASES", {**test_importing.CASES, **BODIES})
     folder = sentence_transformers(tmp_path / "published")
     peer = library.SentenceTransformer(str(folder), device="cpu").eval().double()
-    loaded = load_run(str(imported(str(folder))), CPU)
+    loaded = load_run(str(import_to_cache(str(folder))), CPU)
     lm, recipe = loaded.model.requires_grad_(True).double(), loaded.recipe
     for name, (keys, n_texts, loss) in peers_losses(peer).items():
         spec = recipe.objective.with_values(keys)

@@ -387,7 +387,7 @@ def test_muon_takes_joined_matrices_apart(in_bfloat16: bool, near: float, monkey
 
     PyTorch computes in bfloat16 on any processor.
     """
-    monkeypatch.setattr("lmtool.training.updates.multiplies_bfloat16", lambda device: in_bfloat16)
+    monkeypatch.setattr("lmtool.training.updates.has_fast_bfloat16", lambda device: in_bfloat16)
     rows = [6, 2, 2]
     start, gradient = conditioned(10, 6, 0.5, 1), conditioned(10, 6, 0.2, 2)
     gradient[6:8] *= 1e-4

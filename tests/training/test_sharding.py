@@ -16,7 +16,7 @@ import torch
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
+from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
 from lmtool.errors import RecipeError, UsageError
 from lmtool.inference import load as loading
 from lmtool.inference.load import build_for_training, load_run, load_weights
@@ -147,7 +147,7 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
         whole = learned(None)
         for rank in range(3):
             for name, tensor in learned(ShardedBuild(rank, 3)).items():
-                own = whole[name][own_slice(tensor)] if is_sharded(tensor) else whole[name]
+                own = whole[name][own_row_range(tensor)] if is_sharded(tensor) else whole[name]
                 assert torch.equal(own_rows(tensor), own), name
 
 
@@ -236,7 +236,7 @@ def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch
     masked, adapted = (resolve_reference(str(place.run(name))).recipe for name in ("encoder", "lora"))
 
     def decided(memory: int | None, recipe: Recipe = base.recipe, precision: str = "float32", size: int = 2) -> bool:
-        monkeypatch.setattr(loading, "device_memory", lambda device: memory)
+        monkeypatch.setattr(loading, "device_memory_bytes", lambda device: memory)
         compute = Compute(CPU.device, precision)
         found = together(
             monkeypatch,

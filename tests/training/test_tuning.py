@@ -225,7 +225,7 @@ def test_adapters_open_no_connection_to_find_their_base(
     refused(tuned, "a file names a model of the Hub")
     with pytest.raises(CheckpointError, match="a file names"):
         work.resume("training.steps=+1", name="tuned")
-    monkeypatch.setattr(reference, "known_run", lambda name: base if name == "hf:some/model" else None)
+    monkeypatch.setattr(reference, "find_imported_run", lambda name: base if name == "hf:some/model" else None)
     assert load_run(str(tuned)).run_path == tuned, "it was imported before"
 
 

@@ -60,7 +60,7 @@ def check(
     """
     from lmtool.data.files import name_without_compression
     from lmtool.inference.reference import resolve_run_name
-    from lmtool.interop.names import HUB
+    from lmtool.interop.references import HUB_PREFIX
 
     if run is not None and fix is None and not names:
         names, run = [run], None
@@ -69,7 +69,7 @@ def check(
         _check_device(as_json)
     if not names and (fix is not None or not (with_cache or with_device)):
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache or --device")
-    if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
+    if names and len(names) == 1 and not names[0].startswith(HUB_PREFIX):  # there a name is of a dataset
         names = [resolve_run_name(names[0])]
     if run is not None and fix is None:
         raise UsageError("--run needs --fix, which then drops nearly equal rows", fix="name a new file: --fix FILE")

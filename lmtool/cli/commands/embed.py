@@ -46,7 +46,7 @@ def embed(
     lmtool embed last --whole --text "One day" --text "It rained."
     lmtool embed last - --layer 0 < lines.txt
     """
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.inference import embedding
 
     if whole and pool != "none":
@@ -56,9 +56,9 @@ def embed(
     describe(loaded, quiet or output is None)
     texts = (entry.text for entry in _read_texts(text, typed, loaded.recipe, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
-    if output is None or not is_main():
+    if output is None or not is_main_process():
         for line in embedding.to_json_lines(embedded):
-            if is_main():
+            if is_main_process():
                 put_data(line)
         return
     embedding.save_embeddings(output, embedded)

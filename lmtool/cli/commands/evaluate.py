@@ -79,11 +79,11 @@ def evaluate(
     lmtool eval last@500 test.csv --json
     lmtool eval last --tasks bundled --limit 50
     """
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import open_table_sources, open_text_sources
     from lmtool.data.table import SkippedRows
     from lmtool.inference.perplexity import measure_perplexity
-    from lmtool.interop.names import is_published
+    from lmtool.interop.references import is_published
     from lmtool.tasks.benchmarks import evaluate_tasks, import_lm_eval, iterate_row_texts, open_tasks
     from lmtool.tasks.predict import can_predict_tables, evaluate_tables
     from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
@@ -102,9 +102,9 @@ def evaluate(
         of_lm_eval = open_tasks(tasks.split(","), [model], shots)
         describe(model, quiet)
         leaks = warn_of_leaks(model, list(iterate_row_texts(of_lm_eval, limit)))
-        with Display(shown=is_main(), quiet=quiet) as display:
+        with Display(shown=is_main_process(), quiet=quiet) as display:
             found = evaluate_tasks(model, of_lm_eval, limit, display.report)
-        if is_main():
+        if is_main_process():
             warn(found.notices())
             if rows is not None:
                 found.write_rows(rows)
@@ -135,7 +135,10 @@ def evaluate(
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
         model = open_model(run, device, precision)
-        with Display(shown=is_main(), quiet=quiet) as display, open_table_sources(text, data.encoding) as sources:
+        with (
+            Display(shown=is_main_process(), quiet=quiet) as display,
+            open_table_sources(text, data.encoding) as sources,
+        ):
             labels = answers.split(",") if answers else ()
             prompting = PromptTemplate(prompt.replace("\\n", "\n"), labels, calibrate)
             for number, source in enumerate(sources):
@@ -155,11 +158,11 @@ def evaluate(
         model = open_model(run, device, precision).with_beams(num_beams)
         describe(model, quiet)
         with open_table_sources(text or (), data.encoding) as sources:
-            shows = is_main() and not quiet
+            shows = is_main_process() and not quiet
             each = evaluate_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.name_and_text for item in results.items))
-                if is_main() and costs is None:
+                if is_main_process() and costs is None:
                     _save_evaluation(model, [source], results.record())
                 put_result(results, as_json, leaks)
                 warn_of_skipped(skipped)
@@ -169,7 +172,10 @@ def evaluate(
     if settings:
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
-    with Display(shown=is_main(), quiet=quiet) as display, open_text_sources(text or (), typed or ()) as sources:
+    with (
+        Display(shown=is_main_process(), quiet=quiet) as display,
+        open_text_sources(text or (), typed or ()) as sources,
+    ):
         measured = measure_perplexity(
             run,
             sources,
@@ -182,7 +188,7 @@ def evaluate(
             report=display.report,
         )
     describe(measured.loaded, quiet)
-    if is_main() and not typed and context is None and stride is None:
+    if is_main_process() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
         _save_evaluation(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)

@@ -55,8 +55,8 @@ def export_run(
     lmtool export last model.gguf --gguf q8_0
     """
     from lmtool.export.adapters import export_adapters
-    from lmtool.export.exporting import SHARD, export, export_gguf
-    from lmtool.export.ollama import beside_gguf
+    from lmtool.export.exporting import MAX_SHARD_BYTES, export, export_gguf
+    from lmtool.export.ollama import modelfile_path
 
     beside = ""
     if output.suffix.lower() == GGUF:
@@ -74,12 +74,12 @@ def export_run(
                 fix = f"omit {name}; --gguf sets the type of its matrices"
                 raise UsageError(f"{name} is not for GGUF files", where=where, fix=fix)
         exported = export_gguf(run, output, gguf)
-        beside = f"; for Ollama: ollama create NAME -f {beside_gguf(output)}"
+        beside = f"; for Ollama: ollama create NAME -f {modelfile_path(output)}"
     elif adapters:
         exported = export_adapters(run, output, dtype or "float32")
     else:
-        shard = SHARD if shard_size is None else round(shard_size * 1e9)
-        exported = export(run, output, dtype=dtype or "float32", shard=shard)
+        max_shard_bytes = MAX_SHARD_BYTES if shard_size is None else round(shard_size * 1e9)
+        exported = export(run, output, dtype=dtype or "float32", max_shard_bytes=max_shard_bytes)
     warn(exported.base.warnings)
     if not quiet:
         tell(f"exported as {exported.describe()}{beside}")

@@ -98,7 +98,7 @@ def finetune(
     # mistakes are reported before anything heavy is imported
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.inference.merging import merge_adapters as make_merged
     from lmtool.run.creation import has_checkpoint
     from lmtool.run.directory import Run
@@ -109,12 +109,12 @@ def finetune(
     begun = _find_begun_seeds(output) if seeds > 1 and output is not None else []
     if begun and source == "last" and (base := begun[0].info.base) is not None:
         source = f"{base.path}/checkpoints/{base.checkpoint}"  # by now another run is the last one
-    with Display(is_main(), quiet) as display:
+    with Display(is_main_process(), quiet) as display:
         plan = plan_finetuning(source, recipe, settings, display.report)
     _check_same_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
     if merge and plan.recipe.tuning.lora is None:
         raise UsageError("--merge needs adapters", fix="add --lora-rank 8, or omit --merge")
-    if plan.choice and is_main() and not quiet:
+    if plan.choice and is_main_process() and not quiet:
         tell(*plan.choice.splitlines())
     first = plan.recipe.seed
     runs = []
@@ -194,11 +194,11 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
 
 def _start_with_export_note(plan: "Plan", options: "SessionOptions") -> "Iterator[Event]":
     """Yields the events of training, and before its first step a note on how the run can be exported."""
-    from lmtool.export.forms import export_line
+    from lmtool.export.forms import describe_export
     from lmtool.training.events import Info, Started
     from lmtool.training.train import train
 
     for event in train(plan, options):
         yield event
         if isinstance(event, Started):
-            yield Info(export_line(event.recipe, event.tokenizer))
+            yield Info(describe_export(event.recipe, event.tokenizer))

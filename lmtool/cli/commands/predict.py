@@ -20,8 +20,8 @@ def predict(
     run: RunName,
     table: str | None = argument(
         "TABLE",
-        "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table "
-        "or a text per line.",
+        "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table or a text "
+        "per line.",
     ),
     texts: TypedText = None,
     output: Path | None = option(
@@ -63,7 +63,7 @@ def predict(
     lmtool predict last reviews.csv --json
     lmtool predict last - < reviews.csv
     """
-    from lmtool.compute.processes import is_main
+    from lmtool.compute.processes import is_main_process
     from lmtool.data.stdin import open_table_or_texts
     from lmtool.data.table import format_json_lines, format_json_list, format_rows, write_table
     from lmtool.generation.generate import TextGenerator
@@ -101,10 +101,10 @@ def predict(
             answers = generate_answers(
                 TextGenerator(loaded), source, PromptTemplate(prompt.replace("\\n", "\n")), params, data
             )
-        if answers.columns and is_main() and not quiet:
+        if answers.columns and is_main_process() and not quiet:
             tell(answers.columns)
         set_decision_rule(answers.task, costs, min_probability)
-        if not is_main():
+        if not is_main_process():
             # its share of the rows must be computed as well
             for _ in answers.rows:
                 pass

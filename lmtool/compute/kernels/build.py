@@ -1,4 +1,4 @@
-"""The compilation of the kernels in C, once for this processor, and the cache of what is compiled."""
+"""Compiles the kernels in C, once for this processor, and caches what is compiled."""
 
 import ctypes
 import logging
@@ -17,14 +17,21 @@ from lmtool.checksum import xxh3
 from lmtool.errors import LmtoolError
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
-FOLDER = "kernels"
+CACHE_FOLDER = "kernels"
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math -shared -fPIC"
-WAYS = ("-march=native -mprefer-vector-width=512 -fopenmp", "-march=native -fopenmp", "-mcpu=native -fopenmp")
-"""How compilers name this processor's instructions, with threads; without either torch is faster."""
+COMPILER_FLAGS = (
+    "-O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math -shared -fPIC"
+)
+PROCESSOR_FLAGS = (
+    "-march=native -mprefer-vector-width=512 -fopenmp",
+    "-march=native -fopenmp",
+    "-mcpu=native -fopenmp",
+)
+"""Flags by which compilers use this processor's instructions, and threads; the first that a compiler takes count.
+Without either torch is faster."""
 
-OFF = "LMTOOL_NATIVE"
-"""Variable of the environment; 0 leaves everything to torch."""
+DISABLING_VARIABLE = "LMTOOL_NATIVE"
+"""A variable of the environment; 0 leaves everything to torch."""
 
 SIGNATURES = {
     "step": (c_void_p, c_int32, c_void_p, c_int64, c_int32),
@@ -41,18 +48,18 @@ SIGNATURES = {
 _LOG = logging.getLogger(__name__)
 
 
-def fields(of: type, names: str) -> tuple[tuple[str, type], ...]:
-    """Fields of one type of a structure of C."""
-    return tuple((name, of) for name in names.split())
+def c_fields(c_type: type, names: str) -> tuple[tuple[str, type], ...]:
+    """Fields of one type for a structure of C. names: separated by spaces."""
+    return tuple((name, c_type) for name in names.split())
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """The kernels, compiled on first use; None without a C compiler, or where its product does not load."""
-    if os.environ.get(OFF) == "0":
+def load_kernels() -> ctypes.CDLL | None:
+    """Loads the kernels, compiled on first use; None without a C compiler, or where its product does not load."""
+    if os.environ.get(DISABLING_VARIABLE) == "0":
         return None
     try:
-        kernels = _load(_compiled())
+        kernels = _load_library(_read_or_compile())
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning("training and the decoding of one text are slower without the C kernels: %s", error)
         return None
@@ -61,23 +68,22 @@ def library() -> ctypes.CDLL | None:
     return kernels
 
 
-def _load(content: bytes) -> ctypes.CDLL:
-    """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
+def _load_library(content: bytes) -> ctypes.CDLL:
+    """Loads a load_kernels from memory, so that what was checked is what runs. Raises OSError."""
     if hasattr(os, "memfd_create"):
         with suppress(OSError), open(os.memfd_create("kernels"), "wb") as file:
             file.write(content)
             file.flush()  # raises where not all can be written, as under a limit on the size of files
             return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
-    with TemporaryDirectory(
-        ignore_cleanup_errors=True
-    ) as folder:  # where the file cannot be removed while it is loaded
+    # some systems do not remove a file that is loaded
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder, "kernels.so")
         path.write_bytes(content)
         return ctypes.CDLL(str(path))
 
 
-def _compiled() -> bytes:
-    """The library from the cache, or compiled. Raises OSError or SubprocessError.
+def _read_or_compile() -> bytes:
+    """Reads the library from the cache, or compiles it. Raises OSError or SubprocessError.
 
     A library in the cache is code: it is used only if nobody but this user and root can have written it, and if its
     checksum is the one in its name. Where the cache belongs to somebody else, each process compiles its own.
@@ -85,15 +91,18 @@ def _compiled() -> bytes:
     compilers = map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))
     if (compiler := next(filter(None, compilers), None)) is None:
         raise FileNotFoundError("there is no C compiler")
-    key = xxh3(b"".join(path.read_bytes() for path in SOURCES) + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
-    folder = durable.cache_folder() / FOLDER
-    if (content := _read_trusted(folder, key)) is not None:
+    key = xxh3(
+        b"".join(path.read_bytes() for path in SOURCES)
+        + f"{compiler} {COMPILER_FLAGS} {PROCESSOR_FLAGS} {_processor_features()}".encode()
+    )
+    folder = durable.cache_folder() / CACHE_FOLDER
+    if (content := _read_trusted_library(folder, key)) is not None:
         return content
     with suppress(OSError, LmtoolError):  # a cache that cannot be written
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if system.deny_others_writing(folder):
             with durable.locked(folder / f"{key}.lock"):
-                if (content := _read_trusted(folder, key)) is None:
+                if (content := _read_trusted_library(folder, key)) is None:
                     content = _compile(compiler)
                     path = folder / f"{key}-{xxh3(content)}.so"
                     durable.replace(path, content)
@@ -102,8 +111,8 @@ def _compiled() -> bytes:
     return _compile(compiler)
 
 
-def _read_trusted(folder: Path, key: str) -> bytes | None:
-    """A library in the cache that only this user or root can have written, and that is whole."""
+def _read_trusted_library(folder: Path, key: str) -> bytes | None:
+    """Reads a library from the cache that only this user or root can have written, and that is whole; else None."""
     for path in folder.glob(f"{key}-*.so"):
         with suppress(OSError), durable.open_regular(path) as file:
             content = file.read()
@@ -115,21 +124,21 @@ def _read_trusted(folder: Path, key: str) -> bytes | None:
 
 
 def _compile(compiler: str) -> bytes:
-    """Raises OSError or SubprocessError."""
+    """Compiles the load_kernels. Raises OSError or SubprocessError."""
     _LOG.info("compiling the C kernels for this processor, once")
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
-        for way in WAYS:
+        for flags in PROCESSOR_FLAGS:
             files = [str(source) for source in SOURCES if source.suffix == ".c"]
-            command = [compiler, *FLAGS.split(), *way.split(), *files, "-o", str(path), "-lm"]
+            command = [compiler, *COMPILER_FLAGS.split(), *flags.split(), *files, "-o", str(path), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not done.returncode:
                 return path.read_bytes()
     raise subprocess.SubprocessError(done.stderr.strip().partition("\n")[0])
 
 
-def _processor() -> str:
-    """What tells processors apart, as a cache may be shared by machines."""
+def _processor_features() -> str:
+    """What tells processors apart, because machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

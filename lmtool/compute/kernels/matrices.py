@@ -12,35 +12,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.compute.kernels.build import fields, library
+from lmtool.compute.kernels.build import c_fields, load_kernels
 
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+KERNEL_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
-OUTPUTS = 16
-"""Outputs of a block."""
+BLOCK_OUTPUTS = 16
+"""Outputs whose weights lie together, so that a vector instruction reads those of all."""
 
-GROUP = 32
+GROUP_SIZE = 32
 """Inputs whose weights of 4 bits share a scale and a minimum, as in GGUF's Q4_0 and Q4_1."""
 
 
-class Matrix(Structure):
+class CMatrix(Structure):
     """A matrix for C: see kernels.h."""
 
-    _fields_ = (*fields(c_void_p, "weight scale bias"), *fields(c_int32, "n_in n_out dtype"))
+    _fields_ = (*c_fields(c_void_p, "weight scale bias"), *c_fields(c_int32, "n_in n_out dtype"))
 
 
-class Quantized(NamedTuple):
+class Int8Weight(NamedTuple):
     """Weights of 8 bits: whole_OI, from -127 to 127, times scale_O1."""
 
     whole_OI: Tensor
     scale_O1: Tensor
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The weights (O, I) in float32."""
         return self.whole_OI * self.scale_O1
 
 
-class Grouped(NamedTuple):
+class Int4GroupedWeight(NamedTuple):
     """Weights of 4 bits: codes, from 0 to 15, times scale_OG + least_OG.
 
     pairs_OGJ: codes of a group, inputs 0 to 15 in the low halves of bytes, and 16 to 31 in the high ones.
@@ -50,125 +50,139 @@ class Grouped(NamedTuple):
     scale_OG: Tensor
     least_OG: Tensor
 
-    def dense(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The weights (O, I) in float32."""
         codes_OGI = torch.cat((self.pairs_OGJ & 15, self.pairs_OGJ >> 4), -1)
         return (codes_OGI * self.scale_OG.float()[..., None] + self.least_OG.float()[..., None]).flatten(1)
 
 
-def quantized(weight_OI: Tensor) -> Quantized:
-    """Symmetric int8 values and a scale per row (absmax)."""
+def quantize_int8(weight_OI: Tensor) -> Int8Weight:
+    """Rounds weights to symmetric int8 values with a scale per row (absmax)."""
     weight_OI = weight_OI.float()
     scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
-    return Quantized((weight_OI / scale_O1).round().to(torch.int8), scale_O1)
+    return Int8Weight((weight_OI / scale_O1).round().to(torch.int8), scale_O1)
 
 
-def grouped(weight_OI: Tensor) -> Grouped:
-    """Weights in 4 bits, each group on the grid that is nearer to it by squared error.
+def quantize_int4(weight_OI: Tensor) -> Int4GroupedWeight:
+    """Rounds weights to 4 bits, each group on the grid that is nearer to it by squared error.
 
     One reaches from its least value to its largest (Q4_1), one is symmetric and has its largest in magnitude exactly
     (Q4_0). So weights that lie on either are kept. Scales and minima are float16.
     """
-    weight_OGI = weight_OI.float().view(len(weight_OI), -1, GROUP)
-    least, most = weight_OGI.aminmax(dim=-1)
-    extreme = torch.where(most > -least, most, least)
+    weight_OGI = weight_OI.float().view(len(weight_OI), -1, GROUP_SIZE)
+    least, largest = weight_OGI.aminmax(dim=-1)
+    extreme = torch.where(largest > -least, largest, least)
     grids = []
-    for scale, lowest in (((most - least) / 15, least), (extreme / -8, extreme)):
+    for scale, lowest in (((largest - least) / 15, least), (extreme / -8, extreme)):
         scale, lowest = scale.half(), lowest.half()
         wide = torch.where(scale == 0, 1, scale.float())
         codes = ((weight_OGI - lowest.float()[..., None]) / wide[..., None]).round().clamp(0, 15).to(torch.uint8)
         low, high = codes.chunk(2, -1)
-        grids.append(Grouped(low | high << 4, scale, lowest))
-    errors = [(grid.dense() - weight_OI).view_as(weight_OGI).square().sum(-1) for grid in grids]
+        grids.append(Int4GroupedWeight(low | high << 4, scale, lowest))
+    errors = [(grid.dequantize() - weight_OI).view_as(weight_OGI).square().sum(-1) for grid in grids]
     first = errors[0] <= errors[1]
-    return Grouped(*(torch.where(first[..., None] if a.ndim > 2 else first, a, b) for a, b in zip(*grids, strict=True)))
+    return Int4GroupedWeight(
+        *(torch.where(first[..., None] if a.ndim > 2 else first, a, b) for a, b in zip(*grids, strict=True))
+    )
 
 
-class Product(ABC):
-    """W x + b of inputs (..., I), with bias (O,) or none. rounds_inputs: they are quantized, too."""
+class MatrixProduct(ABC):
+    """W x + b of inputs (..., I), with bias (O,) or none. quantizes_inputs: inputs are rounded, too."""
 
-    rounds_inputs: bool = False
+    quantizes_inputs: bool = False
 
     @abstractmethod
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    def dense(self) -> Tensor | None:
+    def dequantize(self) -> Tensor | None:
         """The weights (O, I) in the type in which they are kept; None where a library has them in its own form."""
         return None
 
     @cached_property
     def native(self) -> "NativeMatrix | None":
         """The same product by the kernels, if they have it; the weights are there twice from then on."""
-        weight_OI = self.dense()
-        return None if weight_OI is None else NativeMatrix.of(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
+        weight_OI = self.dequantize()
+        return (
+            None if weight_OI is None else NativeMatrix.create(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
+        )
 
 
-class ByRows(Product):
-    """The product of one row by the kernels, which read a matrix faster, and of more by another."""
+class ProductByRowCount(MatrixProduct):
+    """The product of one row by the kernels, which read a matrix faster, and of several by another."""
 
-    def __init__(self, one: "NativeMatrix", several: Product) -> None:
-        self.one, self.several = one, several
+    def __init__(self, one_row: "NativeMatrix", several_rows: MatrixProduct) -> None:
+        self.one_row, self.several_rows = one_row, several_rows
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return (self.one if x.numel() == x.shape[-1] else self.several)(x, bias)
+        return (self.one_row if x.numel() == x.shape[-1] else self.several_rows)(x, bias)
 
 
-class NativeMatrix(Product):
+class NativeMatrix(MatrixProduct):
     """A matrix whose products the kernels compute; int8 and int4 need inputs in whole groups."""
 
     def __init__(self, weight_OI: Tensor, dtype: str) -> None:
         self.n_out, self.n_in = weight_OI.shape
         self.dtype = dtype
-        self.rounds_inputs = dtype in ("int8", "int4")
-        padded = F.pad(weight_OI, (0, 0, 0, -self.n_out % OUTPUTS))
+        self.quantizes_inputs = dtype in ("int8", "int4")
+        padded = F.pad(weight_OI, (0, 0, 0, -self.n_out % BLOCK_OUTPUTS))
         self.scale: Tensor | None = None
         match dtype:
             case "int8":
-                whole_OI, scale_O1 = quantized(padded)
-                self.weight = (whole_OI.view(torch.uint8) + 128).view(-1, OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
+                whole_OI, scale_O1 = quantize_int8(padded)
+                self.weight = (
+                    (whole_OI.view(torch.uint8) + 128).view(-1, BLOCK_OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
+                )
                 self.scale = scale_O1[:, 0].contiguous()
             case "int4":
-                self.weight = _in_groups(grouped(padded))
+                self.weight = _pack_groups(quantize_int4(padded))
             case _:
-                of_type = padded.to(getattr(torch, dtype))
-                self.weight = of_type.view(-1, OUTPUTS, self.n_in).transpose(1, 2)
+                converted = padded.to(getattr(torch, dtype))
+                self.weight = converted.view(-1, BLOCK_OUTPUTS, self.n_in).transpose(1, 2)
         self.weight = self.weight.contiguous()
 
     @classmethod
-    def of(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
-        """None where the kernels do not multiply by such a matrix."""
-        whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP == 0
-        return cls(weight_OI, dtype) if whole and weight_OI.device.type == "cpu" and library() is not None else None
+    def create(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
+        """Creates a matrix; None where the kernels do not multiply by such a one."""
+        is_whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP_SIZE == 0
+        return (
+            cls(weight_OI, dtype)
+            if is_whole and weight_OI.device.type == "cpu" and load_kernels() is not None
+            else None
+        )
 
     @property
     def native(self) -> "NativeMatrix":
         return self
 
-    def rows(self, indices: Tensor) -> Tensor:
-        """Rows (..., I) of an int8 matrix, in float32."""
+    def select_rows(self, indices: Tensor) -> Tensor:
+        """Selects rows (..., I) of an int8 matrix, in float32."""
         assert self.scale is not None
-        whole = self.weight[indices // OUTPUTS, :, indices % OUTPUTS].flatten(-2)
+        whole = self.weight[indices // BLOCK_OUTPUTS, :, indices % BLOCK_OUTPUTS].flatten(-2)
         return (whole.float() - 128) * self.scale[indices][..., None]
 
-    def in_c(self, bias: int | None) -> Matrix:
-        """The matrix for C, which is valid while this one is there. bias: the address of one in float32."""
+    def to_c(self, bias_address: int | None) -> CMatrix:
+        """The matrix for C, which is valid while this one is there. bias_address: of numbers in float32."""
         scale = None if self.scale is None else self.scale.data_ptr()
-        return Matrix(self.weight.data_ptr(), scale, bias, self.n_in, self.n_out, DTYPES.index(self.dtype))
+        return CMatrix(
+            self.weight.data_ptr(), scale, bias_address, self.n_in, self.n_out, KERNEL_DTYPES.index(self.dtype)
+        )
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b of inputs (..., I), in float32."""
-        kernels = library()
+        kernels = load_kernels()
         assert kernels is not None
         x = x.float().contiguous()
         bias = None if bias is None else bias.float()
         product = x.new_empty(*x.shape[:-1], self.n_out)
-        matrix, n_rows = self.in_c(None if bias is None else bias.data_ptr()), product.numel() // self.n_out
+        matrix, n_rows = self.to_c(None if bias is None else bias.data_ptr()), product.numel() // self.n_out
         kernels.multiply(byref(matrix), x.data_ptr(), product.data_ptr(), n_rows, torch.get_num_threads())
         return product
 
 
-def _in_groups(weights: Grouped) -> Tensor:
-    """Blocks of bytes (N, G, 320), as the kernels read them."""
-    pairs = weights.pairs_OGJ.view(-1, OUTPUTS, weights.scale_OG.shape[1], 4, 4).permute(0, 2, 3, 1, 4)
-    ends = [t.view(-1, OUTPUTS, t.shape[1]).transpose(1, 2).contiguous() for t in (weights.scale_OG, weights.least_OG)]
+def _pack_groups(weights: Int4GroupedWeight) -> Tensor:
+    """Packs weights in blocks of bytes (N, G, 320), as the kernels read them."""
+    pairs = weights.pairs_OGJ.view(-1, BLOCK_OUTPUTS, weights.scale_OG.shape[1], 4, 4).permute(0, 2, 3, 1, 4)
+    ends = [
+        t.view(-1, BLOCK_OUTPUTS, t.shape[1]).transpose(1, 2).contiguous() for t in (weights.scale_OG, weights.least_OG)
+    ]
     return torch.cat((pairs.flatten(2), *(end.view(torch.uint8) for end in ends)), -1)

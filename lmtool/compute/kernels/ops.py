@@ -20,61 +20,63 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lmtool.compute.kernels.build import library
+from lmtool.compute import torch_private
+from lmtool.compute.kernels.build import load_kernels
 
-GRAIN = 2**15
+NUMBERS_PER_THREAD = 2**15
 """Numbers for which a further thread is worth its start."""
 
-PLAIN = (Tensor, nn.Parameter)
+PLAIN_TYPES = (Tensor, nn.Parameter)
 """Types of tensors that have memory and no rules of their own."""
 
 
 def has_kernels() -> bool:
     """Whether the kernels are there. They are compiled on first use."""
-    return library() is not None
+    return load_kernels() is not None
 
 
-# read in torch 2.13, as torch.compiler.assume_constant_result, which sets it, imports the compiler
-has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+torch_private.mark_constant_(has_kernels)
 
 
-def _are_served(*tensors: Tensor) -> bool:
+def _can_use_kernels(*tensors: Tensor) -> bool:
     """Whether kernels compute with these: all on a CPU, of one type, float32 or bfloat16, and with memory."""
     dtype = tensors[0].dtype
     return (
         dtype in (torch.float32, torch.bfloat16)
-        and all(x.device.type == "cpu" and x.dtype == dtype and type(x) in PLAIN for x in tensors)
+        and all(x.device.type == "cpu" and x.dtype == dtype and type(x) in PLAIN_TYPES for x in tensors)
         and has_kernels()
     )
 
 
-def _call(name: str, *arguments: Any, of: Tensor) -> None:
-    """Call a kernel, with pointers for tensors and tuples; not for fake tensors. `of`: what its threads share."""
-    if type(of) in PLAIN:
-        threads = min(torch.get_num_threads(), 1 + of.numel() // GRAIN)
-        getattr(library(), name)(*map(_in_c, arguments), threads)
+def _call_kernel(name: str, *arguments: Any, work: Tensor) -> None:
+    """Calls a kernel, with pointers for tensors and tuples; not for fake tensors. work: what its threads share."""
+    if type(work) in PLAIN_TYPES:
+        n_threads = min(torch.get_num_threads(), 1 + work.numel() // NUMBERS_PER_THREAD)
+        getattr(load_kernels(), name)(*map(_to_c, arguments), n_threads)
 
 
-def _in_c(argument: Any) -> Any:
+def _to_c(argument: Any) -> Any:
     if isinstance(argument, tuple):
         return (c_int64 * len(argument))(*argument)
     return argument.data_ptr() if isinstance(argument, Tensor) else argument
 
 
-def _is_narrow(x: Tensor) -> bool:
+def _is_bfloat16(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16
 
 
-def _register(
-    backward: Callable[..., tuple[Tensor, ...]] | None = None, keeps: Sequence[int] = (), tags: Sequence[torch.Tag] = ()
+def _register_operator(
+    backward: Callable[..., tuple[Tensor, ...]] | None = None,
+    saved_inputs: Sequence[int] = (),
+    tags: Sequence[torch.Tag] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function that calls a kernel an operator of torch, torch.ops.lmtool.NAME.
+    """Makes a function that calls a kernel an operator of torch, torch.ops.lmtool.NAME.
 
     It is that operator where torch.compile traces it. Otherwise the same functions make an autograd function, as the
     dispatch of an operator with a gradient in Python takes 2 to 4 % of a step of a small model.
 
-    backward: gives the gradients of the first inputs. Its arguments are the inputs with the numbers `keeps`, first the
-        tensors, the outputs but the first, which have no gradient, and the gradient of the first output.
+    backward: gives the gradients of the first inputs. Its arguments are the inputs with the numbers `saved_inputs`,
+        first the tensors, the outputs but the first, which have no gradient, and the gradient of the first output.
     """
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,31 +88,31 @@ def _register(
         operator, eager = getattr(torch.ops.lmtool, name).default, kernel
         if backward is not None:
 
-            def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
                 others = output[1:] if isinstance(output, tuple) else ()
-                kept = [inputs[i] for i in keeps]
-                ctx.save_for_backward(*(value for value in kept if isinstance(value, Tensor)), *others)
-                ctx.numbers = [value for value in kept if not isinstance(value, Tensor)]
+                saved = [inputs[i] for i in saved_inputs]
+                ctx.save_for_backward(*(value for value in saved if isinstance(value, Tensor)), *others)
+                ctx.numbers = [value for value in saved if not isinstance(value, Tensor)]
                 ctx.n_inputs = len(inputs)
                 ctx.mark_non_differentiable(*others)
                 ctx.set_materialize_grads(False)
 
             @once_differentiable
-            def gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+            def compute_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
                 found = backward(*ctx.saved_tensors, *ctx.numbers, grad)
                 return *found, *(None,) * (ctx.n_inputs - len(found))
 
             def forward(ctx: Any, *inputs: Any) -> Any:
                 output = kernel(*inputs)
-                save(ctx, inputs, output)
+                save_for_backward(ctx, inputs, output)
                 return output
 
-            torch.library.register_autograd(f"lmtool::{name}", gradients, setup_context=save)
-            members = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+            torch.library.register_autograd(f"lmtool::{name}", compute_gradients, setup_context=save_for_backward)
+            members = {"forward": staticmethod(forward), "backward": staticmethod(compute_gradients)}
             eager = type(name, (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
 
         def call(*arguments: Any) -> Any:
-            is_traced = type(arguments[0]) not in PLAIN or torch.compiler.is_compiling()
+            is_traced = type(arguments[0]) not in PLAIN_TYPES or torch.compiler.is_compiling()
             return (operator if is_traced else eager)(*arguments)
 
         return call
@@ -123,26 +125,26 @@ def _register(
 
 def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
     """x / (mean(x^2) + eps)^0.5 * gain (Zhang and Sennrich 2019)."""
-    if x.dtype == torch.float32 and _are_served(x, gain_C):
+    if x.dtype == torch.float32 and _can_use_kernels(x, gain_C):
         normed: Tensor = _rms_norm(x, gain_C, eps)[0]
         return normed
     return F.rms_norm(x, gain_C.shape, gain_C, eps)
 
 
-@_register()
+@_register_operator()
 def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, grad = x.contiguous(), grad.contiguous()
-    slope, of_threads = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
-    _call("normalise_slopes", x, gain_C, factors, grad, slope, of_threads, factors.numel(), len(gain_C), of=x)
-    return slope, of_threads.sum(0)
+    slope, gain_slopes = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
+    _call_kernel("normalise_slopes", x, gain_C, factors, grad, slope, gain_slopes, factors.numel(), len(gain_C), work=x)
+    return slope, gain_slopes.sum(0)
 
 
-@_register(_rms_norm_backward, keeps=(0, 1))
+@_register_operator(_rms_norm_backward, saved_inputs=(0, 1))
 def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """With the factor of each row."""
+    """Returns the factor of each row, too."""
     x = x.contiguous()
     out, factors = torch.empty_like(x), x.new_empty(x.shape[:-1])
-    _call("normalise", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, of=x)
+    _call_kernel("normalise", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, work=x)
     return out, factors
 
 
@@ -151,26 +153,26 @@ def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def swiglu(inner: Tensor) -> Tensor:
     """silu(g) v of rows that begin with g (..., C) and go on with v: (..., C) (Shazeer 2020)."""
-    if _are_served(inner):
+    if _can_use_kernels(inner):
         gated: Tensor = _swiglu(inner)
         return gated
     gate, value = inner.chunk(2, -1)
     return F.silu(gate) * value
 
 
-@_register()
+@_register_operator()
 def _swiglu_backward(inner: Tensor, grad: Tensor) -> Tensor:
     inner, grad = inner.contiguous(), grad.contiguous()
     slope, width = torch.empty_like(inner), grad.shape[-1]
-    _call("gate", inner, grad, slope, grad.numel() // max(1, width), width, _is_narrow(grad), of=grad)
+    _call_kernel("gate", inner, grad, slope, grad.numel() // max(1, width), width, _is_bfloat16(grad), work=grad)
     return slope
 
 
-@_register(lambda inner, grad: (_swiglu_backward(inner, grad),), keeps=(0,))
+@_register_operator(lambda inner, grad: (_swiglu_backward(inner, grad),), saved_inputs=(0,))
 def _swiglu(inner: Tensor) -> Tensor:
     inner, width = inner.contiguous(), inner.shape[-1] // 2
     out = inner.new_empty(*inner.shape[:-1], width)
-    _call("gate", inner, None, out, out.numel() // max(1, width), width, _is_narrow(out), of=out)
+    _call_kernel("gate", inner, None, out, out.numel() // max(1, width), width, _is_bfloat16(out), work=out)
     return out
 
 
@@ -182,7 +184,7 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
 
     sin: negative for the first of each pair.
     """
-    if _are_served(x_BNTH, cos_P1TA, sin_P1TA):
+    if _can_use_kernels(x_BNTH, cos_P1TA, sin_P1TA):
         rotated: Tensor = _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
         return rotated
     A = cos_P1TA.shape[-1]
@@ -191,15 +193,15 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
     return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
 
 
-@_register(lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),), keeps=(1, 2, 3))
+@_register_operator(lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),), saved_inputs=(1, 2, 3))
 def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
     """Rotated back with the sign -1, which is the gradient."""
     cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
     x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
     out = x_BNTH.new_empty(x_BNTH.shape)
-    of_row = cos_P1TA[0].numel() if cos_P1TA.shape[0] > 1 else 0
-    sizes = *x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row
-    _call("rotate_heads", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_narrow(out), of=out)
+    row_stride = cos_P1TA[0].numel() if cos_P1TA.shape[0] > 1 else 0
+    sizes = *x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], row_stride
+    _call_kernel("rotate_heads", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_bfloat16(out), work=out)
     return out
 
 
@@ -213,25 +215,27 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0:
         return x
-    if _are_served(x):
+    if _can_use_kernels(x):
         dropped: Tensor = _dropout(x, p)[0]
         return dropped
     return F.dropout(x, p)
 
 
-@_register()
+@_register_operator()
 def _dropout_backward(x: Tensor, seed: Tensor, p: float) -> Tensor:
     x, below = x.contiguous(), min(round(p * 2**32), 2**32 - 1)
     out = torch.empty_like(x)
-    _call("drop", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_narrow(x), of=x)
+    _call_kernel("drop", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_bfloat16(x), work=x)
     return out
 
 
-@_register(
-    lambda seed, p, grad: (_dropout_backward(grad, seed, p),), keeps=(1,), tags=(torch.Tag.nondeterministic_seeded,)
+@_register_operator(
+    lambda seed, p, grad: (_dropout_backward(grad, seed, p),),
+    saved_inputs=(1,),
+    tags=(torch.Tag.nondeterministic_seeded,),
 )
 def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """With the seed. A kernel drops gradients as it drops numbers."""
+    """Returns the seed, too. The kernel drops gradients as it drops numbers."""
     seed = torch.empty((), dtype=torch.int64).random_()
     return _dropout_backward(x, seed, p), seed
 
@@ -244,7 +248,7 @@ def cross_entropy(logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masse
 
     Its gradient is computed with it, in half of autograd's passes over the logits.
     """
-    if _are_served(logits_RV):
+    if _can_use_kernels(logits_RV):
         with_slope = torch.is_grad_enabled() and logits_RV.requires_grad
         loss: Tensor = _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
         return loss
@@ -259,18 +263,18 @@ def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:
     return slope_RV * grad.to(slope_RV.dtype)
 
 
-@_register(lambda slope_RV, grad: (_scale_slope(slope_RV, grad),))
+@_register_operator(lambda slope_RV, grad: (_scale_slope(slope_RV, grad),))
 def _cross_entropy(
     logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, of_target: float, of_each: float, with_slope: bool
 ) -> tuple[Tensor, Tensor]:
     logits_RV = logits_RV.contiguous()
     loss_R = torch.empty(logits_RV.shape[0])
     slope = logits_RV.new_empty(logits_RV.shape if with_slope else 0)
-    _call(
+    _call_kernel(
         "cross_entropy",
         *(logits_RV, slope if with_slope else None, loss_R, targets_R.contiguous(), weights_R.float().contiguous()),
-        *(torch.tensor((of_target, of_each)), *logits_RV.shape, _is_narrow(logits_RV)),
-        of=logits_RV,
+        *(torch.tensor((of_target, of_each)), *logits_RV.shape, _is_bfloat16(logits_RV)),
+        work=logits_RV,
     )
     return loss_R.sum(), slope
 

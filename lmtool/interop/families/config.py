@@ -13,117 +13,119 @@ from lmtool.printable import plain
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
-HARMLESS = frozenset(yaml.safe_load(Path(__file__).with_name("harmless.yaml").read_text(encoding="utf-8")))
+HARMLESS_KEYS = frozenset(yaml.safe_load(Path(__file__).with_name("harmless.yaml").read_text(encoding="utf-8")))
 """Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
 generation and training."""
 
 
-class Config:
-    """The values of a config.json. Remembers which ones were read, since an unread one could change the logits.
+class PublishedConfig:
+    """The values of a config.json. It remembers which ones were read, because an unread one could change the logits.
 
-    where: the file, for errors. names: of the tensors, as in a model with a head. inside: the key of the object that
-    holds these values, if they are not the whole file.
+    where: the file, for errors. tensor_names: as in a model with a head. section: the key of the object that holds
+    these values; empty when they are the whole file.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, names: Collection[str] = (), inside: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str, tensor_names: Collection[str] = (), section: str = ""
+    ) -> None:
         self.values = values
         self.where = where
-        self.names = frozenset(names)
-        self._inside = f"{inside}." if inside else ""
-        self._read: set[str] = set()
-        self._sections: list[Config] = []
+        self.tensor_names = frozenset(tensor_names)
+        self._prefix = f"{section}." if section else ""
+        self._read_keys: set[str] = set()
+        self._sections: list[PublishedConfig] = []
 
-    def assume(self, defaults: Mapping[str, Any]) -> None:
-        """Values of keys that are missing; a null stays."""
+    def set_defaults_(self, defaults: Mapping[str, Any]) -> None:
+        """Sets the values of keys that are missing. A null stays."""
         self.values = {**defaults, **self.values}
 
-    def rename(self, other: str, name: str) -> None:
-        """Read a key under another name. Raises CheckpointError when both are there and differ."""
-        value = self.values.get(other)
-        self._read.add(other)
+    def apply_alias_(self, alias: str, key: str) -> None:
+        """Moves the value of `alias` to `key`. Raises CheckpointError when both are there and differ."""
+        value = self.values.get(alias)
+        self._read_keys.add(alias)
         if value is None:
             return
-        self.assume({name: value})
-        if self.values[name] != value:
-            told = f"{self._inside}{other} is {self._shown(value)} and {name} {self._shown(self.values[name])}"
-            raise self.refusal(f"{told}, which no recipe can express")
+        self.set_defaults_({key: value})
+        if self.values[key] != value:
+            both = f"{self._prefix}{alias} is {_shorten(value)} and {key} {_shorten(self.values[key])}"
+            raise self.import_error(f"{both}, which no recipe can express")
 
-    def section(self, name: str) -> "Config":
-        """The object under a key, empty when it is missing or null. `check_all_read` of this one covers it as well."""
-        section = Config(self.take(name, dict, {}), self.where, inside=f"{self._inside}{name}")
+    def read_section(self, key: str) -> "PublishedConfig":
+        """Reads an object, empty when it is missing or null. `check_all_read` of the whole covers it as well."""
+        section = PublishedConfig(self.read(key, dict, {}), self.where, section=f"{self._prefix}{key}")
         self._sections.append(section)
         return section
 
-    def take(self, name: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a key. Raises CheckpointError when it is of another type, or missing without a default."""
-        value = self.optional(name, kind)
+    def read(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Reads a value. Raises CheckpointError when it is of another type, or missing without a default."""
+        value = self.read_optional(key, kind)
         if value is not None:
             return value
         if default is None:
-            raise self.refusal(f"{self._inside}{name} is missing")
+            raise self.import_error(f"{self._prefix}{key} is missing")
         return default
 
-    def optional(self, name: str, kind: type[T]) -> T | None:
-        """The value of a key; None when it is missing or null. Raises CheckpointError when it is of another type."""
-        self._read.add(name)
-        value = self.values.get(name)
+    def read_optional(self, key: str, kind: type[T]) -> T | None:
+        """Reads a value, None when it is missing or null. Raises CheckpointError when it is of another type."""
+        self._read_keys.add(key)
+        value = self.values.get(key)
         if value is None:
             return None
         if type(value) is int and abs(value) >= 2**63:
-            raise self.refusal(f"{self._inside}{name} has more than 64 bits")
+            raise self.import_error(f"{self._prefix}{key} has more than 64 bits")
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not of type {kind.__name__}")
+            raise self.import_error(f"{self._prefix}{key} is {_shorten(value)}, not of type {kind.__name__}")
         typed: T = value
         return typed
 
-    def positive(self, name: str, kind: type[Number], default: Number | None = None) -> Number:
-        """The number of a key, which must be above 0. Raises CheckpointError."""
-        value = self.take(name, kind, default)
+    def read_positive(self, key: str, kind: type[Number], default: Number | None = None) -> Number:
+        """Reads a number. Raises CheckpointError when it is not above 0, and as `read` does."""
+        value = self.read(key, kind, default)
         if not 0 < value < math.inf:
-            raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not a positive number")
+            raise self.import_error(f"{self._prefix}{key} is {_shorten(value)}, not a positive number")
         return value
 
-    def expect(self, name: str, *allowed: object) -> None:
-        """Read a key that must be missing, null, or one of these values. Raises CheckpointError."""
-        self._read.add(name)
-        value = self.values.get(name)
+    def check_value(self, key: str, *allowed: object) -> None:
+        """Raises CheckpointError for a value that is none of `allowed`; one that is missing or null passes."""
+        self._read_keys.add(key)
+        value = self.values.get(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
-            raise self.inexpressible(name)
+            raise self.inexpressible_value_error(key)
 
-    def architecture(self) -> str:
-        """Name of the class that it was saved from; empty when it is not given."""
-        listed = self.optional("architectures", list) or [""]
+    def read_architecture(self) -> str:
+        """Reads the name of the class that the model was saved from; empty when the file does not say."""
+        listed = self.read_optional("architectures", list) or [""]
         return str(listed[0])
 
-    def ignore(self, *names: str) -> None:
-        """Keys of this family that do not change the logits, such as dropout in training."""
-        self._read.update(names)
+    def ignore_keys(self, *keys: str) -> None:
+        """Accepts any value of keys that do not change the logits, such as dropout in training."""
+        self._read_keys.update(keys)
 
     def check_all_read(self) -> None:
-        """Raise CheckpointError when a key was not read and is not known to be harmless."""
-        unread = sorted(self._unread())
+        """Raises CheckpointError when a key was not read and is not known to be harmless."""
+        unread = sorted(self._iterate_unread())
         if unread:
-            raise self.refusal(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
+            raise self.import_error(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
 
-    def _unread(self) -> Iterator[str]:
+    def _iterate_unread(self) -> Iterator[str]:
         for key, value in self.values.items():
-            if key not in self._read and key not in HARMLESS and value is not None:
-                yield f"{self._inside}{key}"
+            if key not in self._read_keys and key not in HARMLESS_KEYS and value is not None:
+                yield f"{self._prefix}{key}"
         for section in self._sections:
-            yield from section._unread()
+            yield from section._iterate_unread()
 
-    def inexpressible(self, name: str) -> CheckpointError:
-        """An error about the value of a key."""
-        return self.refusal(f"{self._inside}{name} is {self._shown(self.values[name])}, which no recipe can express")
+    def inexpressible_value_error(self, key: str) -> CheckpointError:
+        """An error about a value that no recipe can express."""
+        return self.import_error(f"{self._prefix}{key} is {_shorten(self.values[key])}, which no recipe can express")
 
-    def refusal(self, what: str) -> CheckpointError:
+    def import_error(self, what: str) -> CheckpointError:
         """An error about this file."""
         return CheckpointError(
             f"this model cannot be imported: {what}", where=self.where, fix="docs/serve.md lists what can be imported"
         )
 
-    @staticmethod
-    def _shown(value: object) -> str:
-        return plain(repr(value))[:60]
+
+def _shorten(value: object) -> str:
+    return plain(repr(value))[:60]

@@ -1,167 +1,139 @@
-"""How tensors of published models become those of ours, and back."""
+"""How tensors of published models become parameters of lmtool's models, and back."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+Factors = tuple[Tensor, Tensor]
+"""A matrix (out, in) as a product of two: (out, rank) and (rank, in)."""
 
-class Layout(ABC):
-    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit.
 
-    `join` raises ValueError when theirs have other shapes than the layout says; it does not know all of them.
+@dataclass(frozen=True)
+class Layout:
+    """How one parameter of lmtool is made of published tensors.
+
+    join: makes the parameter of the published tensors. Raises ValueError for tensors of other shapes than the layout
+        has; it does not know all of them.
+    split: the inverse of `join`, bit for bit.
+    split_factors: the same for a parameter in two factors; None where `split` splits the first factor alone.
     """
 
-    @abstractmethod
-    def join(self, theirs: Sequence[Tensor]) -> Tensor: ...
+    join: Callable[[Sequence[Tensor]], Tensor]
+    split: Callable[[Tensor], list[Tensor]]
+    split_factors: Callable[[Tensor, Tensor], list[Factors]] | None = None
 
-    @abstractmethod
-    def split(self, ours: Tensor) -> list[Tensor]: ...
-
-    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The same for a matrix `up @ down`: the two factors of each of theirs, as a map from (in) to (out)."""
+    def split_product(self, up: Tensor, down: Tensor) -> list[Factors]:
+        """Splits the matrix `up @ down`. Returns the two factors of each published matrix, as a map (out, in)."""
+        if self.split_factors is not None:
+            return self.split_factors(up, down)
         return [(part, down) for part in self.split(up)]
 
 
-@dataclass(frozen=True)
-class Mapped(Layout):
-    """Theirs is another view, or another scale, of one tensor of ours. turns: a matrix is (in, out) there."""
+def _mapped(from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]) -> Layout:
+    """One published tensor, which is another view or another scale of the parameter."""
 
-    to_ours: Callable[[Tensor], Tensor]
-    to_theirs: Callable[[Tensor], Tensor]
-    turns: bool = False
+    def join(published: Sequence[Tensor]) -> Tensor:
+        (tensor,) = published
+        return from_published(tensor)
 
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        (one,) = theirs
-        return self.to_ours(one)
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [self.to_theirs(ours)]
-
-    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(up, down)] if self.turns else super().split_product(up, down)
+    return Layout(join, lambda parameter: [to_published(parameter)])
 
 
-def _turned(one: Tensor) -> Tensor:
-    if one.ndim != 2:
-        raise ValueError(f"{one.ndim} dimensions instead of 2")
-    return one.T
+def _transpose(matrix: Tensor) -> Tensor:
+    if matrix.ndim != 2:
+        raise ValueError(f"{matrix.ndim} dimensions instead of 2")
+    return matrix.T
 
 
-SAME = Mapped(lambda one: one, lambda one: one)
-TRANSPOSED = Mapped(_turned, _turned, turns=True)
-"""A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
-AS_ROW = Mapped(lambda one: one.squeeze(0), lambda one: one[None])
-"""A vector as a matrix of one row (the output bias of BART and Marian)."""
+def _drop_zero_row(published: Sequence[Tensor]) -> Tensor:
+    table, zeros = published
+    if zeros.any():
+        raise ValueError("a row that is not all zeros")
+    return table
+
+
+SAME = _mapped(lambda tensor: tensor, lambda tensor: tensor)
+TRANSPOSED = Layout(_mapped(_transpose, _transpose).join, lambda matrix: [matrix.T], lambda up, down: [(up, down)])
+"""A published matrix is (in, out) (GPT-2's Conv1D); parameters are (out, in)."""
+AS_ROW = _mapped(lambda matrix: matrix.squeeze(0), lambda vector: vector[None])
+"""A published vector is a matrix of one row (the output bias of BART and Marian)."""
+DUPLICATED = Layout(lambda published: published[0], lambda parameter: [parameter, parameter])
+"""A file has the tensor twice, and the model reads the first one (the output biases of BERT, untied)."""
+WITH_ZERO_ROW = Layout(_drop_zero_row, lambda table: [table, table.new_zeros(1, *table.shape[1:])])
+"""A table of one row of zeros follows the tensor (segments, of a recipe without any)."""
 
 
 def rescaled(scale: float, shift: float = 0.0) -> Layout:
-    """Theirs is ours times `scale`, plus `shift`; `join` and `split` are inverse up to rounding."""
-    return Mapped(lambda one: (one - shift) / scale, lambda one: one * scale + shift)
+    """The published tensor is the parameter times `scale`, plus `shift`; inverse up to rounding."""
+    return _mapped(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
 
 
-@dataclass(frozen=True)
-class Joined(Layout):
-    """Theirs follow one another in the first dimension, with these widths, each of another layout if one is given."""
+def concatenated(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:
+    """The published tensors follow one another in the first dimension of the parameter, with these widths.
 
-    widths: tuple[int, ...]
-    parts: tuple[Layout, ...] = ()
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        widths = [width for one in theirs for width in one.shape[:1]]
-        if widths != list(self.widths):
-            raise ValueError(f"widths {widths} instead of {list(self.widths)}")
-        parts = self.parts or (SAME,) * len(widths)
-        return torch.cat([part.join([one]) for part, one in zip(parts, theirs, strict=True)])
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        parts = self.parts or (SAME,) * len(self.widths)
-        pieces = torch.split(ours, list(self.widths))
-        return [one for part, piece in zip(parts, pieces, strict=True) for one in part.split(piece)]
-
-
-class Copied(Layout):
-    """Theirs has the tensor twice, and reads the first one (the output biases of BERT, untied)."""
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        one, _ = theirs
-        return one
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours, ours]
-
-
-class ZeroRow(Layout):
-    """Theirs has a table of one row of zeros after the tensor (segments, of a recipe without any)."""
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        one, zeros = theirs
-        if zeros.any():
-            raise ValueError("a row that is not all zeros")
-        return one
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours, ours.new_zeros(1, *ours.shape[1:])]
-
-
-@dataclass(frozen=True)
-class Swapped(Layout):
-    """Two neighbouring axes of a dimension stand the other way round in theirs; otherwise as in `layout`.
-
-    sizes: of the axes that the dimension of theirs has, -1 for the one that follows. axis: the first of the two.
+    layouts: that of each published tensor; all are as they are without it.
     """
+    layouts = layouts or (SAME,) * len(widths)
 
-    sizes: tuple[int, int, int]
-    axis: int
-    dim: int = 0
-    layout: Layout = SAME
+    def join(published: Sequence[Tensor]) -> Tensor:
+        found = [width for tensor in published for width in tensor.shape[:1]]
+        if found != list(widths):
+            raise ValueError(f"widths {found} instead of {list(widths)}")
+        return torch.cat([layout.join([tensor]) for layout, tensor in zip(layouts, published, strict=True)])
 
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        return self._swapped(self.layout.join(theirs), self.sizes, self.dim)
+    def split(parameter: Tensor) -> list[Tensor]:
+        parts = zip(layouts, torch.split(parameter, list(widths)), strict=True)
+        return [tensor for layout, part in parts for tensor in layout.split(part)]
 
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return self.layout.split(self._back(ours, self.dim))
+    return Layout(join, split)
 
-    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if self.dim == 0:
-            return self.layout.split_product(self._back(up, 0), down)
-        return self.layout.split_product(up, self._back(down, 1))
 
-    def _back(self, ours: Tensor, dim: int) -> Tensor:
-        sizes = list(self.sizes)
-        sizes[self.axis : self.axis + 2] = reversed(sizes[self.axis : self.axis + 2])
-        return self._swapped(ours, sizes, dim)
+def _with_swapped_axes(sizes: Sequence[int], axis: int, dim: int = 0, layout: Layout = SAME) -> Layout:
+    """A dimension of the published tensor is three axes, of which the parameter has two neighbours swapped.
 
-    def _swapped(self, one: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+    sizes: of the three axes, -1 for one that follows. axis: the first of the two. layout: all else of the tensor.
+    """
+    swapped = list(sizes)
+    swapped[axis : axis + 2] = reversed(swapped[axis : axis + 2])
+
+    def swap(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
         known = [size for size in sizes if size > 0]
-        if one.ndim <= dim or one.shape[dim] % math.prod(known):
-            raise ValueError(f"shape {list(one.shape)} is not divisible by {' x '.join(map(str, known))}")
-        axis = dim + self.axis
-        return torch.unflatten(one, dim, sizes).transpose(axis, axis + 1).flatten(dim, dim + 2)
+        if tensor.ndim <= dim or tensor.shape[dim] % math.prod(known):
+            raise ValueError(f"shape {list(tensor.shape)} is not divisible by {' x '.join(map(str, known))}")
+        return torch.unflatten(tensor, dim, sizes).transpose(dim + axis, dim + axis + 1).flatten(dim, dim + 2)
+
+    def split_factors(up: Tensor, down: Tensor) -> list[Factors]:
+        return layout.split_product(*((up, swap(down, swapped)) if dim else (swap(up, swapped), down)))
+
+    return Layout(
+        lambda published: swap(layout.join(published), sizes),
+        lambda parameter: layout.split(swap(parameter, swapped)),
+        split_factors,
+    )
 
 
-def by_head(n_heads: int) -> Layout:
-    """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
-    return Swapped((n_heads, 3, -1), 0)
+def interleaved_by_head(n_heads: int) -> Layout:
+    """Query, key and value of each head stand together (GPT-NeoX, BLOOM); the parameter has all queries first."""
+    return _with_swapped_axes((n_heads, 3, -1), 0)
 
 
-def in_pairs(n_heads: int) -> Layout:
-    """Rotated components of a head are neighbours (llama.cpp's Llama); ours are the halves of a head."""
-    return Swapped((n_heads, -1, 2), 1)
+def rotary_pairs(n_heads: int) -> Layout:
+    """Components that rotate together are neighbours (llama.cpp's Llama); in the parameter, halves of a head."""
+    return _with_swapped_axes((n_heads, -1, 2), 1)
 
 
-def in_halves(dim: int, layout: Layout) -> Layout:
-    """The even entries of a dimension of ours come before the odd ones in theirs; otherwise as in `layout`."""
-    return Swapped((1, 2, -1), 1, dim, layout)
+def even_entries_first(dim: int, layout: Layout) -> Layout:
+    """The even entries of a dimension of the parameter come before the odd ones; all else is as in `layout`."""
+    return _with_swapped_axes((1, 2, -1), 1, dim, layout)
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A tensor of ours, the names of theirs that it is made of, and how."""
+class WeightMapping:
+    """A parameter, the names of the published tensors that it is made of, and how."""
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    published_names: tuple[str, ...]
     layout: Layout = SAME

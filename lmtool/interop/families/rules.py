@@ -1,25 +1,25 @@
 """How a key of a published configuration becomes keys of a recipe, and back.
 
 The values of a recipe are by their dotted keys: those of `model` as they are, such as "norm.eps", and those of
-`objective` with that before them.
+`objective` with that before them. The key of a rule is the published one; `recipe_key` is that of the recipe.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmtool.interop.families.config import Config
+from lmtool.interop.families.config import PublishedConfig
 
 RecipeValues = dict[str, Any]
-HEADS = ("classification", "tagging", "question-answering")
-"""Objectives with a head on the hidden states of a model."""
+HEAD_OBJECTIVES = ("classification", "tagging", "question-answering")
+"""Kinds of objectives with a head on the hidden states of a model."""
 
 
-class Inexpressible(Exception):
-    """A family cannot express a recipe.
+class InexpressibleRecipe(Exception):
+    """Raised when a family cannot express a recipe.
 
-    key: the first key that stands in the way.
-    obstacles: all of them, and why, in a few words.
+    key: the first key of the recipe that the family has no value for.
+    obstacles: all of these keys, and why, in a few words.
     """
 
     def __init__(self, obstacles: Mapping[str, str]) -> None:
@@ -29,17 +29,17 @@ class Inexpressible(Exception):
 
 
 class KeyRule:
-    """A key of theirs, in both directions. By itself, one that changes no logits, and is not written."""
+    """Reads and writes one key. This base class is for a key that changes no logits, and is not written."""
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        """Set what the key says in `values`, which have what earlier keys say. Raises CheckpointError."""
-        config.ignore(key)
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        """Sets in `values`, which have what earlier keys say, what this key says. Raises CheckpointError."""
+        config.ignore_keys(key)
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        """The key for these values, and others that go with it.
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        """Returns the key for these values, and others that go with it.
 
-        What is written for a value that theirs has no word for is near it; `available` then gets what there is instead,
-        by the key of ours.
+        For a value that the format cannot say, something near it is written, and `alternatives` gets by the key of the
+        recipe what the format can say.
         """
         return {}
 
@@ -52,78 +52,77 @@ _KINDS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True)
-class SameRule(KeyRule):
-    """The same value under keys of ours, parted by spaces.
+class SameValueRule(KeyRule):
+    """A value that keys of the recipe, separated by spaces, have as well.
 
-    Of several keys of theirs for one of ours, further ones may be missing and must agree; of dropouts that do not agree
-    there is none.
+    Of several published keys for one of the recipe, further ones may be missing and must agree; where dropouts do not
+    agree, the recipe has none.
+
+    divides: the key of a size that this number must divide; any does without it.
     """
 
-    ours: str
+    recipe_keys: str
+    divides: str = ""
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        first, *_ = names = self.ours.split()
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        first, *_ = recipe_keys = self.recipe_keys.split()
         if first in values and config.values.get(key) is None:
-            config.ignore(key)
+            config.ignore_keys(key)
             return
         kind = _KINDS.get(first, int)
         is_size = kind is int or first == "norm.eps"
-        value: Any = config.positive(key, kind) if is_size else config.take(key, kind)
-        if first == "n_layers" and value > len(config.names):
-            raise config.refusal(f"{key} is {value}, more layers than there are tensors")
+        value: Any = config.read_positive(key, kind) if is_size else config.read(key, kind)
+        if first == "n_layers" and value > len(config.tensor_names):
+            raise config.import_error(f"{key} is {value}, more layers than there are tensors")
         if values.setdefault(first, value) != value:
             if kind is not float:
-                raise config.refusal(f"{key} is {value}, where others say {values[first]}, which no recipe can express")
+                differing = f"{key} is {value}, where others say {values[first]}"
+                raise config.import_error(f"{differing}, which no recipe can express")
             value = 0.0
-        values.update(dict.fromkeys(names, value))
+        values.update(dict.fromkeys(recipe_keys, value))
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        return {key: values[self.ours.partition(" ")[0]]}
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        first = self.recipe_keys.partition(" ")[0]
+        if self.divides and values[self.divides] % values[first]:
+            alternatives[first] = f"one that divides {self.divides}"
+        return {key: values[first]}
 
 
 @dataclass(frozen=True)
 class WrittenRule(KeyRule):
-    """A key that is written with a value of ours, or null, and says nothing that matters when it is read."""
+    """A key that is written with a value of the recipe, or null, and says nothing that matters when it is read."""
 
-    ours: str = ""
+    recipe_key: str = ""
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        return {key: values.get(self.ours)}
-
-
-class DivisorRule(SameRule):
-    """A number of heads that must divide the width."""
-
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        if values["d_model"] % values[self.ours]:
-            available[self.ours] = "one that divides d_model"
-        return super().write(values, key, available)
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        return {key: values.get(self.recipe_key)}
 
 
 @dataclass(frozen=True)
-class DerivedRule(KeyRule):
-    """A size that follows from others where it is not given. written: it is a key of what is published."""
+class DerivedSizeRule(KeyRule):
+    """A size that follows from others where it is not given. written: whether the key is written."""
 
-    ours: str
+    recipe_key: str
     written: bool = True
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        config.ignore(key)
-        size, usual = None if config.values.get(key) is None else config.positive(key, int), self._usual(values)
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        config.ignore_keys(key)
+        default = self._default_size(values)
+        size = None if config.values.get(key) is None else config.read_positive(key, int)
         # the width of the network of GPT-2 is given in any case
-        values[self.ours] = size or usual if self.ours == "d_ff" else None if size == usual else size
+        values[self.recipe_key] = size or default if self.recipe_key == "d_ff" else None if size == default else size
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        usual = self._usual(values)
-        size = usual if values[self.ours] is None else values[self.ours]
-        if size != usual and not self.written:
-            available[self.ours] = f"{usual:g}"
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        default = self._default_size(values)
+        size = default if values[self.recipe_key] is None else values[self.recipe_key]
+        if size != default and not self.written:
+            alternatives[self.recipe_key] = f"{default:g}"
         return {key: size} if self.written else {}
 
-    def _usual(self, values: RecipeValues) -> Any:
+    def _default_size(self, values: RecipeValues) -> Any:
         width = values["d_model"] / values["n_heads"]
         sizes = {"head_width": width, "value_width": values.get("head_width") or width, "n_kv_heads": values["n_heads"]}
-        return sizes.get(self.ours) or values["d_model"] * (4 if self.ours == "d_ff" else 1)
+        return sizes.get(self.recipe_key) or values["d_model"] * (4 if self.recipe_key == "d_ff" else 1)
 
 
 @dataclass(frozen=True)
@@ -132,28 +131,28 @@ class ConstantRule(KeyRule):
 
     value: Any
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        config.expect(key, self.value)
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        config.check_value(key, self.value)
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: self.value}
 
 
 @dataclass(frozen=True)
-class SectionRule(KeyRule):
-    """An object of keys that have one value each. ignored: keys that change no logits."""
+class ConstantSectionRule(KeyRule):
+    """An object of keys whose values are listed, the first of which is written. ignored: keys that change no logits."""
 
-    only: Mapping[str, Sequence[Any]]
+    allowed: Mapping[str, Sequence[Any]]
     ignored: Sequence[str] = ()
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        section = config.section(key)
-        for name, allowed in self.only.items():
-            section.expect(name, *allowed)
-        section.ignore(*self.ignored)
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        section = config.read_section(key)
+        for name, allowed in self.allowed.items():
+            section.check_value(name, *allowed)
+        section.ignore_keys(*self.ignored)
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        return {key: {name: next(iter(allowed), None) for name, allowed in self.only.items()}}
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        return {key: {name: next(iter(allowed), None) for name, allowed in self.allowed.items()}}
 
 
 _ACTIVATIONS = {
@@ -161,99 +160,100 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu-tanh"),
     **{"relu": "relu", "silu": "silu", "swish": "silu"},
 }
-_GATED = {"gelu": "geglu-exact", "gelu-tanh": "geglu", "silu": "swiglu"}
-CHOICES: Mapping[str, Mapping[str, str]] = {
+_GATED_ACTIVATIONS = {"gelu": "geglu-exact", "gelu-tanh": "geglu", "silu": "swiglu"}
+ACTIVATION_CHOICES: Mapping[str, Mapping[str, str]] = {
     "activations": _ACTIVATIONS,
-    "gates": {theirs: _GATED[ours] for theirs, ours in _ACTIVATIONS.items() if ours in _GATED},
+    "gates": {name: _GATED_ACTIVATIONS[ours] for name, ours in _ACTIVATIONS.items() if ours in _GATED_ACTIVATIONS},
 }
-"""Transformers' names of nonlinearities, and of those of gates, the usual one first, and the activations of recipes."""
+"""Activations of recipes by Transformers' names of nonlinearities, and of those of gates, the usual name first."""
 
 
 class ChoiceRule(KeyRule):
-    """A value of ours for each of theirs, of which the usual one comes first. Several keys for one of ours must agree.
+    """A value of the recipe for each published one, the usual one first. Keys for one of the recipe must agree.
 
-    choices: by the key of ours, or the name of those of an activation.
+    choices: by the key of the recipe, or a name in ACTIVATION_CHOICES.
     """
 
     def __init__(self, choices: Mapping[str, Mapping[Any, Any]] | str) -> None:
-        by_key: Mapping[str, Mapping[Any, Any]] = (
-            {"activation": CHOICES[choices]} if isinstance(choices, str) else choices
-        )
-        ((self.ours, self.choices),) = by_key.items()
+        by_key = {"activation": ACTIVATION_CHOICES[choices]} if isinstance(choices, str) else choices
+        self.recipe_key: str
+        self.choices: Mapping[Any, Any]
+        ((self.recipe_key, self.choices),) = by_key.items()
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        config.expect(key, *self.choices)
-        value = self.choices[config.take(key, type(next(iter(self.choices))))]
-        if values.setdefault(self.ours, value) != value:
-            raise config.inexpressible(key)
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        config.check_value(key, *self.choices)
+        value = self.choices[config.read(key, type(next(iter(self.choices))))]
+        if values.setdefault(self.recipe_key, value) != value:
+            raise config.inexpressible_value_error(key)
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        theirs = next((theirs for theirs, ours in self.choices.items() if ours == values[self.ours]), None)
-        if theirs is None:
-            available[self.ours] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
-        return {key: next(iter(self.choices)) if theirs is None else theirs}
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        wanted = values[self.recipe_key]
+        if wanted not in self.choices.values():
+            alternatives[self.recipe_key] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
+        return {key: next((name for name, ours in self.choices.items() if ours == wanted), next(iter(self.choices)))}
 
 
 @dataclass(frozen=True)
 class IfObjectiveRule(KeyRule):
-    """A rule that is read for some kinds of objectives only. written: it is written for all."""
+    """A rule that is read for some kinds of objectives only. always_written: it is written for all kinds."""
 
     kinds: str
     rule: KeyRule
-    written: bool
+    always_written: bool
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         if values["objective.kind"] in self.kinds.split():
             self.rule.read(config, key, values)
-        config.ignore(key)
+        config.ignore_keys(key)
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        is_asked = self.written or values["objective.kind"] in self.kinds.split()
-        return self.rule.write(values, key, available) if is_asked else {}
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        is_written = self.always_written or values["objective.kind"] in self.kinds.split()
+        return self.rule.write(values, key, alternatives) if is_written else {}
 
 
 class HeadDropoutRule(KeyRule):
     """The dropout of a head on the hidden states; that of the layers where it is missing."""
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        dropout = config.take(key, float, values["dropout"])
-        if values["objective.kind"] in HEADS:
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        dropout = config.read(key, float, values["dropout"])
+        if values["objective.kind"] in HEAD_OBJECTIVES:
             values["objective.dropout"] = dropout
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        return {key: values["objective.dropout"]} if values["objective.kind"] in HEADS else {}
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        return {key: values["objective.dropout"]} if values["objective.kind"] in HEAD_OBJECTIVES else {}
 
 
 @dataclass(frozen=True)
-class TiedRule(KeyRule):
-    """Whether the output matrix is the embedding. but: kinds of objectives whose models have no output matrix."""
+class TiedEmbeddingsRule(KeyRule):
+    """Whether the output matrix is the embedding. without_output: kinds of objectives without an output matrix."""
 
-    but: str
+    without_output: str
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         kind = values["objective.kind"]
-        values["tie_embeddings"] = config.take(key, bool) or kind in HEADS or kind in self.but.split()
+        is_without = kind in HEAD_OBJECTIVES or kind in self.without_output.split()
+        values["tie_embeddings"] = config.read(key, bool) or is_without
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        return {key: values["tie_embeddings"] or values["objective.kind"] in self.but.split()}
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        return {key: values["tie_embeddings"] or values["objective.kind"] in self.without_output.split()}
 
 
 @dataclass(frozen=True)
 class HasTensorRule(KeyRule):
-    """A truth value that no key says but the tensor of this name. absent: it is true without the tensor."""
+    """A boolean that no key says but the presence of the tensor with this name. negated: its absence."""
 
-    ours: str
-    absent: bool = False
+    recipe_key: str
+    negated: bool = False
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        values[self.ours] = (key in config.names) != self.absent
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        values[self.recipe_key] = (key in config.tensor_names) != self.negated
 
 
 # Positions and windows
 
 
 @dataclass(frozen=True)
-class LearnedRowsRule(KeyRule):
+class PositionTableRule(KeyRule):
     """The rows of a table of positions, from the one of `position.offset` on.
 
     rows: the recipe says how many there are, or not, or those beyond the first two are counted.
@@ -261,33 +261,33 @@ class LearnedRowsRule(KeyRule):
 
     rows: Literal["sized", "unsized", "beyond"]
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         offset = values.get("position.offset", 0)
-        rows = config.positive(key, int) + (offset if self.rows == "beyond" else 0)
+        rows = config.read_positive(key, int) + (offset if self.rows == "beyond" else 0)
         if rows <= offset:
-            raise config.refusal(f"{key} {rows} leaves no positions after the padding token's")
+            raise config.import_error(f"{key} {rows} leaves no positions after the padding token's")
         values["context"] = rows - offset
         if self.rows != "unsized":
             values |= {"position.size": rows, "position.offset": offset}
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["position.size"] - (2 if self.rows == "beyond" else 0)}
 
 
 class PaddingRowRule(KeyRule):
-    """Positions start after the row of the padding token's id."""
+    """The id of the padding token, after whose row positions start."""
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        padding = config.take(key, int, 1)
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        padding = config.read(key, int, 1)
         if padding < 0:
-            raise config.refusal(f"{key} is {padding}, and positions are counted from it")
+            raise config.import_error(f"{key} is {padding}, and positions are counted from it")
         values["position.offset"] = padding + 1
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: max(0, values["position.offset"] - 1)}
 
 
-_SCALING = {
+_SCALING_KEYS = {
     "factor": "factor",
     "original_context": "original_max_position_embeddings",
     "low_frequency": "low_freq_factor",
@@ -297,80 +297,83 @@ _SCALING = {
     "attention_factor": "attention_factor",
 }
 """Keys of a rotary scaling in recipes, and in Transformers."""
-_SCALINGS: Mapping[str, Sequence[str]] = {
+_SCALING_NUMBERS: Mapping[str, Sequence[str]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_frequency", "high_frequency"),
     "yarn": ("factor", "slow_turns", "fast_turns"),
 }
+"""Numbers of each kind of rotary scaling."""
 
 
 @dataclass(frozen=True)
 class RotaryRule(KeyRule):
     """Rotary positions, which are `rope_parameters` in Transformers 5, and were `rope_theta` and `rope_scaling`.
 
-    theta, share: keys of the base, and of the rotated share of a head, if there is one, beside the parameters. scales:
-    whether longer contexts may be scaled.
+    theta_key, share_key: keys outside of the parameters: the base, and the rotated share of a head, if there is one.
+    can_scale: whether longer contexts may be scaled.
     """
 
-    theta: str = "rope_theta"
-    share: str = ""
-    scales: bool = True
+    theta_key: str = "rope_theta"
+    share_key: str = ""
+    can_scale: bool = True
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        theta = config.take(self.theta, float, 10_000.0)
-        share = config.take(self.share, float, 1.0) if self.share else 1.0
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        theta = config.read(self.theta_key, float, 10_000.0)
+        share = config.read(self.share_key, float, 1.0) if self.share_key else 1.0
         # Transformers takes the older name when both are there
-        section = config.section("rope_scaling" if config.values.get("rope_scaling") else key)
-        config.ignore("rope_scaling", key)
-        values["position.theta"] = section.take("rope_theta", float, theta)
-        values["position.share"] = section.take("partial_rotary_factor", float, share)
-        if values["position.share"] != 1 and not self.share:
-            raise config.refusal(f"partial_rotary_factor {values['position.share']} is not for this model_type")
+        section = config.read_section("rope_scaling" if config.values.get("rope_scaling") else key)
+        config.ignore_keys("rope_scaling", key)
+        values["position.theta"] = section.read("rope_theta", float, theta)
+        values["position.share"] = section.read("partial_rotary_factor", float, share)
+        if values["position.share"] != 1 and not self.share_key:
+            raise config.import_error(f"partial_rotary_factor {values['position.share']} is not for this model_type")
         name = "rope_type" if "rope_type" in section.values else "type"
-        section.ignore("type")
-        kind = section.take(name, str, "default")
-        if kind not in _SCALINGS:
-            raise section.inexpressible(name)
+        section.ignore_keys("type")
+        kind = section.read(name, str, "default")
+        if kind not in _SCALING_NUMBERS:
+            raise section.inexpressible_value_error(name)
         scaling: RecipeValues = {"kind": "none" if kind == "default" else kind}
         turns = {"slow_turns": 1.0, "fast_turns": 32.0}
-        scaling |= {ours: section.take(_SCALING[ours], float, turns.get(ours)) for ours in _SCALINGS[kind]}
+        for number in _SCALING_NUMBERS[kind]:
+            scaling[number] = section.read(_SCALING_KEYS[number], float, turns.get(number))
         if kind in ("llama3", "yarn"):
-            scaling["original_context"] = section.take(_SCALING["original_context"], int, values["context"])
+            scaling["original_context"] = section.read(_SCALING_KEYS["original_context"], int, values["context"])
         if kind == "yarn":
             for name, allowed in (("mscale", ()), ("mscale_all_dim", ()), ("truncate", (True,))):
-                section.expect(name, *allowed)
-            scaling["attention_factor"] = section.optional("attention_factor", float)
-        values |= {f"position.scaling.{ours}": value for ours, value in scaling.items()}
+                section.check_value(name, *allowed)
+            scaling["attention_factor"] = section.read_optional("attention_factor", float)
+        values |= {f"position.scaling.{name}": value for name, value in scaling.items()}
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         kind = values["position.scaling.kind"]
-        if kind != "none" and not self.scales:
-            available["position.scaling.kind"], kind = "none", "none"
+        if kind != "none" and not self.can_scale:
+            alternatives["position.scaling.kind"], kind = "none", "none"
             values = {name: value for name, value in values.items() if not name.startswith("position.scaling.")}
         scaling = {"rope_type": "default" if kind == "none" else kind}
-        for ours, theirs in _SCALING.items():
-            if (value := values.get(f"position.scaling.{ours}")) is not None:
-                scaling[theirs] = value
+        for name, published_name in _SCALING_KEYS.items():
+            if (value := values.get(f"position.scaling.{name}")) is not None:
+                scaling[published_name] = value
         theta, share = values["position.theta"], values["position.share"]
-        keys = {self.theta: theta, **({self.share: share} if self.share else {})}
-        keys[key] = {"rope_theta": theta, **scaling, **({"partial_rotary_factor": share} if self.share else {})}
+        keys = {self.theta_key: theta, **({self.share_key: share} if self.share_key else {})}
+        keys[key] = {"rope_theta": theta, **scaling, **({"partial_rotary_factor": share} if self.share_key else {})}
         return keys if kind == "none" else {**keys, "rope_scaling": scaling}
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+"""Transformers' names of attention to all positions, and within a window."""
 
 
-def read_full_layers(config: Config, n_layers: int) -> list[int] | None:
-    """The layers with full attention in `layer_types`, where all others have windows; None without the key.
+def read_full_layers(config: PublishedConfig, n_layers: int) -> list[int] | None:
+    """Reads from `layer_types` which layers have full attention; all others have windows. None without the key.
 
     Raises CheckpointError when it names other kinds of attention, or not that of each layer.
     """
-    kinds = config.optional("layer_types", list)
+    kinds = config.read_optional("layer_types", list)
     if kinds is None:
         return None
     if len(kinds) != n_layers or not all(kind in (FULL, SLIDING) for kind in kinds):
-        raise config.refusal(f"layer_types does not name {FULL} or {SLIDING} for each layer")
+        raise config.import_error(f"layer_types does not name {FULL} or {SLIDING} for each layer")
     return [i for i, kind in enumerate(kinds) if kind == FULL]
 
 
@@ -380,8 +383,8 @@ def layer_types(values: RecipeValues) -> list[str]:
     return [FULL if i in full else SLIDING for i in range(values["n_layers"])]
 
 
-def set_windows(values: RecipeValues, size: int | None, full_layers: Sequence[int]) -> None:
-    """Set the pattern of windows in all but these layers; without a size there are none."""
+def set_windows_(values: RecipeValues, size: int | None, full_layers: Sequence[int]) -> None:
+    """Sets windows of `size` positions in all layers but `full_layers`; none without a size."""
     if size is None or len(full_layers) == values["n_layers"]:
         values["pattern.kind"] = "full"
     else:
@@ -389,12 +392,12 @@ def set_windows(values: RecipeValues, size: int | None, full_layers: Sequence[in
 
 
 class WindowRule(KeyRule):
-    """Windows in all layers, or null."""
+    """The size of windows in all layers, or null."""
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        set_windows(values, config.optional(key, int), ())
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+        set_windows_(values, config.read_optional(key, int), ())
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["pattern.size"] if values["pattern.kind"] == "window" else None}
 
 
@@ -402,18 +405,17 @@ class WindowRule(KeyRule):
 
 _TASKS = {"single_label_classification": "class", "multi_label_classification": "multi", "regression": "number"}
 """Tasks by `problem_type`."""
-_MOST = 10_000
-"""Labels that a configuration may ask for without naming them."""
+MAX_UNNAMED_LABELS = 10_000
 
 
 class LabelsRule(KeyRule):
     """The labels in the order of the scores; as many as Transformers makes up when none are named."""
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         values["objective.labels"] = read_labels(config)
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        return write_labels(values["objective.labels"])
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        return labels_config(values["objective.labels"])
 
 
 @dataclass(frozen=True)
@@ -425,56 +427,56 @@ class TaskRule(KeyRule):
 
     scores: Literal["biased", "unbiased"] = "biased"
 
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
+    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         labels = read_labels(config)
-        config.expect(key, *_TASKS)
-        task = _TASKS.get(config.optional(key, str) or "", "class" if len(labels) > 1 else "number")
+        config.check_value(key, *_TASKS)
+        task = _TASKS.get(config.read_optional(key, str) or "", "class" if len(labels) > 1 else "number")
         values["objective.task"] = task
         if task != "number":
             values["objective.labels"] = labels
         elif len(labels) != 1:
-            raise config.refusal(f"{key} is 'regression' of {len(labels)} numbers, which no recipe can express")
+            raise config.import_error(f"{key} is 'regression' of {len(labels)} numbers, which no recipe can express")
         else:
             values |= {"objective.center": 0.0, "objective.scale": 1.0}
 
-    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
-        """Raises Inexpressible when Transformers would take the labels for another task."""
+    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+        """Raises InexpressibleRecipe when Transformers would take the labels for another task."""
         task, labels = values["objective.task"], values["objective.labels"]
         if task == "auto":
-            raise Inexpressible({"objective.task": "auto, which a labelled table decides"})
+            raise InexpressibleRecipe({"objective.task": "auto, which a labelled table decides"})
         if task == "number":
             labels = ("number",)
-            usual = {"objective.center": 0.0, "objective.scale": 1.0} if self.scores == "unbiased" else {}
-            available |= {ours: f"{value}, without a bias" for ours, value in usual.items() if values[ours] != value}
+            units = {"objective.center": 0.0, "objective.scale": 1.0} if self.scores == "unbiased" else {}
+            alternatives |= {name: f"{unit}, without a bias" for name, unit in units.items() if values[name] != unit}
         elif not labels:
-            raise Inexpressible({"objective.labels": "none, which a labelled table decides"})
+            raise InexpressibleRecipe({"objective.labels": "none, which a labelled table decides"})
         elif task == "class" and len(labels) == 1:
-            raise Inexpressible({"objective.labels": "a single one, which Transformers takes for a number"})
+            raise InexpressibleRecipe({"objective.labels": "a single one, which Transformers takes for a number"})
         elif len(set(labels)) < len(labels):
-            raise Inexpressible({"objective.labels": "two of the same name"})
-        return {key: next(kind for kind, one in _TASKS.items() if one == task), **write_labels(labels)}
+            raise InexpressibleRecipe({"objective.labels": "two of the same name"})
+        return {key: next(kind for kind, name in _TASKS.items() if name == task), **labels_config(labels)}
 
 
-def write_labels(labels: Sequence[str]) -> RecipeValues:
-    """The keys of labels."""
+def labels_config(labels: Sequence[str]) -> RecipeValues:
+    """The keys `id2label` and `label2id` of a configuration."""
     return {
-        "id2label": {str(i): name for i, name in enumerate(labels)},
-        "label2id": {name: i for i, name in enumerate(labels)},
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
     }
 
 
-def read_labels(config: Config) -> list[str]:
-    """The labels of a configuration. Raises CheckpointError when labels lack a name of their own."""
-    named = config.optional("id2label", dict)
+def read_labels(config: PublishedConfig) -> list[str]:
+    """Reads the labels of a configuration. Raises CheckpointError when labels lack a name of their own."""
+    named = config.read_optional("id2label", dict)
     if named is None:
-        n_labels = config.positive("num_labels", int, 2)
-        if n_labels > _MOST:
-            raise config.refusal(f"num_labels is {n_labels}")
+        n_labels = config.read_positive("num_labels", int, 2)
+        if n_labels > MAX_UNNAMED_LABELS:
+            raise config.import_error(f"num_labels is {n_labels}")
         return [f"LABEL_{i}" for i in range(n_labels)]
-    config.expect("num_labels", len(named))
+    config.check_value("num_labels", len(named))
     by_id = {str(key): label for key, label in named.items()}
     labels = [by_id.get(str(i)) for i in range(len(named))]
     names = [label for label in labels if isinstance(label, str)]
     if not names or len(set(names)) != len(named):
-        raise config.refusal("id2label does not give each class a name of its own")
+        raise config.import_error("id2label does not give each class a name of its own")
     return names

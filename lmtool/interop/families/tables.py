@@ -1,4 +1,4 @@
-"""The files of families, one for each: rows as text, completed by those of the family that it is like."""
+"""The files of families: rows as text, completed by those of the family that each is like."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -9,78 +9,77 @@ import torch
 import yaml
 from torch import Tensor
 
-from lmtool.interop.families import rules, special
-from lmtool.interop.families.family import Family, PublishedHead, Rearrange, joined_widths
+from lmtool.interop.families import rules, special_rules
+from lmtool.interop.families.family import Family, LayoutFactory, PublishedHead, concatenated_widths
 from lmtool.interop.families.layouts import (
     AS_ROW,
     SAME,
     TRANSPOSED,
-    Joined,
     Layout,
-    by_head,
-    in_halves,
-    in_pairs,
+    concatenated,
+    even_entries_first,
+    interleaved_by_head,
     rescaled,
+    rotary_pairs,
 )
 from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.recipe.spec.position import SinusoidalPosition
 from lmtool.recipe.spec.transformer import Transformer
 
 RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
-    "key": rules.SameRule,
+    "key": rules.SameValueRule,
     "written": rules.WrittenRule,
-    "divisor": rules.DivisorRule,
-    "derived": rules.DerivedRule,
+    "derived": rules.DerivedSizeRule,
     "constant": rules.ConstantRule,
-    "section": rules.SectionRule,
+    "section": rules.ConstantSectionRule,
     "choice": rules.ChoiceRule,
     "head-dropout": rules.HeadDropoutRule,
-    "tied": rules.TiedRule,
+    "tied": rules.TiedEmbeddingsRule,
     "tensor": rules.HasTensorRule,
-    "no-tensor": lambda ours: rules.HasTensorRule(ours, absent=True),
-    "rows": rules.LearnedRowsRule,
+    "rows": rules.PositionTableRule,
     "padding-row": rules.PaddingRowRule,
     "rotary": rules.RotaryRule,
     "window": rules.WindowRule,
     "task": rules.TaskRule,
     "labels": rules.LabelsRule,
-    "qwen-windows": special.QwenWindowsRule,
-    "modern-windows": special.ModernWindowsRule,
-    "modern-rotary": special.ModernRotaryRule,
-    "t5-activation": special.T5ActivationRule,
-    "t5-output": special.T5OutputRule,
-    "gguf-rotary": special.GgufRotaryRule,
+    "qwen-windows": special_rules.QwenWindowsRule,
+    "modern-windows": special_rules.ModernWindowsRule,
+    "modern-rotary": special_rules.ModernRotaryRule,
+    "t5-activation": special_rules.T5ActivationRule,
+    "t5-output": special_rules.T5OutputRule,
+    "gguf-rotary": special_rules.GgufRotaryRule,
 }
-"""Rules by their names in files. A text in place of a rule is a `SameRule`."""
+"""Rules by their names in files. A text in place of a rule is a `SameValueRule`."""
 
 
-def _halves(dim: int) -> Rearrange:
-    """Hidden states of theirs are in halves, where the sinusoids of ours alternate."""
+def _halve_sinusoids(dim: int) -> LayoutFactory:
+    """Published hidden states are in halves, where the sinusoids of lmtool alternate."""
 
     def rearrange(model: Transformer, layout: Layout) -> Layout:
         is_alternating = isinstance(model.position, SinusoidalPosition) and model.position.layout == "alternating"
-        return in_halves(dim, layout) if is_alternating else layout
+        return even_entries_first(dim, layout) if is_alternating else layout
 
     return rearrange
 
 
-def _pairs(model: Transformer, layout: Layout) -> Layout:
-    n_kv_heads = model.n_kv_heads or model.n_heads
-    return Joined(joined_widths(model, "qkv"), (in_pairs(model.n_heads), in_pairs(n_kv_heads), SAME))
+def _pair_rotary(model: Transformer, layout: Layout) -> Layout:
+    pairs = rotary_pairs(model.n_heads), rotary_pairs(model.n_kv_heads or model.n_heads)
+    return concatenated(concatenated_widths(model, "qkv"), (*pairs, SAME))
 
 
-LAYOUTS: Mapping[str, Rearrange] = {
+LAYOUTS: Mapping[str, LayoutFactory] = {
     "transposed": lambda model, layout: TRANSPOSED,
-    "by head": lambda model, layout: by_head(model.n_heads),
+    "by head": lambda model, layout: interleaved_by_head(model.n_heads),
     "row": lambda model, layout: AS_ROW,
     "plus one": lambda model, layout: rescaled(1.0, 1.0),
-    "rotary pairs": _pairs,
-    "halves of outputs": _halves(0),
-    "halves of inputs": _halves(1),
+    "rotary pairs": _pair_rotary,
+    "halves of outputs": _halve_sinusoids(0),
+    "halves of inputs": _halve_sinusoids(1),
 }
+"""Layouts by their names in files."""
 
 
-def _sinusoids(model: Transformer) -> Tensor:
+def _sinusoid_table(model: Transformer) -> Tensor:
     positions = SinusoidalPositions(model.d_model, sines_first=True)
     table: Tensor = positions(torch.zeros(model.context, model.d_model), torch.arange(model.context))
     return table
@@ -89,23 +88,24 @@ def _sinusoids(model: Transformer) -> Tensor:
 CONSTANTS: Mapping[str, Callable[[Transformer], Tensor]] = {
     "zeros": lambda model: torch.zeros(model.d_model),
     "zero matrix": lambda model: torch.zeros(model.d_model, model.d_model),
-    "sinusoids": _sinusoids,
+    "sinusoids": _sinusoid_table,
 }
+"""Makers of constant tensors by their names in files."""
 
 
 @cache
-def read_tree(name: str) -> Mapping[str, Any]:
-    """The file of a family, with what it does not say from the family that it is like."""
-    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+def read_family_file(model_type: str) -> Mapping[str, Any]:
+    """Reads the file of a family, and what it does not say from the family that it is like."""
+    text = Path(__file__).with_name(f"{model_type}.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     like = tree.pop("like", None)
-    return tree if like is None else _merge_trees(read_tree(like), tree)
+    return tree if like is None else _merge_trees(read_family_file(like), tree)
 
 
-def _merge_trees(base: Mapping[str, Any], own: Mapping[str, Any], are_rules: bool = False) -> dict[str, Any]:
-    """Sections of `own` over those of `base`, in whose place their keys stay; a null takes a key away."""
+def _merge_trees(base: Mapping[str, Any], overrides: Mapping[str, Any], are_rules: bool = False) -> dict[str, Any]:
+    """Merges the sections of `overrides` into those of `base`, where their keys stay in place; a null removes a key."""
     merged = dict(base)
-    for key, value in own.items():
+    for key, value in overrides.items():
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, dict) and not are_rules:
@@ -115,45 +115,48 @@ def _merge_trees(base: Mapping[str, Any], own: Mapping[str, Any], are_rules: boo
     return merged
 
 
-def load_family(name: str) -> Family:
-    """The family of this `model_type`."""
-    return _family(name, {key: value for key, value in read_tree(name).items() if key != "gguf"})
+def load_family(model_type: str) -> Family:
+    """Loads the family of this `model_type` of Transformers."""
+    return _build_family(model_type, {key: rows for key, rows in read_family_file(model_type).items() if key != "gguf"})
 
 
-def load_gguf_family(name: str) -> Family:
-    """The same in GGUF files, which hold no heads: what its file has in the section `gguf`, and no other rows."""
-    tree = read_tree(name)
-    gguf = dict(tree["gguf"])
-    same = {key: tree[key] for key in ("shape", "name", "prefix", "modules")}
-    fixed = tree.get("fixed", {}) | gguf.pop("fixed")
-    return _family(name, {**same, **gguf, "fixed": fixed, "heads": {"causal": tree["heads"]["causal"]}})
-
-
-def _family(name: str, tree: dict[str, Any]) -> Family:
-    heads = {kind: _head(kind, head) for kind, head in tree.pop("heads").items()}
-    config = {key: _rule(row) for key, row in tree.pop("config").items()}
-    layouts = {pattern: LAYOUTS[layout] for pattern, layout in tree.pop("layouts", {}).items()}
-    return Family(model_type=name, heads=heads, config=config, layouts=layouts, **tree)
-
-
-def _head(kind: str, tree: Mapping[str, Any]) -> PublishedHead:
-    return PublishedHead(
-        objective=tree.get("objective", kind),
-        ending=tree["class"],
-        modules=tree.get("modules", {}),
-        config={key: _rule(row) for key, row in tree.get("config", {}).items()},
-        fixed=tree.get("fixed", {}),
-        by_class=tree.get("by_class", False),
-        constants={name: CONSTANTS[make] for name, make in tree.get("constants", {}).items()},
+def load_gguf_family(model_type: str) -> Family:
+    """Loads the same family of GGUF files, which hold no heads: the section `gguf` of its file, and no other rows."""
+    tree = read_family_file(model_type)
+    shared = {key: tree[key] for key in ("shape", "class_prefix", "prefix", "modules")}
+    fixed = tree.get("fixed", {}) | tree["gguf"]["fixed"]
+    return _build_family(
+        model_type, {**shared, **tree["gguf"], "fixed": fixed, "heads": {"causal": tree["heads"]["causal"]}}
     )
 
 
-def _rule(row: str | Mapping[str, Any]) -> rules.KeyRule:
-    """A rule: its name with what it is given, and options; `if` and `only-if` are for some kinds of objectives."""
+def _build_family(model_type: str, tree: dict[str, Any]) -> Family:
+    heads = {kind: _build_head(kind, head) for kind, head in tree.pop("heads").items()}
+    config = {key: _build_rule(row) for key, row in tree.pop("config").items()}
+    layouts = {pattern: LAYOUTS[layout] for pattern, layout in tree.pop("layouts", {}).items()}
+    return Family(model_type=model_type, heads=heads, config=config, layouts=layouts, **tree)
+
+
+def _build_head(kind: str, tree: Mapping[str, Any]) -> PublishedHead:
+    return PublishedHead(
+        objective=tree.get("objective", kind),
+        class_suffix=tree["class"],
+        modules=tree.get("modules", {}),
+        config={key: _build_rule(row) for key, row in tree.get("config", {}).items()},
+        fixed=tree.get("fixed", {}),
+        by_class=tree.get("by_class", False),
+        constants={name: CONSTANTS[maker] for name, maker in tree.get("constants", {}).items()},
+    )
+
+
+def _build_rule(row: str | Mapping[str, Any]) -> rules.KeyRule:
+    """Builds a rule of its name with its argument, and options; `if` and `only-if` are for some objectives."""
     if isinstance(row, str):
-        return rules.SameRule(row)
-    (name, given), *more = row.items()
+        return rules.SameValueRule(row)
+    (name, argument), *more = row.items()
     options = dict(more)
     only_if, kinds = options.pop("only-if", ""), options.pop("if", "")
-    rule = RULES[name](*([] if given is None else [given]), **options)
-    return rules.IfObjectiveRule(only_if or kinds, rule, written=not only_if) if only_if or kinds else rule
+    rule = RULES[name](*([] if argument is None else [argument]), **options)
+    if not (only_if or kinds):
+        return rule
+    return rules.IfObjectiveRule(only_if or kinds, rule, always_written=not only_if)

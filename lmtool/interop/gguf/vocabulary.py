@@ -19,177 +19,197 @@ import numpy as np
 import yaml
 from gguf import TokenType
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
-from lmtool.interop.families.config import Config
-from lmtool.interop.gguf.container import Container
-from lmtool.interop.gguf.files import inexpressible
-from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
+from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.gguf.container import GgufContainer
+from lmtool.interop.gguf.writing import inexpressible_error
+from lmtool.interop.tokenization.converting import SENTENCEPIECE_SPACE, sentencepiece_decoder_json
 from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain
 from lmtool.tokenization.inner import parse_tokenizer_json
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+JsonObject = dict[str, Any]
 
-
-def _split(pattern: str) -> dict[str, Any]:
-    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [cut, {**_BYTES, "use_regex": False}]}
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 @dataclass(frozen=True)
-class _Words:
-    """How a byte-level tokenizer cuts text into words, by its names in `tokenizer.ggml.pre`.
+class _WordSplitting:
+    """How a byte-level tokenizer cuts text into words.
 
-    whole: a word that is a token stays whole. begins: text begins with `bos` where the file does not say.
+    names: in `tokenizer.ggml.pre`. parts: of a tokenizer.json, by their keys. adds_bos: text begins with `bos` where
+    the file does not say.
     """
 
-    names: tuple[str, ...]
-    cut: dict[str, Any]
-    normalizer: dict[str, Any] | None = None
-    whole: bool = False
-    begins: bool = False
+    names: Sequence[str]
+    parts: JsonObject
+    adds_bos: bool
 
 
-def _words(names: str, regex: str = "", digits: bool = False, nfc: bool = False, **options: bool) -> _Words:
-    """names: parted by spaces. regex: of words, those of GPT-2 without one. digits: each is a word."""
-    cut: dict[str, Any] = _split(regex) if regex else _BYTES
+def _build_word_splitting(
+    names: str, regex: str = "", digits: bool = False, nfc: bool = False, whole: bool = False, begins: bool = False
+) -> _WordSplitting:
+    """Builds it of a row of words.yaml, which says what the arguments mean."""
+    pre_tokenizer: JsonObject = _BYTE_LEVEL
+    if regex:
+        split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, {**_BYTE_LEVEL, "use_regex": False}]}
     if digits:
-        cut = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]}
-    return _Words(tuple(names.split()), cut, {"type": "NFC"} if nfc else None, **options)
+        split = {"type": "Digits", "individual_digits": True}
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, _BYTE_LEVEL]}
+    normalizer = {"type": "NFC"} if nfc else None
+    parts = {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer, "model.ignore_merges": whole}
+    return _WordSplitting(names.split(), parts, begins)
 
 
-_WORDS = [_words(**words) for words in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))]
-_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-_ENDS = ("eos", "eot", "eom")
+_WORD_SPLITTINGS = [
+    _build_word_splitting(**row) for row in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
+]
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""Names of special tokens in GGUF files, by those of tokenizer_config.json."""
+_END_ROLES = ("eos", "eot", "eom")
 """Tokens that end a text, a turn, and a message."""
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
-"""Where a file does not say."""
-_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-_PREFIX = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, _REPLACE]}
-_GEMMA_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""Ids of special tokens where a file does not say."""
+_REPLACE_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SENTENCEPIECE_SPACE}
+_PREFIX_SPACE = {
+    "type": "Sequence",
+    "normalizers": [{"type": "Prepend", "prepend": SENTENCEPIECE_SPACE}, _REPLACE_SPACES],
+}
+_GEMMA_SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_TOKEN_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
-def describe_tokenizer(
-    container: Container, architecture: str, vocab_size: int
+def read_gguf_tokenizer(
+    container: GgufContainer, architecture: str, vocab_size: int
 ) -> tuple[PublishedTokenizer, dict[str, Any]]:
-    """The tokenizer of a file, and keys of its config.json, such as `eos_token_id`.
+    """Reads the tokenizer of a file, and keys of its config.json, such as `eos_token_id`.
 
-    Raises CheckpointError when it is of an unknown kind, or does not fit together.
-
-    SentencePiece puts a space before any text, also before one that begins with a space, as the original does.
+    SentencePiece puts a space before any text, also before one that begins with a space, as the original does. Raises
+    CheckpointError when the tokenizer is of an unknown kind, or does not fit together.
     """
-    keys = Config(container.values, plain(str(container.path)))
-    tokens: list[str] = list(keys.take("tokenizer.ggml.tokens", list))
-    model = keys.take("tokenizer.ggml.model", str)
-    special = _special_ids(keys, len(tokens), model)
-    kinds = _numbers(keys, "tokenizer.ggml.token_type", len(tokens)) or [int(TokenType.NORMAL)] * len(tokens)
+    config = PublishedConfig(container.values, plain(str(container.path)))
+    tokens: list[str] = list(config.read("tokenizer.ggml.tokens", list))
+    model = config.read("tokenizer.ggml.model", str)
+    special = _read_special_ids(config, len(tokens), model)
+    kinds = _read_numbers(config, "tokenizer.ggml.token_type", len(tokens)) or [int(TokenType.NORMAL)] * len(tokens)
     if architecture == "gemma":
-        _spell_spaces(tokens, kinds)
-    if len(tokens) > vocab_size or len(set(tokens)) < len(tokens):
-        raise keys.refusal(
-            f"it has {len(tokens)} tokens, {len(set(tokens))} different ones, and {vocab_size} embeddings"
-        )
+        _respell_spaces_(tokens, kinds)
+    n_different = len(set(tokens))
+    if len(tokens) > vocab_size or n_different < len(tokens):
+        what = f"it has {len(tokens)} tokens, {n_different} different ones, and {vocab_size} embeddings"
+        raise config.import_error(what)
     match model:
         case "gpt2":
-            document, begins = _byte_level(keys, tokens)
+            document, adds_bos = _read_byte_level(config, tokens)
         case "llama":
-            document, begins = _sentencepiece(keys, tokens, kinds, special, architecture)
+            document, adds_bos = _read_sentencepiece(config, tokens, kinds, special, architecture), True
         case _:
-            raise keys.refusal(f"its tokenizer is {plain(model)[:40]}, not gpt2 or llama")
-    marked = {special[name] for name in ("bos", "eos", "unknown") if name in special}
+            raise config.import_error(f"its tokenizer is {plain(model)[:40]}, not gpt2 or llama")
+    marked = {special[role] for role in ("bos", "eos", "unknown") if role in special}
     document["added_tokens"] = [
-        _added_token(n, token, special=kind == TokenType.CONTROL or n in marked)
+        {"id": n, "content": token, **_TOKEN_FLAGS, "special": kind == TokenType.CONTROL or n in marked}
         for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if token and (kind in (TokenType.CONTROL, TokenType.USER_DEFINED) or n in marked)
     ]
-    before = _prompt_format(keys, "bos", tokens, special, begins)
-    after = _prompt_format(keys, "eos", tokens, special, False)
-    document["post_processor"] = _template(before, after)
+    before = _read_added_tokens(config, "bos", tokens, special, adds_bos)
+    after = _read_added_tokens(config, "eos", tokens, special, False)
     try:
-        text = parse_tokenizer_json(json.dumps(document)).to_str()
+        tokenizer = parse_tokenizer_json(json.dumps(document))
+        if before or after:
+            first, second = [*before, "$A", *after], [f"{part}:1" for part in (*before, "$B", *after)]
+            ids = [(token, tokens.index(token)) for token in {*before, *after}]
+            tokenizer.post_processor = TemplateProcessing(single=first, pair=first + second, special_tokens=ids)
     except Exception as error:  # the library raises nothing more special
-        raise keys.refusal(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
-    config: dict[str, Any] = {key: tokens[special[name]] for key, name in _SPECIAL.items() if name in special}
-    template = keys.optional("tokenizer.chat_template", str)
+        raise config.import_error(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
+    tokenizer_config: dict[str, Any] = {key: tokens[special[role]] for key, role in _ROLES.items() if role in special}
+    template = config.read_optional("tokenizer.chat_template", str)
     if template is not None:
-        config["chat_template"] = template
-    ends = list(dict.fromkeys(special[name] for name in _ENDS if name in special))
-    ids: dict[str, Any] = {f"{key}_id": special[name] for key, name in _SPECIAL.items() if name in special}
-    ids.pop("unk_token_id", None)
+        tokenizer_config["chat_template"] = template
+    ends = list(dict.fromkeys(special[role] for role in _END_ROLES if role in special))
+    ids_by_key: dict[str, Any] = {f"{key}_id": special[role] for key, role in _ROLES.items() if role in special}
+    ids_by_key.pop("unk_token_id", None)
     if ends:
-        ids["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    return PublishedTokenizer(text, config), ids
+        ids_by_key["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    return PublishedTokenizer(tokenizer.to_str(), tokenizer_config), ids_by_key
 
 
-def _special_ids(keys: Config, n_tokens: int, model: str) -> dict[str, int]:
+def _read_special_ids(config: PublishedConfig, n_tokens: int, model: str) -> dict[str, int]:
+    """Reads the ids of special tokens by their roles. model: the kind of tokenizer, which has defaults for some."""
     special = {}
-    for name in (*_SPECIAL.values(), *_ENDS[1:]):
-        n = keys.optional(f"tokenizer.ggml.{name}_token_id", int)
+    for role in (*_ROLES.values(), *_END_ROLES[1:]):
+        n = config.read_optional(f"tokenizer.ggml.{role}_token_id", int)
         if n is not None and not 0 <= n < n_tokens:
-            raise keys.refusal(f"tokenizer.ggml.{name}_token_id is {n} of {n_tokens} tokens")
-        if n is None and model == "llama" and _SENTENCEPIECE_IDS.get(name, n_tokens) < n_tokens:
-            n = _SENTENCEPIECE_IDS[name]
+            raise config.import_error(f"tokenizer.ggml.{role}_token_id is {n} of {n_tokens} tokens")
+        if n is None and model == "llama" and _SENTENCEPIECE_IDS.get(role, n_tokens) < n_tokens:
+            n = _SENTENCEPIECE_IDS[role]
         if n is not None:
-            special[name] = n
+            special[role] = n
     return special
 
 
-def _numbers(keys: Config, name: str, length: int) -> list[Any] | None:
-    """A list of numbers, one for each token; None when the file has none."""
-    values = keys.optional(name, np.ndarray)
+def _read_numbers(config: PublishedConfig, key: str, n_tokens: int) -> list[Any] | None:
+    """Reads a list of numbers, one for each token; None when the file has none."""
+    values = config.read_optional(key, np.ndarray)
     if values is None:
         return None
-    if len(values) != length:
-        raise keys.refusal(f"{name} has {len(values)} items for {length} tokens")
+    if len(values) != n_tokens:
+        raise config.import_error(f"{key} has {len(values)} items for {n_tokens} tokens")
     numbers: list[Any] = values.tolist()
     return numbers
 
 
-def _spell_spaces(tokens: list[str], kinds: list[int]) -> None:
-    """Spell runs of spaces as Gemma's own tokenizer does: they are ordinary tokens there, with merges."""
+def _respell_spaces_(tokens: list[str], kinds: list[int]) -> None:
+    """Spells runs of spaces as Gemma's own tokenizer does: they are ordinary tokens there, with merges."""
     for n, token in enumerate(tokens):
         if len(token) > 1 and not token.strip(" "):
-            tokens[n] = SPACE * len(token)
+            tokens[n] = SENTENCEPIECE_SPACE * len(token)
             kinds[n] = int(TokenType.NORMAL)
 
 
-def _byte_level(keys: Config, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """A document without added tokens; and whether text begins with `bos` where the file does not say."""
-    name = keys.take("tokenizer.ggml.pre", str, "default")
-    words = next((one for one in _WORDS if name in one.names), None)
-    if words is None:
-        known = ", ".join(name for one in _WORDS for name in one.names)
-        raise keys.refusal(f"its pre-tokenizer {plain(name)[:40]} is none of {known}")
-    merges = [merge.split(" ") for merge in keys.take("tokenizer.ggml.merges", list) if type(merge) is str]
+def _read_byte_level(config: PublishedConfig, tokens: Sequence[str]) -> tuple[JsonObject, bool]:
+    """Reads a document without added tokens, and whether text begins with `bos` where the file does not say."""
+    name = config.read("tokenizer.ggml.pre", str, "default")
+    splitting = next((one for one in _WORD_SPLITTINGS if name in one.names), None)
+    if splitting is None:
+        known = ", ".join(name for one in _WORD_SPLITTINGS for name in one.names)
+        raise config.import_error(f"its pre-tokenizer {plain(name)[:40]} is none of {known}")
+    merges = [merge.split(" ") for merge in config.read("tokenizer.ggml.merges", list) if type(merge) is str]
     if any(len(merge) != 2 for merge in merges):
-        raise keys.refusal("a merge in tokenizer.ggml.merges is not of two parts")
-    decoder = {**_BYTES, "add_prefix_space": True}
-    model = _bpe(tokens, merges, ignore_merges=words.whole)
-    parts = {"normalizer": words.normalizer, "pre_tokenizer": words.cut, "decoder": decoder, "model": model}
-    return parts, words.begins
+        raise config.import_error("a merge in tokenizer.ggml.merges is not of two parts")
+    parts = {key: splitting.parts[key] for key in ("normalizer", "pre_tokenizer")}
+    model = _bpe_json(tokens, merges, ignore_merges=splitting.parts["model.ignore_merges"])
+    return {**parts, "decoder": {**_BYTE_LEVEL, "add_prefix_space": True}, "model": model}, splitting.adds_bos
 
 
-def _sentencepiece(
-    keys: Config, tokens: Sequence[str], kinds: Sequence[int], special: Mapping[str, int], architecture: str
-) -> tuple[dict[str, Any], bool]:
-    """A document without added tokens; and whether text begins with `bos` where the file does not say."""
-    scores = _numbers(keys, "tokenizer.ggml.scores", len(tokens))
+def _read_sentencepiece(
+    config: PublishedConfig,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    special: Mapping[str, int],
+    architecture: str,
+) -> JsonObject:
+    """Reads a document without added tokens."""
+    scores = _read_numbers(config, "tokenizer.ggml.scores", len(tokens))
     if scores is None or not all(type(score) is float for score in scores):
-        raise keys.refusal("tokenizer.ggml.scores is not a list of floats")
+        raise config.import_error("tokenizer.ggml.scores is not a list of floats")
     unknown = tokens[special["unknown"]] if "unknown" in special else None
-    merges = recovered_merges(tokens, kinds, scores, architecture)
-    model = _bpe(tokens, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
-    prefixed = keys.take("tokenizer.ggml.add_space_prefix", bool, True)
-    cut = _GEMMA_CUT if architecture == "gemma" else None
-    spaced, decoder = _PREFIX if prefixed else _REPLACE, sentencepiece_decoder(prefixed=prefixed)
-    return {"normalizer": spaced, "pre_tokenizer": cut, "decoder": decoder, "model": model}, True
+    merges = infer_merges(tokens, kinds, scores, architecture)
+    adds_prefix = config.read("tokenizer.ggml.add_space_prefix", bool, True)
+    return {
+        "normalizer": _PREFIX_SPACE if adds_prefix else _REPLACE_SPACES,
+        "pre_tokenizer": _GEMMA_SPLIT if architecture == "gemma" else None,
+        "decoder": sentencepiece_decoder_json(strips_space=adds_prefix),
+        "model": _bpe_json(tokens, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown),
+    }
 
 
-def recovered_merges(
+def infer_merges(
     tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float], architecture: str
 ) -> list[list[str]]:
-    """All ways to make an ordinary token of two, best score first; Gemma's scores say less than its order does.
+    """Infers all ways to make an ordinary token of two, best score first; of Gemma in the order of the tokens.
 
     Tokens of other kinds are neither parts nor results, so that text spells no control token.
     """
@@ -204,116 +224,96 @@ def recovered_merges(
     return [[left, right] for *_, left, right in ranked]
 
 
-def _bpe(tokens: Sequence[str], merges: Sequence[Sequence[str]], **options: object) -> dict[str, Any]:
+def _bpe_json(tokens: Sequence[str], merges: Sequence[Sequence[str]], **options: object) -> JsonObject:
     return {"type": "BPE", **options, "vocab": {token: n for n, token in enumerate(tokens)}, "merges": merges}
 
 
-def _added_token(n: int, token: str, *, special: bool) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
-    return {"id": n, "content": token, **flags}
-
-
-def _prompt_format(
-    keys: Config, name: str, tokens: Sequence[str], special: Mapping[str, int], default: bool
-) -> list[tuple[str, int]]:
-    """The token that is put before (`bos`) or after (`eos`) every text, if one is."""
-    if not keys.take(f"tokenizer.ggml.add_{name}_token", bool, default):
+def _read_added_tokens(
+    config: PublishedConfig, role: str, tokens: Sequence[str], special: Mapping[str, int], default: bool
+) -> list[str]:
+    """Reads which token is put before (`bos`) or after (`eos`) every text; there may be none."""
+    if not config.read(f"tokenizer.ggml.add_{role}_token", bool, default):
         return []
-    if name not in special:
-        raise keys.refusal(f"text gets a token {name}, and tokenizer.ggml.{name}_token_id is missing")
-    return [(tokens[special[name]], special[name])]
+    if role not in special:
+        raise config.import_error(f"text gets a token {role}, and tokenizer.ggml.{role}_token_id is missing")
+    return [tokens[special[role]]]
 
 
-def _template(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]]) -> dict[str, Any] | None:
-    if not before and not after:
-        return None
-
-    def framed(sequence: str, segment: int) -> list[dict[str, Any]]:
-        def added(bos_eos: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-            return [{"SpecialToken": {"id": token, "type_id": segment}} for token, _ in bos_eos]
-
-        return [*added(before), {"Sequence": {"id": sequence, "type_id": segment}}, *added(after)]
-
-    known = {token: {"id": token, "ids": [n], "tokens": [token]} for token, n in (*before, *after)}
-    pair = [*framed("A", 0), *framed("B", 1)]
-    return {"type": "TemplateProcessing", "single": framed("A", 0), "pair": pair, "special_tokens": known}
-
-
-def express_tokenizer(
-    tokenizer_json: str, tokenizer_config: Mapping[str, Any], architecture: str, vocab_size: int, ends: Sequence[int]
+def write_gguf_tokenizer(
+    tokenizer_json: str,
+    tokenizer_config: Mapping[str, Any],
+    architecture: str,
+    vocab_size: int,
+    end_ids: Sequence[int],
 ) -> dict[str, Any]:
-    """The inverse of `describe_tokenizer`: values by their key in a file, lists in the place of arrays.
+    """Returns the values of a file by their keys, with lists in the place of arrays: inverse of `read_gguf_tokenizer`.
 
-    ends: ids that end a text, of a config.json. Raises UsageError naming a key that no GGUF file has.
+    end_ids: tokens that end a text, of a config.json. Raises UsageError with a key that no GGUF file has.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
     document = json.loads(tokenizer.to_str())
     model = document["model"]
     if model["type"] != "BPE":
-        raise inexpressible("model.type", model["type"])
+        raise inexpressible_error("model.type", model["type"])
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model[key]:
-            raise inexpressible(f"model.{key}", str(model[key]))
-    tokens, kinds = _tokens(document, vocab_size)
+            raise inexpressible_error(f"model.{key}", str(model[key]))
+    tokens, kinds = _list_tokens(document, vocab_size)
     if architecture == "gemma":
-        runs = zip(tokens, kinds, strict=True)
-        tokens = [token.replace(SPACE, " ") if kind == TokenType.USER_DEFINED else token for token, kind in runs]
+        rows = zip(tokens, kinds, strict=True)
+        tokens = [t.replace(SENTENCEPIECE_SPACE, " ") if kind == TokenType.USER_DEFINED else t for t, kind in rows]
     values: dict[str, Any] = {"tokens": tokens, "token_type": kinds}
     if model["byte_fallback"]:
-        values |= _express_sentencepiece(document, tokens, kinds, architecture)
+        values |= _write_sentencepiece(document, tokens, kinds, architecture)
     else:
-        values |= {"model": "gpt2", "pre": _words_of(document).names[0], "add_space_prefix": False}
+        values |= {"model": "gpt2", "pre": _find_word_splitting(document).names[0], "add_space_prefix": False}
         values["merges"] = [" ".join(merge) for merge in model["merges"]]
         if not values["merges"] or any(merge.count(" ") != 1 for merge in values["merges"]):
-            raise inexpressible("model.merges", "empty, or of tokens with spaces")
-    special = _ids_of(tokenizer_config, tokens)
-    rest = [n for n in ends if n != special.get("eos")]
-    if len(rest) >= len(_ENDS) or not all(type(n) is int and 0 <= n < vocab_size for n in rest):
-        raise inexpressible("eos_token_id", f"{list(ends)}")
-    special |= dict(zip(_ENDS[1:] if "eos" in special else _ENDS, rest, strict=False))
-    values |= {f"{name}_token_id": n for name, n in special.items()}
-    values |= _express_framing(tokenizer, special)
+            raise inexpressible_error("model.merges", "empty, or of tokens with spaces")
+    special = _find_special_ids(tokenizer_config, tokens)
+    other_ends = [n for n in end_ids if n != special.get("eos")]
+    if len(other_ends) >= len(_END_ROLES) or not all(type(n) is int and 0 <= n < vocab_size for n in other_ends):
+        raise inexpressible_error("eos_token_id", f"{list(end_ids)}")
+    special |= dict(zip(_END_ROLES[1:] if "eos" in special else _END_ROLES, other_ends, strict=False))
+    values |= {f"{role}_token_id": n for role, n in special.items()}
+    values |= _find_added_roles(tokenizer, special)
     keys = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     if (template := tokenizer_config.get("chat_template")) is not None:
         keys["tokenizer.chat_template"] = template
     return keys
 
 
-def _tokens(document: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    """All tokens by their id, and their kinds. As llama.cpp does, ids without a token get one that is never used."""
+def _list_tokens(document: JsonObject, vocab_size: int) -> tuple[list[str], list[int]]:
+    """Lists all tokens and their kinds by their ids; an id without a token gets one that is unused, as in llama.cpp."""
     model = document["model"]
-    at: dict[int, tuple[str, int]] = {n: (token, int(TokenType.NORMAL)) for token, n in model["vocab"].items()}
+    by_id: dict[int, tuple[str, int]] = {n: (token, int(TokenType.NORMAL)) for token, n in model["vocab"].items()}
     for token in document["added_tokens"]:
         if token["single_word"] or token["lstrip"] or token["rstrip"]:
-            raise inexpressible("added_tokens", f"{token['content']!r}, which takes in what is around it")
+            raise inexpressible_error("added_tokens", f"{token['content']!r}, which takes in what is around it")
         kind = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-        at[token["id"]] = (token["content"], int(kind))
+        by_id[token["id"]] = (token["content"], int(kind))
     if model["byte_fallback"]:
-        at |= {n: (token, int(TokenType.BYTE)) for n, (token, _) in at.items() if _BYTE.fullmatch(token)}
-        at |= {n: (token, int(TokenType.UNKNOWN)) for n, (token, _) in at.items() if token == model["unk_token"]}
-    if max(at, default=0) >= vocab_size:
-        raise inexpressible("vocab_size", f"{vocab_size}, less than the tokenizer has")
+        by_id |= {n: (token, int(TokenType.BYTE)) for n, (token, _) in by_id.items() if _BYTE_TOKEN.fullmatch(token)}
+        by_id |= {n: (token, int(TokenType.UNKNOWN)) for n, (token, _) in by_id.items() if token == model["unk_token"]}
+    if max(by_id, default=0) >= vocab_size:
+        raise inexpressible_error("vocab_size", f"{vocab_size}, less than the tokenizer has")
     unused = int(TokenType.UNUSED)
-    tokens, kinds = zip(*(at.get(n, (f"[PAD{n}]", unused)) for n in range(vocab_size)), strict=True)
+    tokens, kinds = zip(*(by_id.get(n, (f"[PAD{n}]", unused)) for n in range(vocab_size)), strict=True)
     return list(tokens), list(kinds)
 
 
-def _words_of(document: Mapping[str, Any]) -> _Words:
-    """How a byte-level tokenizer cuts text into words, if llama.cpp has a name for it."""
-    normalizer = document["normalizer"]
-    if normalizer == {"type": "Sequence", "normalizers": []}:
-        normalizer = None
-    cut, whole = document["pre_tokenizer"], document["model"]["ignore_merges"]
-    same_cut = [one for one in _WORDS if _without_offsets(one.cut) == _without_offsets(cut)]
-    if not same_cut:
-        raise inexpressible("pre_tokenizer", json.dumps(cut))
-    same_text = [one for one in same_cut if one.normalizer == normalizer]
-    if not same_text:
-        raise inexpressible("normalizer", json.dumps(normalizer))
-    words = next((one for one in same_text if one.whole == whole), None)
-    if words is None:
-        raise inexpressible("model.ignore_merges", str(whole))
-    return words
+def _find_word_splitting(document: JsonObject) -> _WordSplitting:
+    """Finds how a byte-level tokenizer cuts text into words. Raises UsageError where llama.cpp has no name for it."""
+    parts = {key: document[key] for key in ("pre_tokenizer", "normalizer")}
+    parts["model.ignore_merges"] = document["model"]["ignore_merges"]
+    if parts["normalizer"] == {"type": "Sequence", "normalizers": []}:
+        parts["normalizer"] = None
+    splittings = _WORD_SPLITTINGS
+    for key, part in parts.items():
+        splittings = [one for one in splittings if _without_offsets(one.parts[key]) == _without_offsets(part)]
+        if not splittings:
+            raise inexpressible_error(key, json.dumps(part))
+    return splittings[0]
 
 
 def _without_offsets(part: Any) -> Any:
@@ -325,16 +325,16 @@ def _without_offsets(part: Any) -> Any:
     return part
 
 
-def _express_sentencepiece(
-    document: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], architecture: str
-) -> dict[str, Any]:
-    normalizer, cut = document["normalizer"], document["pre_tokenizer"]
-    if normalizer is None and cut is not None and cut["type"] == "Metaspace" and not cut["split"]:
-        prefixed = cut["prepend_scheme"] != "never"
-    elif normalizer in (_PREFIX, _REPLACE) and cut in (None, _GEMMA_CUT):
-        prefixed = normalizer == _PREFIX
+def _write_sentencepiece(
+    document: JsonObject, tokens: Sequence[str], kinds: Sequence[int], architecture: str
+) -> JsonObject:
+    normalizer, split = document["normalizer"], document["pre_tokenizer"]
+    if normalizer is None and split is not None and split["type"] == "Metaspace" and not split["split"]:
+        adds_prefix = split["prepend_scheme"] != "never"
+    elif normalizer in (_PREFIX_SPACE, _REPLACE_SPACES) and split in (None, _GEMMA_SPLIT):
+        adds_prefix = normalizer == _PREFIX_SPACE
     else:
-        raise inexpressible("normalizer", json.dumps(normalizer))
+        raise inexpressible_error("normalizer", json.dumps(normalizer))
     ordinary = {token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.NORMAL}
     merges = [merge for merge in document["model"]["merges"] if {*merge, "".join(merge)} <= ordinary]
     rank: dict[str, int] = {}
@@ -343,33 +343,35 @@ def _express_sentencepiece(
     scores = [float(-rank.get(token, len(rank))) for token in tokens]
     # Scores say what these merges do when those of a token stand together, and are all that there could be. Merges of
     # other tokens do nothing: those are cut out of the text before.
-    if _by_result(merges) != _by_result(recovered_merges(tokens, kinds, scores, architecture)):
-        raise inexpressible("model.merges", "not what the scores of tokens could express")
-    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefixed}
+    if _group_merges(merges) != _group_merges(infer_merges(tokens, kinds, scores, architecture)):
+        raise inexpressible_error("model.merges", "not what the scores of tokens could express")
+    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": adds_prefix}
 
 
-def _by_result(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
-    """Merged tokens in the order of their first merge, each with its left parts."""
+def _group_merges(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
+    """Groups merges by their result, in the order of the first merge of each, with their left parts."""
     parts: defaultdict[str, set[str]] = defaultdict(set)
     for left, right in merges:
         parts[left + right].add(left)
     return list(parts.items())
 
 
-def _ids_of(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, int]:
-    ids = {token: n for n, token in enumerate(tokens)}
-    named = {key: token for key in _SPECIAL if (token := tokenizer_config.get(key)) is not None}
-    for key, token in named.items():
-        if token not in ids:
-            raise inexpressible(key, f"{token!r}, which is not a token")
-    return {_SPECIAL[key]: ids[token] for key, token in named.items()}
+def _find_special_ids(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, int]:
+    """Finds the ids of special tokens by their roles."""
+    ids, special = {token: n for n, token in enumerate(tokens)}, {}
+    for key, role in _ROLES.items():
+        if (token := tokenizer_config.get(key)) is not None:
+            if token not in ids:
+                raise inexpressible_error(key, f"{token!r}, which is not a token")
+            special[role] = ids[token]
+    return special
 
 
-def _express_framing(tokenizer: Tokenizer, special: Mapping[str, int]) -> dict[str, bool]:
-    """Whether tokens are put around every text."""
+def _find_added_roles(tokenizer: Tokenizer, special: Mapping[str, int]) -> dict[str, bool]:
+    """Finds which special tokens are put around every text. Raises UsageError for others than bos and eos."""
     bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
     framed: list[int] = tokenizer.encode("a").ids
-    for begins, ends in itertools.product((False, True), repeat=2):
-        if framed == [*[special.get("bos")] * begins, *bare, *[special.get("eos")] * ends]:
-            return {"add_bos_token": begins, "add_eos_token": ends}
-    raise inexpressible("post_processor", "not only bos_token and eos_token around a text")
+    for adds_bos, adds_eos in itertools.product((False, True), repeat=2):
+        if framed == [*[special.get("bos")] * adds_bos, *bare, *[special.get("eos")] * adds_eos]:
+            return {"add_bos_token": adds_bos, "add_eos_token": adds_eos}
+    raise inexpressible_error("post_processor", "not only bos_token and eos_token around a text")

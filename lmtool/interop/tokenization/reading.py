@@ -1,11 +1,9 @@
-"""Read the tokenizer of a Hugging Face model directory, in each form that the hub has.
+"""Reads the tokenizer of a Hugging Face model directory, in each form that the Hub has.
 
 Whatever the form, the result is a tokenizer of the `tokenizers` library that gives the ids of Transformers 5.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
-from lmtool.interop.tokenization.converting import SPACE, convert, sentencepiece_decoder
-from lmtool.interop.tokenization.settings import (
-    LLAMA,
-    TokenizerSettings,
-    read_object,
-    read_settings,
-    read_text,
-    refusal,
+from lmtool.interop.files import read_json, read_text
+from lmtool.interop.tokenization.converting import (
+    SENTENCEPIECE_SPACE,
+    convert_tokenizer,
+    sentencepiece_decoder_json,
 )
+from lmtool.interop.tokenization.settings import LLAMA, TokenizerSettings, read_tokenizer_settings, tokenizer_error
 from lmtool.printable import plain
 from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_growth, convert_panics, parse_tokenizer_json
 
-_PROBE = "a b\n\U0010fffe"
+_PROBE_TEXT = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
 
 
@@ -43,74 +39,74 @@ class PublishedTokenizer:
 
 
 def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
-    """The tokenizer of a model directory, with the ids of Transformers' AutoTokenizer.
+    """Reads the tokenizer of a model directory, with the ids of Transformers' AutoTokenizer.
 
     model_type: as in config.json. Read from tokenizer.json, or else converted from vocab.json and merges.txt
     (byte-level BPE), vocab.txt (WordPiece), spiece.model (Unigram), tokenizer.model (BPE of SentencePiece), or
     vocab.json with source.spm (Marian). Special tokens that the vocabulary lacks are added behind it, as Transformers
     does.
 
-    Raises CheckpointError when files are missing, damaged, or describe something else; ResourceError as `convert` does.
+    Raises CheckpointError when files are missing, damaged, or describe something else; ResourceError as
+    `convert_tokenizer` does.
     """
-    with _library_errors(str(folder)):
-        settings = read_settings(folder, model_type)
-        if (folder / "tokenizer.json").is_file():
-            inner, names = _from_file(folder, settings), settings.names
-        else:
-            inner, names = convert(folder, settings)
-            check_growth(json.loads(inner.to_str()))
-        _check(inner, str(folder))
-        config: dict[str, Any] = {role: name for role, name in names.items() if inner.token_to_id(name) is not None}
-        if settings.chat_template is not None:
-            config["chat_template"] = settings.chat_template
-        return PublishedTokenizer(inner.to_str(), config)
-
-
-@contextmanager
-def _library_errors(where: str) -> Iterator[None]:
-    """Turn errors of the libraries into CheckpointError; `tokenizers` raises bare Exception, and panics of Rust."""
     try:
         with convert_panics():
-            yield
+            settings = read_tokenizer_settings(folder, model_type)
+            if (folder / "tokenizer.json").is_file():
+                tokenizer, special_tokens = _read_tokenizer_file(folder, settings), settings.special_tokens
+            else:
+                tokenizer, special_tokens = convert_tokenizer(folder, settings)
+                check_growth(json.loads(tokenizer.to_str()))
+            # encodes a text too, so that what fails on every text fails now
+            ids = [
+                *tokenizer.get_vocab(with_added_tokens=True).values(),
+                *tokenizer.encode(_PROBE_TEXT, _PROBE_TEXT).ids,
+            ]
+            if max(ids, default=0) >= MAX_VOCAB_SIZE:
+                raise tokenizer_error(f"it has token ids of {MAX_VOCAB_SIZE:,} and more", str(folder))
     except (LmtoolError, MemoryError):
         raise
-    except Exception as error:
-        raise refusal(plain(str(error)[:300])[:120], where) from error
+    except Exception as error:  # the library raises bare Exception
+        raise tokenizer_error(plain(str(error)[:300])[:120], str(folder)) from error
+    config: dict[str, Any] = {
+        role: token for role, token in special_tokens.items() if tokenizer.token_to_id(token) is not None
+    }
+    if settings.chat_template is not None:
+        config["chat_template"] = settings.chat_template
+    return PublishedTokenizer(tokenizer.to_str(), config)
 
 
-def _check(inner: Tokenizer, where: str) -> None:
-    """Raise CheckpointError for ids that no embedding has; and let what fails on every text fail now."""
-    ids = [*inner.get_vocab(with_added_tokens=True).values(), *inner.encode(_PROBE, _PROBE).ids]
-    if max(ids, default=0) >= MAX_VOCAB_SIZE:
-        raise refusal(f"it has token ids of {MAX_VOCAB_SIZE:,} and more", where)
-
-
-def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
+def _read_tokenizer_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     path = folder / "tokenizer.json"
-    described = read_object(path)
-    model = described.get("model")
-    if settings.kind == LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
-        inner = parse_tokenizer_json(json.dumps(described | _llama(model, settings)))
+    document = read_json(path)
+    model = document.get("model")
+    if settings.class_name == LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
+        tokenizer = parse_tokenizer_json(json.dumps(document | _llama_parts(model, settings)))
     else:
-        inner = parse_tokenizer_json(read_text(path))
-    inner.no_truncation()
-    inner.no_padding()
-    settings.add_tokens(inner)
-    return inner
+        tokenizer = parse_tokenizer_json(read_text(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    settings.add_tokens_(tokenizer)
+    return tokenizer
 
 
-def _llama(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:
+def _llama_parts(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:
     """The parts of a Llama's tokenizer.json as Transformers has them, which takes only the vocabulary of these files.
 
     They prepend the space by a normalizer, which adds one to a text that begins with a space, and after each special
     token.
     """
-    prefixed = settings.flag("add_prefix_space", True)
-    scheme = "never" if not prefixed else "always" if settings.flag("legacy", False) else "first"
-    kept = {name: model.get(name) for name in ("vocab", "merges")}
+    adds_prefix = settings.read_flag("add_prefix_space", True)
+    scheme = "never" if not adds_prefix else "always" if settings.read_flag("legacy", False) else "first"
+    vocabulary = {name: model.get(name) for name in ("vocab", "merges")}
     return {
         "normalizer": None,
-        "pre_tokenizer": {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False},
-        "decoder": sentencepiece_decoder(prefixed=prefixed),
-        "model": {"type": "BPE", "fuse_unk": True, "byte_fallback": True, **kept},
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": SENTENCEPIECE_SPACE,
+            "prepend_scheme": scheme,
+            "split": False,
+        },
+        "decoder": sentencepiece_decoder_json(strips_space=adds_prefix),
+        "model": {"type": "BPE", "fuse_unk": True, "byte_fallback": True, **vocabulary},
     }

@@ -13,7 +13,7 @@ from lmtool.checksum import xxh3
 from lmtool.compute.kernels import build
 from lmtool.compute.kernels.matrices import NativeMatrix
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(build.load_kernels() is None, reason="needs a C compiler")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
 
 
 def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
-    assert [build._compiled() for _ in range(3)] == compiled * 3
+    assert [build._read_or_compile() for _ in range(3)] == compiled * 3
 
 
 def plant(cache: Path) -> Path:
@@ -47,52 +47,52 @@ def plant(cache: Path) -> Path:
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
 def test_a_library_that_others_can_write_is_not_loaded(compiled: list[bytes], tmp_path: Path, mode: int) -> None:
-    build._compiled()
+    build._read_or_compile()
     plant(tmp_path).chmod(mode)
-    assert build._compiled() == compiled[1]
-    assert build._compiled() == compiled[1]  # from the cache, beside what was planted
+    assert build._read_or_compile() == compiled[1]
+    assert build._read_or_compile() == compiled[1]  # from the cache, beside what was planted
 
 
 def test_a_library_of_another_user_is_not_loaded(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build._compiled()
+    build._read_or_compile()
     planted = plant(tmp_path)
     if os.geteuid() == 0:
         os.chown(planted, 12345, 12345)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert build._compiled() == compiled[1]
+    assert build._read_or_compile() == compiled[1]
 
 
 def test_in_a_folder_of_another_user_nothing_is_kept(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "deny_others_writing", lambda path: False)
-    assert build._compiled() == compiled[0]
+    assert build._read_or_compile() == compiled[0]
     assert not list(tmp_path.rglob("*.so"))
 
 
 def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_path: Path) -> None:
-    folder = tmp_path / build.FOLDER
+    folder = tmp_path / build.CACHE_FOLDER
     folder.mkdir()
     folder.chmod(0o777)
-    build._compiled()
+    build._read_or_compile()
     (library,) = tmp_path.rglob("*.so")
     assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
 
 
 def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / build.FOLDER).write_text("no folder")
-    assert build._compiled() == compiled[0]
+    (tmp_path / build.CACHE_FOLDER).write_text("no folder")
+    assert build._read_or_compile() == compiled[0]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
-    content = build._compiled()
+    content = build._read_or_compile()
     if not in_memory:
         monkeypatch.delattr(os, "memfd_create", raising=False)
-    assert build._load(content).step
+    assert build._load_library(content).step
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
@@ -101,10 +101,10 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    build.library.cache_clear()
-    assert build.library() is None
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is None
     assert "no such instruction" in caplog.text
-    build.library.cache_clear()
+    build.load_kernels.cache_clear()
 
 
 @pytest.mark.slow
@@ -114,22 +114,22 @@ def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: A
     compiled = build._compile
     monkeypatch.setattr(build, "_compile", lambda *of: calls.append(of) or compiled(*of))
     for _ in range(2):
-        build.library.cache_clear()
-        assert build.library() is not None
+        build.load_kernels.cache_clear()
+        assert build.load_kernels() is not None
     assert len(calls) == 1
     (stored,) = tmp_path.rglob("*.so")
     content = stored.read_bytes()
     stored.unlink()  # it is loaded here
     stored.write_bytes(content[:-1])
-    build.library.cache_clear()
-    assert build.library() is not None
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is not None
     assert len(calls) == 2
     assert len(list(tmp_path.rglob("*.so"))) == 1
-    monkeypatch.setattr(build, "_processor", lambda: "another")
-    build.library.cache_clear()
-    assert build.library() is not None
+    monkeypatch.setattr(build, "_processor_features", lambda: "another")
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is not None
     assert len(calls) == 3
-    build.library.cache_clear()
+    build.load_kernels.cache_clear()
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_compiler_without_half_floats(monkeypatch: pytest.MonkeyPatch, tmp_pat
     old.chmod(0o755)
     monkeypatch.setenv("CC", str(old))
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    build.library.cache_clear()
-    assert build.library() is not None
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is not None
     torch.testing.assert_close(NativeMatrix(weight, "float16")(x, None), wanted, rtol=0, atol=0, equal_nan=True)
-    build.library.cache_clear()
+    build.load_kernels.cache_clear()

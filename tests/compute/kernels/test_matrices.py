@@ -9,19 +9,19 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from lmtool.compute.kernels import build, matrices
-from lmtool.compute.kernels.matrices import GROUP, NativeMatrix, grouped, quantized
+from lmtool.compute.kernels.matrices import GROUP_SIZE, NativeMatrix, quantize_int4, quantize_int8
 
-compiled = pytest.mark.skipif(build.library() is None, reason="no C compiler")
+compiled = pytest.mark.skipif(build.load_kernels() is None, reason="no C compiler")
 
 
 @compiled
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
 @pytest.mark.parametrize(("n_out", "n_in"), [(5, 32), (16, 64), (50, 96), (33, 320)])
 def test_products(dtype: str, n_out: int, n_in: int) -> None:
     """Of the weights as they are kept; quantised inputs are rounded by a 127th or 63rd of their largest."""
     torch.manual_seed(n_out)
     weight, bias = torch.randn(n_out, n_in), torch.randn(n_out)
-    kept = {"int8": lambda: torch.mul(*quantized(weight)), "int4": lambda: grouped(weight).dense()}
+    kept = {"int8": lambda: torch.mul(*quantize_int8(weight)), "int4": lambda: quantize_int4(weight).dequantize()}
     dense = kept.get(dtype, lambda: weight.to(getattr(torch, dtype)).float())()
     matrix = NativeMatrix(weight, dtype)
     for n_rows in (1, 2, 8, 19):
@@ -34,8 +34,8 @@ def test_products(dtype: str, n_out: int, n_in: int) -> None:
 @compiled
 def test_rows_of_eight_bits() -> None:
     weight, indices = torch.randn(37, 64), torch.tensor([[0, 36], [15, 16]])
-    dense = torch.mul(*quantized(weight))
-    assert torch.equal(NativeMatrix(weight, "int8").rows(indices), dense[indices])
+    dense = torch.mul(*quantize_int8(weight))
+    assert torch.equal(NativeMatrix(weight, "int8").select_rows(indices), dense[indices])
 
 
 @compiled
@@ -44,21 +44,21 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     """Against sums of Python's whole numbers."""
     generator = torch.Generator().manual_seed(3)
     whole = torch.randint(0, 16, (20, 64), generator=generator)
-    whole[:, ::GROUP] = 0
-    whole[:, 1::GROUP] = 15
+    whole[:, ::GROUP_SIZE] = 0
+    whole[:, 1::GROUP_SIZE] = 15
     if dtype == "int8":
         whole = torch.randint(-127, 128, (20, 64), generator=generator)
         whole[:, 0] = 127
-    most = c_int32.in_dll(build.library(), "largest_input").value
+    most = c_int32.in_dll(build.load_kernels(), "largest_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
-    x[:, ::GROUP] = most
+    x[:, ::GROUP_SIZE] = most
     found = NativeMatrix(whole.float(), dtype)(x.float(), None)
     wanted = [[sum(a * b for a, b in zip(row, out, strict=True)) for out in whole.tolist()] for row in x.tolist()]
     assert found.round().tolist() == wanted
 
 
 @compiled
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
 def test_neighbours_change_nothing(dtype: str) -> None:
     torch.manual_seed(0)
     matrix, x = NativeMatrix(torch.randn(40, 96), dtype), torch.randn(11, 96) * torch.logspace(-2, 2, 11)[:, None]
@@ -68,7 +68,7 @@ def test_neighbours_change_nothing(dtype: str) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.KERNEL_DTYPES)
 def test_what_is_no_number_stays_none(dtype: str) -> None:
     x = torch.randn(3, 64)
     x[1, 40] = torch.nan
@@ -81,14 +81,14 @@ def test_weights_of_a_gguf_file_are_kept(kind: GGMLQuantizationType) -> None:
     weight = np.random.default_rng(1).standard_normal((48, 256)).astype(np.float32)
     weight[3], weight[5, :40] = 0, 7
     once = torch.from_numpy(dequantize(quantize(weight, kind), kind).astype(np.float32))
-    torch.testing.assert_close(grouped(once).dense(), once, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(quantize_int4(once).dequantize(), once, rtol=1e-3, atol=1e-6)
 
 
 def test_groups_have_the_nearer_grid() -> None:
     """Against loops over both grids of each group."""
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) + torch.tensor([0.0, 1.0, -2.0])[:, None]
-    found = grouped(weight).dense()
-    for row, kept in zip(weight.view(-1, GROUP).tolist(), found.view(-1, GROUP).tolist(), strict=True):
+    found = quantize_int4(weight).dequantize()
+    for row, kept in zip(weight.view(-1, GROUP_SIZE).tolist(), found.view(-1, GROUP_SIZE).tolist(), strict=True):
         extreme = max(row, key=abs)
         errors = []
         for step, least in (((max(row) - min(row)) / 15, min(row)), (extreme / -8, extreme)):

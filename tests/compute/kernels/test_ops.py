@@ -18,7 +18,7 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Even a few numbers are shared among them."""
-    monkeypatch.setattr(ops, "GRAIN", 1)
+    monkeypatch.setattr(ops, "NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
     n: int = request.param
     return n
@@ -187,8 +187,10 @@ def inputs_of(dtype: torch.dtype, device: str) -> dict[str, tuple[Any, ...]]:
 
 def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    call = ops._call
-    monkeypatch.setattr(ops, "_call", lambda name, *of, **options: names.append(name) or call(name, *of, **options))
+    call = ops._call_kernel
+    monkeypatch.setattr(
+        ops, "_call_kernel", lambda name, *of, **options: names.append(name) or call(name, *of, **options)
+    )
 
     def called(dtype: torch.dtype, device: str = "cpu") -> list[str]:
         names.clear()
@@ -199,7 +201,7 @@ def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> Non
     assert called(torch.float32) == ["normalise", "gate", "rotate_heads", "drop", "cross_entropy"]
     assert called(torch.bfloat16) == ["gate", "rotate_heads", "drop", "cross_entropy"]
     assert called(torch.float64) == called(torch.float32, "meta") == []
-    monkeypatch.setattr(ops, "library", lambda: None)
+    monkeypatch.setattr(ops, "load_kernels", lambda: None)
     assert called(torch.float32) == []
 
 
@@ -236,5 +238,5 @@ def test_the_plain_formulas_are_the_same_operators(monkeypatch: pytest.MonkeyPat
                 yield from (out, *torch.autograd.grad(out.square().sum(), x))
 
     found = list(results())
-    monkeypatch.setattr(ops, "library", lambda: None)
+    monkeypatch.setattr(ops, "load_kernels", lambda: None)
     torch.testing.assert_close(found, list(results()))

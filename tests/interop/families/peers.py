@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lmtool.interop.families import FAMILIES
-from lmtool.interop.families.config import Config
+from lmtool.interop.families.config import PublishedConfig
 from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import AnyObjective
@@ -44,33 +44,35 @@ def peer_of(architecture: str, config: dict[str, Any]) -> Any:
 
 def described(values: Mapping[str, Any], names: Sequence[str] = MANY) -> tuple[Transformer, AnyObjective]:
     """The recipe's model and objective of a configuration, all of which must have been read."""
-    config = Config(values, "a/config.json", names)
-    found = FAMILIES[values["model_type"]].describe(config)
+    config = PublishedConfig(values, "a/config.json", names)
+    found = FAMILIES[values["model_type"]].read_config(config)
     config.check_all_read()
-    objective: AnyObjective = TypeAdapter(AnyObjective).validate_python(found.objective)
-    return Transformer.model_validate(found.model), objective
+    objective: AnyObjective = TypeAdapter(AnyObjective).validate_python(found["objective"])
+    return Transformer.model_validate(found["model"]), objective
 
 
 def brought(peer: Any) -> LanguageModel:
     """A model of ours with the weights of one of Transformers."""
     values = json.loads(json.dumps(peer.config.to_dict(), default=str))
     family, tensors = FAMILIES[values["model_type"]], peer.state_dict()
-    names = family.canonical_names(tensors)
+    names = family.canonical_tensor_names(tensors)
     spec, objective = described(values, list(names))
     assert spec.vocab_size is not None
     model = build(spec, spec.vocab_size).eval()
-    weights = family.weights(spec, objective)
-    model.load_state_dict({one.ours: one.layout.join([tensors[names[n]] for n in one.theirs]) for one in weights})
+    weights = family.map_weights(spec, objective)
+    model.load_state_dict(
+        {one.name: one.layout.join([tensors[names[n]] for n in one.published_names]) for one in weights}
+    )
     return model
 
 
 def published(family: Family, spec: Transformer, objective: AnyObjective, model: LanguageModel, folder: Path) -> Any:
     """A model of ours as one of Transformers, by files."""
-    made = family.publish(spec, objective)
-    theirs, ours = family.constants(spec, objective), model.state_dict()
-    for weight in family.weights(spec, objective):
-        split = weight.layout.split(ours[weight.ours].detach())
-        theirs |= {name: tensor.contiguous() for name, tensor in zip(weight.theirs, split, strict=True)}
+    made = family.write_config(spec, objective)
+    theirs, ours = family.constant_tensors(spec, objective), model.state_dict()
+    for weight in family.map_weights(spec, objective):
+        split = weight.layout.split(ours[weight.name].detach())
+        theirs |= {name: tensor.contiguous() for name, tensor in zip(weight.published_names, split, strict=True)}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"pad_token_id": 0, **made}))
     save_file({name: tensor.clone() for name, tensor in theirs.items()}, folder / "model.safetensors", {"format": "pt"})

@@ -25,7 +25,7 @@ def small(case: str) -> Any:
     heads = FAMILIES[model_type].heads
     head = heads["masked" if "masked" in heads else "causal"]
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
-    return peer_of(FAMILIES[model_type].name + head.ending, {"vocab_size": VOCAB, **tokens, **config})
+    return peer_of(FAMILIES[model_type].class_prefix + head.class_suffix, {"vocab_size": VOCAB, **tokens, **config})
 
 
 def eager(peer: Any) -> Any:

@@ -17,7 +17,7 @@ from lmtool.export.exporting import export, export_gguf
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import LoadedModel
-from lmtool.interop.families import EVERY, FAMILIES, GGUF_FAMILIES
+from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.model.heads import Classifier, SpanReader, Tagger, TokenHeadModel
 from tests.interop.families.cases import CASES, PLAIN, TOKENIZERS
 from tests.interop.test_importing import TEXTS, brought, peer_in, rows_of
@@ -41,7 +41,7 @@ NOT_IN_GGUF = {
     "stablelm, tied": "model.tie_embeddings",
 }
 """Models of families that GGUF has, and a key that stands in the way."""
-GGUF = {*(family.model_type for family in GGUF_FAMILIES), "mistral"}
+GGUF = {*GGUF_FAMILIES, "mistral"}
 KEEP = torch.arange(16) < torch.tensor([[16], [9], [1]])
 
 
@@ -82,7 +82,7 @@ def peer_of(folder: Path, row: Row) -> Any:
     config = {**CASES[row.case][1], **row.config}
     if row.model_type == "modernbert" and row.head == "classification":
         config |= {"classifier_pooling": "mean" if row.config == TASKS["number"] else "cls"}
-    architecture = family.name + family.heads[row.head].ending
+    architecture = family.class_prefix + family.heads[row.head].class_suffix
     return peer_in(folder, (architecture, config, *TOKENIZERS.get(row.case, TOKENIZERS.get(row.model_type, PLAIN))))
 
 
@@ -168,7 +168,7 @@ def test_in_and_out_and_back(name: str, tmp_path: Path) -> None:
     back = brought(tmp_path / "out").recipe
     assert back.model == loaded.recipe.model
     assert back.objective == loaded.recipe.objective
-    if exported.generates:
+    if exported.is_generative:
         assert_same_text(loaded, peer)
         assert_same_gguf(row, loaded, peer, tmp_path)
 
@@ -217,7 +217,7 @@ def assert_same_gguf(row: Row, loaded: LoadedModel, peer: Any, folder: Path) -> 
 
 
 def test_all_families_are_in_the_table() -> None:
-    assert {row.model_type for row in ROWS.values()} == {family.model_type for family in EVERY}
+    assert {row.model_type for row in ROWS.values()} == FAMILIES.keys()
 
 
 def test_a_body_beside_a_head_that_no_recipe_has(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from lmtool.interop.families.layouts import (
     AS_ROW,
     SAME,
     TRANSPOSED,
-    Joined,
+    WITH_ZERO_ROW,
     Layout,
-    ZeroRow,
-    by_head,
-    in_halves,
-    in_pairs,
+    concatenated,
+    even_entries_first,
+    interleaved_by_head,
+    rotary_pairs,
 )
 
 
@@ -27,18 +27,18 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
     match draw(st.sampled_from(["same", "joined", "transposed", "by head", "pairs", "halves", "row"])):
         case "joined":
             widths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-            return Joined(tuple(widths)), [torch.randn(width, *rest) for width in widths]
+            return concatenated(widths), [torch.randn(width, *rest) for width in widths]
         case "transposed":
             return TRANSPOSED, [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
-            return by_head(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
+            return interleaved_by_head(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
         case "pairs":
-            return in_pairs(n), [torch.randn(2 * n * draw(st.integers(1, 3)), *rest)]
+            return rotary_pairs(n), [torch.randn(2 * n * draw(st.integers(1, 3)), *rest)]
         case "halves":
             dim = draw(st.integers(0, len(rest)))
             sizes = [n, *rest]
             sizes[dim] *= 2
-            return in_halves(dim, SAME), [torch.randn(*sizes)]
+            return even_entries_first(dim, SAME), [torch.randn(*sizes)]
         case "row":
             return AS_ROW, [torch.randn(1, n)]
     return SAME, [torch.randn(n, *rest)]
@@ -58,18 +58,18 @@ def test_layouts_are_inverse(case: tuple[Layout, list[Tensor]]) -> None:
 def test_by_head_takes_all_queries_first() -> None:
     # heads of width 2: q0 q0 k0 k0 v0 v0 q1 q1 k1 k1 v1 v1
     theirs = torch.tensor([0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23])
-    assert by_head(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+    assert interleaved_by_head(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
 
 
 @pytest.mark.parametrize(
     ("layout", "theirs"),
     [
-        (Joined((2, 3)), [torch.zeros(2), torch.zeros(2)]),
-        (Joined((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
+        (concatenated((2, 3)), [torch.zeros(2), torch.zeros(2)]),
+        (concatenated((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
         (TRANSPOSED, [torch.zeros(2)]),
         (TRANSPOSED, [torch.zeros(2, 2, 2)]),
-        (by_head(4), [torch.zeros(8)]),
-        (by_head(4), [torch.tensor(1.0)]),
+        (interleaved_by_head(4), [torch.zeros(8)]),
+        (interleaved_by_head(4), [torch.tensor(1.0)]),
     ],
 )
 def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
@@ -79,10 +79,10 @@ def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
 
 def test_pairs_are_neighbours_in_theirs() -> None:
     # a head of width 4: its halves are 0 1 and 2 3
-    assert in_pairs(1).split(torch.tensor([0, 1, 2, 3]))[0].tolist() == [0, 2, 1, 3]
+    assert rotary_pairs(1).split(torch.tensor([0, 1, 2, 3]))[0].tolist() == [0, 2, 1, 3]
 
 
 def test_a_segment_that_is_not_zero() -> None:
     one = torch.ones(3, 2)
     with pytest.raises(ValueError, match="not all zeros"):
-        ZeroRow().join([one, one[:1]])
+        WITH_ZERO_ROW.join([one, one[:1]])

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.interop.families import EVERY, FAMILIES, GGUF_FAMILIES
+from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.interop.families.family import Family
-from lmtool.interop.families.rules import Inexpressible
+from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked, ReplacedTokens, Seq2Seq
@@ -40,12 +40,12 @@ def first(spec: Transformer, objective: AnyObjective) -> str:
 
     def can(family: Family) -> bool:
         try:
-            family.publish(spec, objective)
-        except Inexpressible:
+            family.write_config(spec, objective)
+        except InexpressibleRecipe:
             return False
         return True
 
-    return next(family.model_type for family in EVERY if can(family))
+    return next(family.model_type for family in FAMILIES.values() if can(family))
 
 
 def made(spec: Transformer) -> LanguageModel:
@@ -76,8 +76,8 @@ def assert_published(spec: Transformer, objective: AnyObjective, expected: str, 
             found, batch = peer(tokens_BT), Batch(tokens_BT)
         wanted = model.logits(model(batch).hidden_BTD)
     assert_close(found["prediction_logits" if spec.next_sentence_head else "logits"], wanted)
-    for weight in family.weights(spec, objective):
-        tensor = model.state_dict()[weight.ours]
+    for weight in family.map_weights(spec, objective):
+        tensor = model.state_dict()[weight.name]
         assert torch.equal(weight.layout.join(weight.layout.split(tensor)), tensor)
 
 
@@ -193,7 +193,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [family.model_type for family in EVERY if family.shape == "decoder"])
+@pytest.mark.parametrize("name", [family.model_type for family in FAMILIES.values() if family.shape == "decoder"])
 def test_changed_decoders(name: str, tmp_path: Path) -> None:
     """A recipe near that of a family is exported with equal logits, or refused by a changed key."""
     values = next(values for family, values in DECODERS.values() if family == name)
@@ -205,8 +205,8 @@ def test_changed_decoders(name: str, tmp_path: Path) -> None:
         except ValidationError:
             continue
         try:
-            FAMILIES[name].publish(model, Causal())
-        except Inexpressible as error:
+            FAMILIES[name].write_config(model, Causal())
+        except InexpressibleRecipe as error:
             refused |= error.obstacles.keys()
             if error.key.split(".")[1] not in change:
                 raise
@@ -224,14 +224,14 @@ def test_changed_decoders(name: str, tmp_path: Path) -> None:
 @settings(max_examples=examples(80, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     model=specs(Transformer),
-    family=st.sampled_from([*EVERY, *GGUF_FAMILIES]),
+    family=st.sampled_from([*FAMILIES.values(), *GGUF_FAMILIES.values()]),
     objective=specs(Classification) | specs(Causal),
 )
 def test_any_recipe_is_written_or_refused(model: Transformer, family: Family, objective: AnyObjective) -> None:
     assume(model.n_layers < 1000)
     try:
-        found = family.publish(model, objective)
-    except Inexpressible:
+        found = family.write_config(model, objective)
+    except InexpressibleRecipe:
         return
     assert found.get("model_type", family.model_type) == family.model_type
 
@@ -293,8 +293,8 @@ def test_any_recipe_is_written_or_refused(model: Transformer, family: Family, ob
 )
 def test_encoders_that_a_family_cannot_express(family: str, changes: dict[str, Any], key: str) -> None:
     spec = Transformer.model_validate({**ENCODER, "norm": POST, **changes})
-    with pytest.raises(Inexpressible) as refusal:
-        FAMILIES[family].publish(spec, Masked(kind="masked"))
+    with pytest.raises(InexpressibleRecipe) as refusal:
+        FAMILIES[family].write_config(spec, Masked(kind="masked"))
     assert key in refusal.value.obstacles
 
 
@@ -349,15 +349,15 @@ MARIAN_SPEC: dict[str, Any] = {"position": {"kind": "sinusoidal"}, "norm": {"pla
 )
 def test_encoder_decoders_that_a_family_cannot_express(family: str, spec: dict[str, Any], key: str) -> None:
     sizes = {"kind": "transformer", "shape": "encoder-decoder", **SMALL}
-    with pytest.raises(Inexpressible) as refusal:
-        FAMILIES[family].publish(Transformer.model_validate(sizes | spec), Seq2Seq(kind="seq2seq"))
+    with pytest.raises(InexpressibleRecipe) as refusal:
+        FAMILIES[family].write_config(Transformer.model_validate(sizes | spec), Seq2Seq(kind="seq2seq"))
     assert key in refusal.value.obstacles
 
 
-@pytest.mark.parametrize("family", [family.model_type for family in EVERY if family.shape == "encoder"])
+@pytest.mark.parametrize("family", [family.model_type for family in FAMILIES.values() if family.shape == "encoder"])
 def test_objectives_that_no_encoder_has(family: str) -> None:
-    with pytest.raises(Inexpressible) as refusal:
-        FAMILIES[family].publish(Transformer.model_validate(ENCODER), ReplacedTokens(kind="replaced-tokens"))
+    with pytest.raises(InexpressibleRecipe) as refusal:
+        FAMILIES[family].write_config(Transformer.model_validate(ENCODER), ReplacedTokens(kind="replaced-tokens"))
     assert "objective.kind" in refusal.value.obstacles
 
 
@@ -383,8 +383,8 @@ NAMES = ("a", "b")
 def test_objectives_that_decoders_cannot_express(objective: AnyObjective, key: str) -> None:
     for values, _ in HUB.values():
         model, _ = described(values)
-        with pytest.raises(Inexpressible) as caught:
-            FAMILIES[values["model_type"]].publish(model, objective)
+        with pytest.raises(InexpressibleRecipe) as caught:
+            FAMILIES[values["model_type"]].write_config(model, objective)
         assert key in caught.value.obstacles
 
 
@@ -406,8 +406,8 @@ def test_heads_that_bert_cannot_express(changes: dict[str, Any], key: str) -> No
     head = Classification.model_validate(
         {"kind": "classification", "task": "class", "labels": ("a", "b"), "dense": "tanh"} | changes, strict=False
     )
-    with pytest.raises(Inexpressible) as refusal:
-        FAMILIES["bert"].publish(spec, head)
+    with pytest.raises(InexpressibleRecipe) as refusal:
+        FAMILIES["bert"].write_config(spec, head)
     assert key in refusal.value.obstacles
 
 
@@ -419,15 +419,15 @@ def test_the_token_head_of_a_classifier_is_not_published() -> None:
     encoder = Transformer.model_validate({**ENCODER, "norm": POST, **update})
     with_dense = Classification(kind="classification", task="class", labels=NAMES, dense="tanh")
     for family, model, head in (("gpt2", decoder, objective), ("bert", encoder, with_dense)):
-        FAMILIES[family].publish(model, head)
-        weights = FAMILIES[family].weights(model, head)
-        assert not any(weight.ours.startswith("body.head") for weight in weights)
+        FAMILIES[family].write_config(model, head)
+        weights = FAMILIES[family].map_weights(model, head)
+        assert not any(weight.name.startswith("body.head") for weight in weights)
 
 
 def test_a_number_is_published_in_its_own_unit() -> None:
     head = Classification(kind="classification", task="number", center=40.0, scale=2.5, dense="tanh")
-    weights = FAMILIES["bert"].weights(Transformer.model_validate({**ENCODER, "norm": POST}), head)
-    layouts = {weight.ours: weight.layout for weight in weights}
+    weights = FAMILIES["bert"].map_weights(Transformer.model_validate({**ENCODER, "norm": POST}), head)
+    layouts = {weight.name: weight.layout for weight in weights}
     one = torch.ones(1, 2)
     assert torch.equal(layouts["head.weight"].split(one)[0], 2.5 * one)
     assert torch.equal(layouts["head.bias"].split(one)[0], 2.5 * one + 40)

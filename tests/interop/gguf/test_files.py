@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
-from lmtool.interop.families.config import Config
-from lmtool.interop.families.rules import Inexpressible
-from lmtool.interop.gguf import files
-from lmtool.interop.gguf.files import FREQUENCIES, write_gguf
-from lmtool.interop.gguf.vocabulary import express_tokenizer
-from lmtool.interop.importing import describe, import_run
-from lmtool.interop.sources import GgufFile
+from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.rules import InexpressibleRecipe
+from lmtool.interop.gguf import writing
+from lmtool.interop.gguf.vocabulary import write_gguf_tokenizer
+from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, write_gguf
+from lmtool.interop.importing import import_run, read_recipe_sections
+from lmtool.interop.published_models import GgufModel
 from lmtool.model import build
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.transformer import Transformer
@@ -231,18 +231,20 @@ def written(path, name, tokenizer=None, **options):
     return model
 
 
-def spec_of(described):
+def spec_of(sections):
     """The recipe's model, without dropout."""
-    return Transformer.model_validate({**described.model, "dropout": 0.0})
+    return Transformer.model_validate({**sections["model"], "dropout": 0.0})
 
 
 def loaded(read):
-    """A model of ours with the configuration and tensors of a GgufFile."""
-    spec = spec_of(describe(read))
+    """A model of ours with the configuration and tensors of a GgufModel."""
+    spec = spec_of(read_recipe_sections(read)[0])
     model = build(spec, spec.vocab_size).eval()
-    weights = read.family.weights(spec, Causal())
-    assert {name for weight in weights for name in weight.theirs} == read.config.names
-    model.load_state_dict({w.ours: w.layout.join([read.read(name).float() for name in w.theirs]) for w in weights})
+    weights = read.family.map_weights(spec, Causal())
+    assert {name for weight in weights for name in weight.published_names} == read.config.tensor_names
+    model.load_state_dict(
+        {w.name: w.layout.join([read.read_tensor(name).float() for name in w.published_names]) for w in weights}
+    )
     return model
 
 
@@ -260,9 +262,9 @@ def close(a, b, atol=1e-5):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     model = written(tmp_path / "model.gguf", name)
-    read = GgufFile(tmp_path / "model.gguf")
+    read = GgufModel(tmp_path / "model.gguf")
     close(loaded(read), model, 1e-4 if name == "gemma" else 1e-5)  # one is added to its gains, and taken away again
-    assert spec_of(describe(read)) == published(model)[0]
+    assert spec_of(read_recipe_sections(read)[0]) == published(model)[0]
 
 
 @pytest.mark.sampled(3)
@@ -270,7 +272,7 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
 def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
     written(tmp_path / "model.gguf", name)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
-    close(loaded(GgufFile(tmp_path / "model.gguf")), theirs)
+    close(loaded(GgufModel(tmp_path / "model.gguf")), theirs)
 
 
 # Tensors
@@ -288,7 +290,7 @@ def file_of_tensors(path, tensors):
         content, kind = tensors.get(stored, (state[name].numpy(), None))
         writer.add_tensor(stored, content, raw_dtype=kind)
     finish(writer)
-    return GgufFile(path)
+    return GgufModel(path)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
@@ -296,7 +298,7 @@ def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path, kind):
     matrix = np.random.default_rng(0).standard_normal((VOCAB, 512), np.float32)
     held = gguf.quantize(matrix, kind)
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
-    tensor = read.read("output.weight")
+    tensor = read.read_tensor("output.weight")
     assert tensor.dtype == torch.float32
     np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(held, kind))
     assert np.abs(tensor.numpy() - matrix).max() < 0.5
@@ -309,7 +311,7 @@ def test_blocks_that_gguf_only_dequantizes(tmp_path, kind):
     block, size = gguf.GGML_QUANT_SIZES[kind]
     held = np.random.default_rng(0).integers(0, 60, (VOCAB, 512 // block * size), np.uint8)
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
-    np.testing.assert_array_equal(read.read("output.weight").numpy(), gguf.dequantize(held, kind))
+    np.testing.assert_array_equal(read.read_tensor("output.weight").numpy(), gguf.dequantize(held, kind))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -317,8 +319,8 @@ def test_floats_keep_their_type(tmp_path, dtype):
     matrix = torch.randn(VOCAB, 512).to(dtype)
     kind = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}[dtype]
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (matrix.view(torch.uint8).numpy(), kind)})
-    assert read.read("output.weight").dtype == dtype
-    assert torch.equal(read.read("output.weight"), matrix)
+    assert read.read_tensor("output.weight").dtype == dtype
+    assert torch.equal(read.read_tensor("output.weight"), matrix)
 
 
 def test_a_copy_of_the_embedding_is_tied(tmp_path):
@@ -329,8 +331,8 @@ def test_a_copy_of_the_embedding_is_tied(tmp_path):
     add_tensors(writer, model)
     writer.add_tensor("output.weight", model.transformer.wte.weight.detach().numpy())
     finish(writer)
-    read = GgufFile(tmp_path / "model.gguf")
-    assert spec_of(describe(read)).tie_embeddings
+    read = GgufModel(tmp_path / "model.gguf")
+    assert spec_of(read_recipe_sections(read)[0]).tie_embeddings
     close(loaded(read), model)
 
 
@@ -347,7 +349,7 @@ def tokenizer_file(path, add, arch="llama"):
     add(writer)
     add_tensors(writer, model)
     finish(writer)
-    return GgufFile(path)
+    return GgufModel(path)
 
 
 LLAMA3_CUT = (
@@ -389,7 +391,7 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path, pre):
     read = tokenizer_file(
         tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, pre, add_bos_token=False)
     )
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for text in [*TEXTS, "<|begin|>a<|end|>"]:
         ids = ours.encode(text).ids
@@ -399,8 +401,8 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path, pre):
             assert ids == theirs(text).input_ids
     decomposed = unicodedata.normalize("NFD", "é")
     assert ours.encode(decomposed).ids == original.encode(decomposed).ids
-    assert read.tokenizer().config == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
-    assert [read.settings[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [0, 1, 2]
+    assert read.read_tokenizer().config == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    assert [read.token_settings[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_tokens_around_a_text(tmp_path, options, framed):
     read = tokenizer_file(
         tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, "llama-bpe", **options)
     )
-    ids = Tokenizer.from_str(read.tokenizer().json).encode("x").ids
+    ids = Tokenizer.from_str(read.read_tokenizer().json).encode("x").ids
     (x,) = original.encode("x").ids
     assert ids == [x if n is None else n for n in framed]
 
@@ -428,15 +430,15 @@ def test_all_tokens_that_end_a_text_and_the_chat_template(tmp_path):
         writer.add_chat_template("{{ messages }}")
 
     read = tokenizer_file(tmp_path / "model.gguf", add)
-    assert read.settings["eos_token_id"] == [1, 2]
-    assert read.tokenizer().config["chat_template"] == "{{ messages }}"
+    assert read.token_settings["eos_token_id"] == [1, 2]
+    assert read.read_tokenizer().config["chat_template"] == "{{ messages }}"
 
 
 def test_added_words_stay_whole_and_unused_ones_are_never_written(tmp_path):
     original = byte_tokenizer()
     original.add_tokens(["<think>", "  "])
     read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original))
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     for text in ("a<think>b  c", "[PAD317]"):
         assert ours.encode(text).ids == original.encode(text).ids
     added = {token.content: token.special for token in ours.get_added_tokens_decoder().values()}
@@ -478,7 +480,7 @@ def add_sentencepiece(writer, model, **options):
 
 def test_sentencepiece_tokens_are_those_of_the_original(tmp_path, sentencepiece_model):
     read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for text in [text for text in TEXTS if text] + [" the cat", "  the cat"]:
         ids = ours.encode(text).ids
@@ -487,12 +489,12 @@ def test_sentencepiece_tokens_are_those_of_the_original(tmp_path, sentencepiece_
         if not text.startswith(" "):  # theirs adds no second space
             assert ids == theirs(text).input_ids
     assert ours.encode("<think>", add_special_tokens=False).ids[-1] == sentencepiece_model.piece_to_id("<think>")
-    assert read.tokenizer().config == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert read.read_tokenizer().config == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def test_text_spells_no_control_token(tmp_path, sentencepiece_model):
     read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     ours.encode_special_tokens = True
     assert set(ours.encode("</s>", add_special_tokens=False).ids).isdisjoint({0, 1, 2})
 
@@ -502,7 +504,7 @@ def test_no_space_before_a_text(tmp_path, sentencepiece_model):
         tmp_path / "model.gguf",
         lambda writer: add_sentencepiece(writer, sentencepiece_model, add_space_prefix=False, add_bos_token=False),
     )
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     assert ours.encode(" the cat").ids == sentencepiece_model.encode("the cat")
     assert ours.decode(ours.encode("the cat").ids) == "the cat"
 
@@ -526,7 +528,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
     add(writer)
     add_tensors(writer, model)
     finish(writer)
-    ours = Tokenizer.from_str(GgufFile(tmp_path / "model.gguf").tokenizer().json)
+    ours = Tokenizer.from_str(GgufModel(tmp_path / "model.gguf").read_tokenizer().json)
     assert ours.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
     assert ours.encode(" ab", add_special_tokens=False).tokens == ["▁ab"]
     assert ours.decode(ours.encode("ab ab   b").ids) == "ab ab   b"
@@ -534,7 +536,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
     # Gemma's own file has runs of spaces as added tokens too.
     ours.add_tokens([AddedToken(run, normalized=False) for run in ("▁▁", "▁▁▁")])
     saved(tmp_path / "again.gguf", model, ours, bos_token="<bos>", eos_token="<eos>")
-    again = Tokenizer.from_str(GgufFile(tmp_path / "again.gguf").tokenizer().json)
+    again = Tokenizer.from_str(GgufModel(tmp_path / "again.gguf").read_tokenizer().json)
     assert again.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
 
 
@@ -611,7 +613,7 @@ def test_a_file_that_is_cut_off(tmp_path, intact):
 def test_numbers_of_a_header_that_are_wrong(tmp_path, intact):
     path = tmp_path / "model.gguf"
     path.write_bytes(intact)
-    GgufFile(path)
+    GgufModel(path)
     huge = struct.pack("<Q", 1 << 60)
     at = intact.index(b"llama.block_count")
     table = intact.index(b"token_embd.weight") + len(b"token_embd.weight")
@@ -654,7 +656,7 @@ def test_flipped_bytes_are_found_or_do_no_harm(tmp_path, intact):
         path.write_bytes(content)
         lines = []
         try:
-            GgufFile(path)
+            GgufModel(path)
         except CheckpointError as error:
             lines = error.lines()
         assert len(lines) in (0, 3)
@@ -670,24 +672,28 @@ def test_no_file(tmp_path):
 def published(model):
     """The recipe's model of a model of Transformers, without dropout, and its tensors in our names."""
     family, state = FAMILIES[model.config.model_type], state_of(model)
-    names = family.canonical_names(state)
-    spec = spec_of(family.describe(Config(model.config.to_dict(), "", names)))
-    weights = family.weights(spec, Causal())
-    return spec, {w.ours: w.layout.join([state[names[name]] for name in w.theirs]) for w in weights}
+    names = family.canonical_tensor_names(state)
+    spec = spec_of(family.read_config(PublishedConfig(model.config.to_dict(), "", names)))
+    weights = family.map_weights(spec, Causal())
+    return spec, {w.name: w.layout.join([state[names[name]] for name in w.published_names]) for w in weights}
 
 
 def saved(path, model, tokenizer, quantization="f16", ends=(1,), vocab_size=VOCAB, **tokenizer_config):
     """A model of Transformers, written by `write_gguf`."""
     spec, ours = published(model)
-    family = next(one for one in GGUF_FAMILIES if one.model_type in (model.config.model_type, "llama"))
+    family = next(one for one in GGUF_FAMILIES.values() if one.model_type in (model.config.model_type, "llama"))
     if model.config.model_type != "mistral":
-        family = next(one for one in GGUF_FAMILIES if one.model_type == model.config.model_type)
-    keys = {**family.publish(spec, Causal())}
-    values = {key if key == FREQUENCIES else f"{family.architecture}.{key}": value for key, value in keys.items()}
+        family = next(one for one in GGUF_FAMILIES.values() if one.model_type == model.config.model_type)
+    keys = {**family.write_config(spec, Causal())}
+    values = {
+        key if key == ROPE_DIVISORS_TENSOR else f"{family.architecture}.{key}": value for key, value in keys.items()
+    }
     tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **tokenizer_config}
-    values |= express_tokenizer(tokenizer.to_str(), tokens, family.architecture, vocab_size, ends)
-    weights = family.weights(spec, Causal())
-    tensors = {name: one for w in weights for name, one in zip(w.theirs, w.layout.split(ours[w.ours]), strict=True)}
+    values |= write_gguf_tokenizer(tokenizer.to_str(), tokens, family.architecture, vocab_size, ends)
+    weights = family.map_weights(spec, Causal())
+    tensors = {
+        name: one for w in weights for name, one in zip(w.published_names, w.layout.split(ours[w.name]), strict=True)
+    }
     write_gguf(path, family.architecture, values, tensors, quantization)
 
 
@@ -721,8 +727,8 @@ def test_what_is_written_is_read_again(tmp_path, name, quantization):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), quantization)
     spec, ours = published(model)
-    read = GgufFile(tmp_path / "model.gguf")
-    assert spec_of(describe(read)) == spec
+    read = GgufModel(tmp_path / "model.gguf")
+    assert spec_of(read_recipe_sections(read)[0]) == spec
     error = {"f16": 2e-3, "q8_0": 2e-2}[quantization]
     for tensor_name, tensor in loaded(read).state_dict().items():
         torch.testing.assert_close(tensor, ours[tensor_name].float(), atol=error, rtol=error)
@@ -735,7 +741,7 @@ def test_transformers_reads_what_is_written(tmp_path, name):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), "q8_0")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
-    close(loaded(GgufFile(tmp_path / "model.gguf")), theirs)
+    close(loaded(GgufModel(tmp_path / "model.gguf")), theirs)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     assert tokenizer(TEXT).input_ids == byte_tokenizer().encode(TEXT).ids
 
@@ -745,7 +751,7 @@ def test_mistral_is_written_as_llama(tmp_path):
     config = AutoConfig.for_model("mistral", **LIKE_LLAMA, sliding_window=None)
     model = AutoModelForCausalLM.from_config(config).half().float().eval()
     saved(tmp_path / "model.gguf", model, byte_tokenizer())
-    read = GgufFile(tmp_path / "model.gguf")
+    read = GgufModel(tmp_path / "model.gguf")
     assert read.family.model_type == "llama"
     close(loaded(read), model)
 
@@ -755,11 +761,11 @@ def test_a_byte_level_tokenizer_is_written(tmp_path, pre):
     original = ORIGINALS[pre]()
     template = "{% for message in messages %}{{ message }}{% endfor %}"
     saved(tmp_path / "model.gguf", model_of("llama"), original, unk_token="<|pad|>", chat_template=template)
-    read = GgufFile(tmp_path / "model.gguf")
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    read = GgufModel(tmp_path / "model.gguf")
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     assert [ours.encode(text).ids for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
     expected = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "unk_token": "<|pad|>", "chat_template": template}
-    assert read.tokenizer().config == expected
+    assert read.read_tokenizer().config == expected
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -768,10 +774,10 @@ def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, beg
         add_sentencepiece(writer, sentencepiece_model, add_bos_token=begins)
 
     first = tokenizer_file(tmp_path / "first.gguf", add)
-    original = Tokenizer.from_str(first.tokenizer().json)
-    saved(tmp_path / "model.gguf", model_of("llama"), original, **first.tokenizer().config)
-    read = GgufFile(tmp_path / "model.gguf")
-    ours = Tokenizer.from_str(read.tokenizer().json)
+    original = Tokenizer.from_str(first.read_tokenizer().json)
+    saved(tmp_path / "model.gguf", model_of("llama"), original, **first.read_tokenizer().config)
+    read = GgufModel(tmp_path / "model.gguf")
+    ours = Tokenizer.from_str(read.read_tokenizer().json)
     assert [ours.encode(text).ids for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
     assert ours.to_str() == original.to_str()
 
@@ -801,17 +807,17 @@ def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, beg
 )
 def test_a_recipe_that_gguf_cannot_express(changes, key):
     spec = Transformer.model_validate({**published(model_of("llama"))[0].model_dump(), **changes})
-    llama = next(family for family in GGUF_FAMILIES if family.model_type == "llama")
-    with pytest.raises(Inexpressible) as caught:
-        llama.publish(spec, Causal())
+    llama = GGUF_FAMILIES["llama"]
+    with pytest.raises(InexpressibleRecipe) as caught:
+        llama.write_config(spec, Causal())
     assert key in caught.value.obstacles
 
 
 def test_a_window_that_no_text_is_longer_than(tmp_path):
     spec = published(model_of("llama"))[0]
-    llama = next(family for family in GGUF_FAMILIES if family.model_type == "llama")
+    llama = GGUF_FAMILIES["llama"]
     wide = Transformer.model_validate({**spec.model_dump(), "pattern": {"kind": "window", "size": spec.context}})
-    assert llama.publish(wide, Causal()) == llama.publish(spec, Causal())
+    assert llama.write_config(wide, Causal()) == llama.write_config(spec, Causal())
 
 
 @pytest.mark.parametrize(
@@ -873,7 +879,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "quantize", interrupted)
+    monkeypatch.setattr(writing, "quantize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         saved(path, model_of("llama"), byte_tokenizer())
     assert path.read_bytes() == b"old"

@@ -1,4 +1,4 @@
-"""Names of published models, and the runs that they were imported as."""
+"""References to published models, and the runs in the cache that they were imported as."""
 
 import os
 import re
@@ -10,31 +10,33 @@ from lmtool.errors import CheckpointError
 from lmtool.printable import plain
 from lmtool.run.paths import RUN_INFO_FILE
 
-HUB = "hf:"
-IMPORTS = "imports"
-CONFIG, MODULES = "config.json", "modules.json"
-NOTE = "lmtool"
+HUB_PREFIX = "hf:"
+IMPORTS_FOLDER = "imports"
+CONFIG_FILE, MODULES_FILE = "config.json", "modules.json"
+HEAD_FILE = "head.safetensors"
+"""The file of a head that no class of Transformers has, beside the body."""
+NOTE_KEY = "lmtool"
 """The key of config.json, or of a GGUF file, under which an export notes what predictions need, and published
 configurations have no keys for: the context, the objective, and the columns of its tables."""
-AS_DIRECTORY = "export it as a directory, by a name that does not end in .gguf"
+USE_DIRECTORY_FIX = "export it as a directory, by a name that does not end in .gguf"
 """What to do with a model that no GGUF file holds."""
-HEAD = "head.safetensors"
-"""The file of a head that no class of Transformers has, beside the body."""
 
 
 def is_published(reference: str) -> bool:
     """Whether a RUN argument names a published model instead of a run. Reads no file."""
-    if reference.startswith(HUB):
+    if reference.startswith(HUB_PREFIX):
         return True
     if os.path.isdir(reference):
         has_run = os.path.exists(os.path.join(reference, RUN_INFO_FILE))
-        return not has_run and any(os.path.exists(os.path.join(reference, name)) for name in (CONFIG, MODULES))
+        return not has_run and any(
+            os.path.exists(os.path.join(reference, name)) for name in (CONFIG_FILE, MODULES_FILE)
+        )
     return reference.lower().endswith(".gguf") and os.path.isfile(reference)
 
 
-def parse_hub(reference: str) -> tuple[str, str | None]:
-    """Name and revision of hf:ORG/NAME[@REVISION]. Raises CheckpointError."""
-    name, _, revision = reference.removeprefix(HUB).partition("@")
+def parse_hub_reference(reference: str) -> tuple[str, str | None]:
+    """Splits hf:ORG/NAME[@REVISION] into name and revision. Raises CheckpointError."""
+    name, _, revision = reference.removeprefix(HUB_PREFIX).partition("@")
     if re.fullmatch(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*", name) is None or (
         "@" in reference and not revision
     ):
@@ -45,26 +47,24 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
 
 def imports_folder() -> Path:
     """The folder of the cache with the runs of published models."""
-    from lmtool.durable import cache_folder
-
-    return cache_folder() / IMPORTS
+    return durable.cache_folder() / IMPORTS_FOLDER
 
 
-def pointer_of(reference: str) -> Path:
-    """The file that names the run of a name of the Hub. Raises CheckpointError for a wrong name."""
-    name = "@".join(filter(None, parse_hub(reference)))
+def hub_note_file(reference: str) -> Path:
+    """The file of the cache that names the run of a Hub reference. Raises CheckpointError for a wrong reference."""
+    name = "@".join(filter(None, parse_hub_reference(reference)))
     return imports_folder() / "hub" / sha256(name.encode())
 
 
-def known_run(reference: str) -> Path | None:
-    """The run of a name of the Hub that was imported before; None when it was not."""
-    name = noted(pointer_of(reference))
+def find_imported_run(reference: str) -> Path | None:
+    """Finds the run that a Hub reference was imported as before; None when it was not."""
+    name = read_note(hub_note_file(reference))
     run = imports_folder() / name
     return run if name and (run / RUN_INFO_FILE).exists() else None
 
 
-def noted(file: Path) -> str:
-    """The line of a file of the cache; empty when it cannot be read."""
+def read_note(file: Path) -> str:
+    """Reads the line of a file of the cache; empty when it cannot be read."""
     try:
         return durable.read(file).decode("ascii")
     except (OSError, ValueError):

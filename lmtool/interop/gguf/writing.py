@@ -1,4 +1,4 @@
-"""Write GGUF files, as llama.cpp's converter does from a Hugging Face directory."""
+"""Writes GGUF files, as llama.cpp's converter does from a Hugging Face directory."""
 
 import math
 import os
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.errors import UsageError
-from lmtool.interop.names import AS_DIRECTORY
+from lmtool.interop.references import USE_DIRECTORY_FIX
 from lmtool.printable import plain
 
-FREQUENCIES = "rope_freqs.weight"
+ROPE_DIVISORS_TENSOR = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one for each pair of a head: a tensor that counts as a key of the file."""
-POSITIONS = "position_embd.weight"
+POSITION_TENSOR = "position_embd.weight"
 Quantization = Literal["f16", "q8_0", "q4_0", "q4_1"]
 _TYPES = {name: GGMLQuantizationType[name.upper()] for name in get_args(Quantization)}
 _FILE_TYPES = {name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in get_args(Quantization)}
@@ -31,23 +31,23 @@ _VALUE_TYPES: Mapping[type, GGUFValueType] = {
     list: GGUFValueType.ARRAY,
 }
 """Types as llama.cpp has them: numbers of 32 bits, and sizes without a sign."""
-_HALF = 65504
-_STEPS = {GGMLQuantizationType.Q8_0: 127, GGMLQuantizationType.Q4_0: 8}
+_MAX_FLOAT16 = 65504
+_MAX_QUANTIZED = {GGMLQuantizationType.Q8_0: 127, GGMLQuantizationType.Q4_0: 8}
 """The largest multiple of the 16-bit scale that quantized values have."""
 
 
-def inexpressible(key: str, what: str) -> UsageError:
+def inexpressible_error(key: str, what: str) -> UsageError:
     """An error about a tensor, or a key of a tokenizer.json, that no GGUF file has."""
-    return UsageError(f"GGUF cannot express this model: {key} is {plain(what)[:160]}", where=key, fix=AS_DIRECTORY)
+    return UsageError(f"GGUF cannot express this model: {key} is {plain(what)[:160]}", where=key, fix=USE_DIRECTORY_FIX)
 
 
 def write_gguf(
     path: Path, architecture: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor], quantization: Quantization
 ) -> None:
-    """Write a model as llama.cpp's converter does, and replace `path` when it is on disk.
+    """Writes a model as llama.cpp's converter does, and replaces `path` when the new file is on disk.
 
     values: by their keys; arrays become tensors. tensors: by their names in the file. quantization: of matrices;
-    vectors and learned positions are float32, and rows of no whole blocks are F16. Raises UsageError naming what GGUF
+    vectors and learned positions are float32, and rows of no whole blocks are F16. Raises UsageError for what GGUF
     cannot express, and OSError.
     """
     writer = GGUFWriter(None, architecture)
@@ -57,19 +57,17 @@ def write_gguf(
     writer.add_quantization_version(GGML_QUANT_VERSION)
     for key, value in values.items():
         if type(value) is int and value >= 1 << 31:
-            raise inexpressible(key, str(value))
+            raise inexpressible_error(key, str(value))
         if not isinstance(value, np.ndarray) and value not in ("", []):
             writer.add_key_value(key, value, _VALUE_TYPES[type(value)])
-    made = {
-        **tensors,
-        **{key: torch.from_numpy(value) for key, value in values.items() if isinstance(value, np.ndarray)},
-    }
+    arrays = {key: torch.from_numpy(value) for key, value in values.items() if isinstance(value, np.ndarray)}
+    all_tensors = {**tensors, **arrays}
     # each bias behind its matrix
-    stems = list(dict.fromkeys(name.rpartition(".")[0] for name in made))
-    names = sorted(made, key=lambda name: stems.index(name.rpartition(".")[0]))
-    kinds = {name: _kind(name, made[name], _TYPES[quantization]) for name in names}
+    stems = list(dict.fromkeys(name.rpartition(".")[0] for name in all_tensors))
+    names = sorted(all_tensors, key=lambda name: stems.index(name.rpartition(".")[0]))
+    kinds = {name: _choose_kind(name, all_tensors[name], _TYPES[quantization]) for name in names}
     for name, kind in kinds.items():
-        shape = quant_shape_to_byte_shape(made[name].shape, kind)
+        shape = quant_shape_to_byte_shape(all_tensors[name].shape, kind)
         writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kind)
     with durable.staged(path) as new:
         try:
@@ -77,10 +75,10 @@ def write_gguf(
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for name, kind in kinds.items():
-                stored = made[name].detach().cpu().float().contiguous()
-                largest = math.inf if kind == GGMLQuantizationType.F32 else _HALF * _STEPS.get(kind, 1)
+                stored = all_tensors[name].detach().cpu().float().contiguous()
+                largest = math.inf if kind == GGMLQuantizationType.F32 else _MAX_FLOAT16 * _MAX_QUANTIZED.get(kind, 1)
                 if not stored.abs().max() <= largest:
-                    raise inexpressible(name, f"too large for {kind.name}, or not a number")
+                    raise inexpressible_error(name, f"too large for {kind.name}, or not a number")
                 writer.write_tensor_data(quantize(stored.numpy(), kind))
         finally:
             writer.close()
@@ -88,8 +86,9 @@ def write_gguf(
             os.fsync(file.fileno())
 
 
-def _kind(name: str, tensor: Tensor, matrices: GGMLQuantizationType) -> GGMLQuantizationType:
-    """Vectors and learned positions stay as exact as they are, and rows that are no whole blocks half as exact."""
-    if tensor.ndim < 2 or name == POSITIONS:
+def _choose_kind(name: str, tensor: Tensor, matrix_kind: GGMLQuantizationType) -> GGMLQuantizationType:
+    """The type of a tensor in the file: float32 for vectors and learned positions, and float16 for rows that are no
+    whole blocks."""
+    if tensor.ndim < 2 or name == POSITION_TENSOR:
         return GGMLQuantizationType.F32
-    return matrices if tensor.shape[-1] % GGML_QUANT_SIZES[matrices][0] == 0 else GGMLQuantizationType.F16
+    return matrix_kind if tensor.shape[-1] % GGML_QUANT_SIZES[matrix_kind][0] == 0 else GGMLQuantizationType.F16
