@@ -20,8 +20,8 @@ def predict(
     run: RunName,
     table: str | None = argument(
         "TABLE",
-        "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table or a text "
-        "per line.",
+        "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table or a "
+        "text per line.",
     ),
     texts: TypedText = None,
     output: Path | None = option(
