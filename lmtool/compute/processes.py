@@ -197,25 +197,25 @@ def _all_reduce_(tensor: torch.Tensor) -> torch.Tensor:
 
 def local_rank() -> int:
     """Local rank of this process, which is the index of its GPU."""
-    return _read_number("LOCAL_RANK", 0)
+    return _read_environment_number("LOCAL_RANK", 0)
 
 
 def local_size() -> int:
     """Number of processes on this machine."""
-    return _read_number("LOCAL_WORLD_SIZE", 1)
+    return _read_environment_number("LOCAL_WORLD_SIZE", 1)
 
 
 def is_main_process() -> bool:
     """Whether this is rank 0 or a single process, also before the processes have joined. Raises UsageError."""
-    return world_size() == 1 or _read_number("RANK", 0) == 0
+    return world_size() == 1 or _read_environment_number("RANK", 0) == 0
 
 
 def world_size() -> int:
     """Number of processes of this run. Raises UsageError."""
-    return _read_number("WORLD_SIZE", 1)
+    return _read_environment_number("WORLD_SIZE", 1)
 
 
-def _read_number(name: str, default: int) -> int:
+def _read_environment_number(name: str, default: int) -> int:
     """Reads a number that torchrun sets in the environment. Raises UsageError."""
     text = os.environ.get(name, str(default))
     lowest = int(name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -246,7 +246,7 @@ def join_processes(device: torch.device) -> Iterator[World]:
 def _init_process_group(device: torch.device, size: int) -> None:
     """Connects the processes. Raises UsageError for a wrong environment, and ResourceError when they cannot meet."""
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing or not 0 <= _read_number("RANK", 0) < size:
+    if missing or not 0 <= _read_environment_number("RANK", 0) < size:
         what = f"{', '.join(missing)} not set" if missing else f"RANK is {os.environ['RANK']}"
         what = f"the environment names {size} processes, but {what}"
         raise UsageError(what, where="WORLD_SIZE", fix="start them with torchrun, or unset WORLD_SIZE")

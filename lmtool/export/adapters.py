@@ -14,15 +14,9 @@ from lmtool import durable
 from lmtool.compute.device import CPU
 from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
+from lmtool.export import exporting
 from lmtool.export.card import BASE_PLACEHOLDER, format_adapter_card
-from lmtool.export.exporting import (
-    Exportable,
-    ExportDtype,
-    convert_dtype,
-    encode_json,
-    prepare_export,
-    write_safetensors,
-)
+from lmtool.export.exporting import Exportable, ExportDtype
 from lmtool.inference.load import load_trained_model
 from lmtool.inference.reference import Reference, find_base, resolve_reference
 from lmtool.interop.families.layouts import TRANSPOSED, Factors
@@ -54,8 +48,8 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
     for module, (up_OR, down_RI) in adapters.items():
         weights[f"{PEFT_PREFIX}{module}.lora_A.weight"] = down_RI
         weights[f"{PEFT_PREFIX}{module}.lora_B.weight"] = up_OR
-    converted = {name: convert_dtype(name, tensor, dtype) for name, tensor in weights.items()}
-    base_name, revision = _find_on_hub(base)
+    converted = {name: exporting.convert_dtype(name, tensor, dtype) for name, tensor in weights.items()}
+    base_name, revision = _hub_name_and_revision(base)
     config = {
         "peft_type": "LORA",
         "task_type": _peft_task(exportable),
@@ -66,12 +60,12 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
     }
     labels = exportable.config.get("id2label")
     files = {
-        "adapter_config.json": encode_json(config),
+        "adapter_config.json": exporting.encode_json(config),
         "README.md": format_adapter_card(adapted, base, base_name, labels).encode(),
         **exportable.serialize_tokenizer(),
     }
     with filling(folder) as new:
-        write_safetensors(new / "adapter_model.safetensors", converted)
+        exporting.write_safetensors(new / "adapter_model.safetensors", converted)
         for name, content in files.items():
             durable.write_new(new / name, content)
     return exportable
@@ -79,8 +73,8 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
 
 def _prepare_export_like(adapted: Reference, base: Reference) -> Exportable:
     """Expresses the adapted model in the terms of the family that its base is exported as."""
-    model_type = prepare_export(base).family.model_type
-    exportable = prepare_export(adapted, model_type)
+    model_type = exporting.prepare_export(base).family.model_type
+    exportable = exporting.prepare_export(adapted, model_type)
     if exportable.family.model_type != model_type:
         what = f"the base is exported as {model_type}, which cannot express the adapted model"
         raise UsageError(what, where=str(adapted.run.path), fix=_MERGE_FIX)
@@ -120,7 +114,7 @@ def _iterate_head_tensors(exportable: Exportable) -> Iterator[tuple[str, Tensor]
             yield from zip(weight.published_names, weight.layout.split(weights[weight.name]), strict=True)
 
 
-def _find_on_hub(base: Reference) -> tuple[str | None, str | None]:
+def _hub_name_and_revision(base: Reference) -> tuple[str | None, str | None]:
     """The name and revision of the base on the Hub, if it is an imported model that was never trained here."""
     origin = base.run.info.origin
     if origin is None or not origin.reference.startswith(HUB_PREFIX):

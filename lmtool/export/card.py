@@ -34,7 +34,7 @@ def format_model_card(run: Reference, form: PublishedForm) -> str:
     """Formats README.md, with the metadata that the Hugging Face Hub reads, for an exported run."""
     recipe, spec = form.recipe, form.recipe.objective
     # the class of the task would make a new head in place of one beside the body
-    auto_class, pipeline = _TASKS["embedding"] if form.has_separate_head else _find_task(recipe)
+    auto_class, pipeline = _TASKS["embedding"] if form.has_separate_head else _auto_class_and_pipeline(recipe)
     values = {
         "form": form,
         "spec": spec,
@@ -54,7 +54,7 @@ def format_adapter_card(
     base: the run that they adapt. base_name: its name on the Hub, if it is there. labels: of a classifier, by the
     number of the score.
     """
-    auto_class, pipeline = _find_task(run.recipe)
+    auto_class, pipeline = _auto_class_and_pipeline(run.recipe)
     options = "" if labels is None else f", num_labels={len(labels)}, id2label={json.dumps(labels, ensure_ascii=True)}"
     values = {"published": base_name, "placeholder": BASE_PLACEHOLDER, "of": base, "labels": options}
     return _render_card("adapters.md.jinja", run, {**values, "auto": auto_class, "pipeline": pipeline})
@@ -65,8 +65,8 @@ def strip_folders(text: str) -> str:
     return re.sub(r"""(^|[\s"':])/(?:[^/"'\n]+/)+""", r"\1", text)
 
 
-def _find_task(recipe: Recipe) -> tuple[str, str]:
-    """Finds Transformers' class that opens a model of this recipe for its task, and the Hub's name of the task."""
+def _auto_class_and_pipeline(recipe: Recipe) -> tuple[str, str]:
+    """Transformers' class that opens a model of this recipe for its task, and the Hub's name of the task."""
     if recipe.objective.kind in _TASKS:
         return _TASKS[recipe.objective.kind]
     if recipe.model.reads == "source":

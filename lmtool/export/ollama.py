@@ -42,7 +42,7 @@ def format_modelfile(
     template = f'TEMPLATE """{text}"""'
     if text is None:
         template = "# its chat template cannot be written in Ollama's language: turns depend on more than their role"
-    stops = [f"PARAMETER stop {_quote(token)}" for token in stop_tokens]
+    stops = [f"PARAMETER stop {_quote_go(token)}" for token in stop_tokens]
     return "\n".join([f"FROM ./{gguf_name}", template, *stops, ""])
 
 
@@ -68,9 +68,9 @@ def _convert_to_go(chat_template: str, variables: Mapping[str, str], bos: str) -
     opening, alone = (text.removeprefix(bos) for text in (opening, alone))
     pieces = {"OPENING": opening, "AFTER_SYSTEM": after_system, "ALONE": alone}
     pieces |= {"AFTER_USER": after_user, "ASKING": asking, "AFTER_ANSWER": after_answer}
-    actions = {name: f"{{{{ {_quote(text)} }}}}" if text else "" for name, text in pieces.items()}
+    actions = {name: f"{{{{ {_quote_go(text)} }}}}" if text else "" for name, text in pieces.items()}
     return re.sub(r"\{\{ ([A-Z_]+) \}\}", lambda match: actions[match[1]], _TURNS)
 
 
-def _quote(text: str) -> str:
+def _quote_go(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

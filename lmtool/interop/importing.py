@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,14 @@ from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.data.survey import Progress, no_progress
-from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool.durable import filling, locked, refuse_used, refusing, writing
+from lmtool.errors import CheckpointError
+from lmtool.interop import references
 from lmtool.interop.families.family import BODY_OBJECTIVE
 from lmtool.interop.families.layouts import WeightMapping
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels
 from lmtool.interop.files import import_error
 from lmtool.interop.published_models import PublishedModel, download_model, open_published_model
-from lmtool.interop.references import (
-    HUB_PREFIX,
-    NOTE_KEY,
-    find_imported_run,
-    hub_note_file,
-    imports_folder,
-    parse_hub_reference,
-    read_note,
-)
 from lmtool.model import add_objective_head
 from lmtool.model.size import UNCOUNTABLE, build_on_meta, count_parameters
 from lmtool.printable import plain
@@ -64,13 +55,13 @@ def import_to_cache(reference: str) -> Path:
     reference: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file. A name of the Hub that was imported
     before is not asked for again. Raises CheckpointError for what cannot be imported.
     """
-    if not reference.startswith(HUB_PREFIX):
+    if not reference.startswith(references.HUB_PREFIX):
         return _import_files(open_published_model(Path(reference)), reference, None)
-    if (known := find_imported_run(reference)) is not None:
+    if (known := references.find_imported_run(reference)) is not None:
         return known
     path, commit = download_model(reference)
     run = _import_files(open_published_model(path), reference, commit)
-    _write_note(hub_note_file(reference), run.name)
+    references.write_note(references.hub_note_file(reference), run.name)
     return run
 
 
@@ -81,10 +72,10 @@ def import_run(reference: str, output: Path | None, report: Progress) -> Path:
     """
     commit = None
     path = Path(reference)
-    if reference.startswith(HUB_PREFIX):
+    if reference.startswith(references.HUB_PREFIX):
         path, commit = download_model(reference)
-        with writing(imports_folder()):
-            hub_note_file(reference).unlink(missing_ok=True)  # what was downloaded may be newer
+        with writing(references.imports_folder()):
+            references.hub_note_file(reference).unlink(missing_ok=True)  # what was downloaded may be newer
     run = output or make_run_path(_run_name(reference))
     refuse_used(run)
     check_output_folder(run)
@@ -97,8 +88,8 @@ def import_run(reference: str, output: Path | None, report: Progress) -> Path:
 def _run_name(reference: str) -> str:
     """A name for the run of a model."""
     name = Path(reference).resolve().stem
-    if reference.startswith(HUB_PREFIX):
-        name = parse_hub_reference(reference)[0].replace("/", "--")
+    if reference.startswith(references.HUB_PREFIX):
+        name = references.parse_hub_reference(reference)[0].replace("/", "--")
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:60] or "model"
 
 
@@ -106,10 +97,10 @@ def _import_files(model: PublishedModel, reference: str, commit: str | None) -> 
     """Finds the run of these files in the cache, or writes it."""
     digests = _digest_files(model)
     key = sha256_of_json([VERSION, sorted(digests.items())])
-    run = imports_folder() / f"{_run_name(reference)}-{key[:12]}"
+    run = references.imports_folder() / f"{_run_name(reference)}-{key[:12]}"
     if (run / RUN_INFO_FILE).exists():  # a run is there whole or not at all; the cache may be read-only
         return run
-    with locked(imports_folder() / "locks" / key):
+    with locked(references.imports_folder() / "locks" / key):
         if not (run / RUN_INFO_FILE).exists():
             shutil.rmtree(run, ignore_errors=True)
             _write_run(model, reference, commit, run, digests, no_progress)
@@ -123,23 +114,14 @@ def _digest_files(model: PublishedModel) -> dict[str, str]:
         real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
         with refusing("cannot read a file of the model", file, "download or copy it again", CheckpointError):
             entry = real.stat()
-        state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
-        note = imports_folder() / "digests" / sha256_of_json(state)
-        digest = read_note(note)
-        if re.fullmatch("[0-9a-f]{64}", digest) is None:
-            with refusing("cannot read", real, "check its permissions"):
+            state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
+            note = references.imports_folder() / "digests" / sha256_of_json(state)
+            digest = references.read_note(note)
+            if re.fullmatch("[0-9a-f]{64}", digest) is None:
                 digest = sha256_of_file(real)
-            _write_note(note, digest)
+                references.write_note(note, digest)
         digests[str(file.relative_to(model.path)) if model.path.is_dir() else file.name] = digest
     return digests
-
-
-def _write_note(file: Path, line: str) -> None:
-    """Writes what `read_note` reads, atomically. Where the cache cannot be written, it is found out again next time."""
-    with suppress(ResourceError), locked(imports_folder() / "locks" / file.name):  # several commands may note the same
-        with writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, line.encode("ascii"))
 
 
 def _write_run(
@@ -184,7 +166,7 @@ def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any
     are those of Transformers, because they may have changed. Raises CheckpointError for what no recipe expresses.
     """
     config, sections = model.config, model.family.read_config(model.config)
-    note = config.read_section(NOTE_KEY)
+    note = config.read_section(references.NOTE_KEY)
     objective, published = note.read("objective", dict, {}), sections["objective"]
     data = {key: value for key, value in note.read("data", dict, {}).items() if key in (*NOTED_COLUMNS, "tasks")}
     has_separate_head = bool(model.head_tensor_names) and objective.get("kind") in HEAD_OBJECTIVES

@@ -26,7 +26,6 @@ from lmtool.interop.references import CONFIG_FILE, HEAD_FILE, MODULES_FILE, NOTE
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
 from lmtool.run.tensors import open_safetensors
-from lmtool.tokenization.tokenizer import MAX_TOKENIZER_BYTES
 
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -117,14 +116,8 @@ class HuggingFaceModel(PublishedModel):
         self.head_tensor_names = [*self._open(HEAD_FILE).keys()] if HEAD_FILE in here else []
         self._stored_names |= {name: name for name in self.head_tensor_names}
         self._shards = {**dict.fromkeys(self.head_tensor_names, HEAD_FILE), **shards}
-        weights = {*shards.values(), HEAD_FILE}
-        read = [name for name in here if name in _FILES_READ] + sorted(weights - {WEIGHTS_FILE, HEAD_FILE})
-        self.files = [path / name for name in read] + pooling
-        for file in self.files:
-            try:
-                durable.open_regular(file, None if file.name in weights else MAX_TOKENIZER_BYTES).close()
-            except OSError as error:
-                raise self._damage_error(str(file.relative_to(path)), error) from error
+        names = [name for name in here if name in _FILES_READ] + sorted({*shards.values()} - {WEIGHTS_FILE})
+        self.files = [path / name for name in names] + pooling
         if pooling:
             normalizes = len(read_json(path / MODULES_FILE, list)) == 3
             self.embedding_objective = {"kind": "embedding", "pool": _read_pooling(*pooling), "normalize": normalizes}

@@ -2,11 +2,12 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from lmtool import durable
 from lmtool.checksum import sha256
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, ResourceError
 from lmtool.printable import plain
 from lmtool.run.paths import RUN_INFO_FILE
 
@@ -27,10 +28,8 @@ def is_published(reference: str) -> bool:
     if reference.startswith(HUB_PREFIX):
         return True
     if os.path.isdir(reference):
-        has_run = os.path.exists(os.path.join(reference, RUN_INFO_FILE))
-        return not has_run and any(
-            os.path.exists(os.path.join(reference, name)) for name in (CONFIG_FILE, MODULES_FILE)
-        )
+        names = [name for name in (RUN_INFO_FILE, CONFIG_FILE, MODULES_FILE) if os.path.exists(f"{reference}/{name}")]
+        return bool(names) and RUN_INFO_FILE not in names
     return reference.lower().endswith(".gguf") and os.path.isfile(reference)
 
 
@@ -69,3 +68,12 @@ def read_note(file: Path) -> str:
         return durable.read(file).decode("ascii")
     except (OSError, ValueError):
         return ""
+
+
+def write_note(file: Path, line: str) -> None:
+    """Writes what `read_note` reads, atomically. Where the cache cannot be written, it is found out again next time."""
+    # several commands may write the same note
+    with suppress(ResourceError), durable.locked(imports_folder() / "locks" / file.name):
+        with durable.writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_file(file, line.encode("ascii"))

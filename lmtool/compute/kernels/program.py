@@ -74,10 +74,10 @@ class StepProgram:
         self._stored: list[Tensor] = []
         self._size = 0
 
-    def reserve_vector(self, n: int) -> int:
-        """Reserves memory for a vector of n numbers. Returns its place."""
+    def reserve_vector(self, length: int) -> int:
+        """Reserves memory for a vector of this length. Returns its place."""
         first = self._size
-        self._size += -(-n // 16) * 16
+        self._size += -(-length // 16) * 16
         return first
 
     def store_tensor(self, tensor: Tensor | None) -> int | None:

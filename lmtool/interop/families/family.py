@@ -184,7 +184,7 @@ class Family:
         try:
             for key, rule in self._rules_for(head):
                 config |= rule.write(nearest, key, alternatives)
-            found = flatten_recipe(*self._read_back(config, model, objective))
+            found = flatten_recipe(*self._read_written_config(config, model, objective))
             for key, value in _iterate_differences(wanted, found, isinstance(objective, Embedding)):
                 has = alternatives.pop(key, _format_value(found.get(key)))
                 obstacles[key] = f"{_format_value(value)}, where {self.model_type} has {has}"
@@ -211,7 +211,7 @@ class Family:
             stored = [self._stored_name(name, model.n_layers) for name in published]
             for kind in ("", ".weight", ".bias"):
                 if f"{first}{kind}" in parameters and None not in stored:
-                    layout = self._layout(model, objective, f"{module}{kind}", len(published))
+                    layout = self._choose_layout(model, objective, f"{module}{kind}", len(published))
                     name = f"{'' if module in head.modules else body}{module}{kind}"
                     weights.append(WeightMapping(name, tuple(f"{one}{kind}" for one in stored), layout))
         return weights
@@ -243,7 +243,7 @@ class Family:
         """The name of a module of Transformers in files; None where an architecture of GGUF does not have it."""
         if not self.architecture:
             return name
-        stored: str | None = _gguf_names(self.architecture, n_layers).get_name(name, try_suffixes=(".weight",))
+        stored: str | None = _gguf_name_map(self.architecture, n_layers).get_name(name, try_suffixes=(".weight",))
         return stored
 
     def _rules_for(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
@@ -251,7 +251,7 @@ class Family:
         more = {key: rule for key, rule in head.config.items() if key not in self.config}
         yield from {**more, **self.config, **head.config}.items()
 
-    def _read_back(
+    def _read_written_config(
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
         """The model and objective that a written configuration is read as."""
@@ -295,7 +295,7 @@ class Family:
                 module, first = (f"{stack}.sublayers.{n_sublayers * i + int(sublayer)}.{name}" for i in (n, min(n, 1)))
                 yield module, first, [one.format(n) for one in names]
 
-    def _layout(self, model: Transformer, objective: AnyObjective, name: str, n_published: int) -> Layout:
+    def _choose_layout(self, model: Transformer, objective: AnyObjective, name: str, n_published: int) -> Layout:
         """How a tensor of lmtool is made of some published ones."""
         layout = SAME
         if n_published > 1 and name == "inputs.tokens.weight":
@@ -321,7 +321,7 @@ def concatenated_widths(model: Transformer, name: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _gguf_names(architecture: str, n_layers: int) -> TensorNameMap:
+def _gguf_name_map(architecture: str, n_layers: int) -> TensorNameMap:
     return get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture), n_layers)
 
 

@@ -32,7 +32,7 @@ class Layout:
         return [(part, down) for part in self.split(up)]
 
 
-def _mapped(from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]) -> Layout:
+def _one_to_one(from_published: Callable[[Tensor], Tensor], to_published: Callable[[Tensor], Tensor]) -> Layout:
     """One published tensor, which is another view or another scale of the parameter."""
 
     def join(published: Sequence[Tensor]) -> Tensor:
@@ -55,10 +55,10 @@ def _drop_zero_row(published: Sequence[Tensor]) -> Tensor:
     return table
 
 
-SAME = _mapped(lambda tensor: tensor, lambda tensor: tensor)
-TRANSPOSED = Layout(_mapped(_transpose, _transpose).join, lambda matrix: [matrix.T], lambda up, down: [(up, down)])
+SAME = _one_to_one(lambda tensor: tensor, lambda tensor: tensor)
+TRANSPOSED = Layout(_one_to_one(_transpose, _transpose).join, lambda matrix: [matrix.T], lambda up, down: [(up, down)])
 """A published matrix is (in, out) (GPT-2's Conv1D); parameters are (out, in)."""
-AS_ROW = _mapped(lambda matrix: matrix.squeeze(0), lambda vector: vector[None])
+AS_ROW = _one_to_one(lambda matrix: matrix.squeeze(0), lambda vector: vector[None])
 """A published vector is a matrix of one row (the output bias of BART and Marian)."""
 DUPLICATED = Layout(lambda published: published[0], lambda parameter: [parameter, parameter])
 """A file has the tensor twice, and the model reads the first one (the output biases of BERT, untied)."""
@@ -68,7 +68,7 @@ WITH_ZERO_ROW = Layout(_drop_zero_row, lambda table: [table, table.new_zeros(1, 
 
 def rescaled(scale: float, shift: float = 0.0) -> Layout:
     """The published tensor is the parameter times `scale`, plus `shift`; inverse up to rounding."""
-    return _mapped(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
+    return _one_to_one(lambda tensor: (tensor - shift) / scale, lambda parameter: parameter * scale + shift)
 
 
 def concatenated(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layout:

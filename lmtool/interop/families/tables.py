@@ -9,19 +9,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from lmtool.interop.families import rules, special_rules
+from lmtool.interop.families import layouts, rules, special_rules
 from lmtool.interop.families.family import Family, LayoutFactory, PublishedHead, concatenated_widths
-from lmtool.interop.families.layouts import (
-    AS_ROW,
-    SAME,
-    TRANSPOSED,
-    Layout,
-    concatenated,
-    even_entries_first,
-    interleaved_by_head,
-    rescaled,
-    rotary_pairs,
-)
 from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.recipe.spec.position import SinusoidalPosition
 from lmtool.recipe.spec.transformer import Transformer
@@ -55,23 +44,23 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
 def _halve_sinusoids(dim: int) -> LayoutFactory:
     """Published hidden states are in halves, where the sinusoids of lmtool alternate."""
 
-    def rearrange(model: Transformer, layout: Layout) -> Layout:
+    def rearrange(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
         is_alternating = isinstance(model.position, SinusoidalPosition) and model.position.layout == "alternating"
-        return even_entries_first(dim, layout) if is_alternating else layout
+        return layouts.even_entries_first(dim, layout) if is_alternating else layout
 
     return rearrange
 
 
-def _pair_rotary(model: Transformer, layout: Layout) -> Layout:
-    pairs = rotary_pairs(model.n_heads), rotary_pairs(model.n_kv_heads or model.n_heads)
-    return concatenated(concatenated_widths(model, "qkv"), (*pairs, SAME))
+def _pair_rotary(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
+    pairs = layouts.rotary_pairs(model.n_heads), layouts.rotary_pairs(model.n_kv_heads or model.n_heads)
+    return layouts.concatenated(concatenated_widths(model, "qkv"), (*pairs, layouts.SAME))
 
 
 LAYOUTS: Mapping[str, LayoutFactory] = {
-    "transposed": lambda model, layout: TRANSPOSED,
-    "by head": lambda model, layout: interleaved_by_head(model.n_heads),
-    "row": lambda model, layout: AS_ROW,
-    "plus one": lambda model, layout: rescaled(1.0, 1.0),
+    "transposed": lambda model, layout: layouts.TRANSPOSED,
+    "by head": lambda model, layout: layouts.interleaved_by_head(model.n_heads),
+    "row": lambda model, layout: layouts.AS_ROW,
+    "plus one": lambda model, layout: layouts.rescaled(1.0, 1.0),
     "rotary pairs": _pair_rotary,
     "halves of outputs": _halve_sinusoids(0),
     "halves of inputs": _halve_sinusoids(1),
@@ -133,8 +122,8 @@ def load_gguf_family(model_type: str) -> Family:
 def _build_family(model_type: str, tree: dict[str, Any]) -> Family:
     heads = {kind: _build_head(kind, head) for kind, head in tree.pop("heads").items()}
     config = {key: _build_rule(row) for key, row in tree.pop("config").items()}
-    layouts = {pattern: LAYOUTS[layout] for pattern, layout in tree.pop("layouts", {}).items()}
-    return Family(model_type=model_type, heads=heads, config=config, layouts=layouts, **tree)
+    factories = {pattern: LAYOUTS[name] for pattern, name in tree.pop("layouts", {}).items()}
+    return Family(model_type=model_type, heads=heads, config=config, layouts=factories, **tree)
 
 
 def _build_head(kind: str, tree: Mapping[str, Any]) -> PublishedHead:

@@ -318,11 +318,11 @@ def _find_word_splitting(document: JsonObject) -> _WordSplitting:
 
 def _without_offsets(part: Any) -> Any:
     """A part of a tokenizer.json without what only says where in the text tokens lie."""
-    if isinstance(part, list):
-        return [_without_offsets(one) for one in part]
-    if isinstance(part, dict):
-        return {key: _without_offsets(value) for key, value in part.items() if key != "trim_offsets"}
-    return part
+
+    def drop_offsets(entries: JsonObject) -> JsonObject:
+        return {key: value for key, value in entries.items() if key != "trim_offsets"}
+
+    return json.loads(json.dumps(part), object_hook=drop_offsets)
 
 
 def _write_sentencepiece(

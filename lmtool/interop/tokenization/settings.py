@@ -81,7 +81,7 @@ def read_tokenizer_settings(folder: Path, model_type: str) -> TokenizerSettings:
     path = folder / "tokenizer_config.json"
     where = str(path)
     config = read_json_if_exists(path)
-    class_name = _choose_class(folder, config, model_type)
+    class_name = _choose_tokenizer_class(folder, config, model_type)
     if (folder / "tokenizer.json").is_file():  # which has them in its template
         config = {key: value for key, value in config.items() if key not in ("add_bos_token", "add_eos_token")}
     if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
@@ -132,7 +132,7 @@ def tokenizer_error(what: str, where: str) -> CheckpointError:
     return import_error(f"this tokenizer cannot be imported: {what}", where, fix)
 
 
-def _choose_class(folder: Path, config: Mapping[str, Any], model_type: str) -> str:
+def _choose_tokenizer_class(folder: Path, config: Mapping[str, Any], model_type: str) -> str:
     """The class that Transformers' AutoTokenizer takes: the declared one, unless it is known to be wrong."""
     declared = config.get("tokenizer_class") or read_json_if_exists(folder / "config.json").get("tokenizer_class")
     registered = FAMILIES[model_type].tokenizer if model_type in FAMILIES else ""
