@@ -19,7 +19,7 @@ from lmtool.run.files import RunInfo, ValidationState, describe_environment
 from lmtool.run.lock import RunLock
 from lmtool.run.saving import Snapshot
 from tests.errors import refuses
-from tests.run.conftest import MakeRun
+from tests.support.runs import MakeRun
 
 FILES = {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"}
 

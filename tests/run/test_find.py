@@ -9,7 +9,7 @@ from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.run.creation import create_run
 from lmtool.run.files import RunInfo
 from lmtool.run.find import find_resumable_run
-from tests.run.conftest import MakeRun
+from tests.support.runs import MakeRun
 
 
 def test_a_run_is_found_by_path_name_and_last(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.checks.runs import find_damaged_records
 from lmtool.run.listing import collect_test_scores, read_evaluations, save_evaluation, summarize_run, summarize_runs
-from tests.run.conftest import MakeRun
+from tests.support.runs import MakeRun
 
 
 def test_a_summary_of_a_run(make: MakeRun) -> None:

@@ -14,7 +14,7 @@ from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
 from lmtool.run.removal import find_removable_runs, find_runs_older_than, parse_age, remove_run
 from tests.errors import refuses
-from tests.run.conftest import MakeRun
+from tests.support.runs import MakeRun
 
 BASE = "model: {kind: recurrent, d_model: 8, context: 8}\ntraining: {steps: 1, batch_size: 1}\n"
 ADAPTERS = BASE.replace("recurrent, d_model: 8", "transformer, n_layers: 1, n_heads: 1, d_model: 8") + (

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
-from tests.data.texts import HOSTILE
-from tests.tokenization.test_tokenizer import BPE, TOKENIZERS
+from tests.support.texts import HOSTILE
+from tests.support.tokenizers import BPE, TOKENIZERS
 
 
 def streamed(name: str, ids: list[int]) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer
 from lmtool.tokenization.merging import SEGMENTATIONS_PER_WORD, BpeDropout
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.data.texts import HOSTILE, prose
+from tests.support.texts import HOSTILE, prose
 
 TEXT = prose(4000)
 BPE = Tokenizer.train(BpeTokenizer(vocab_size=600), [TEXT])

@@ -14,9 +14,9 @@ from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import build_byte_alphabet
 from lmtool.tokenization.encoder import make_reference_encoder, make_tiktoken_encoder
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.data.texts import HOSTILE, prose
 from tests.examples import examples
-from tests.tokenization.test_tokenizer import BPE, TOKENIZERS
+from tests.support.texts import HOSTILE, prose
+from tests.support.tokenizers import BPE, TOKENIZERS
 
 # Trained on the adversarial texts, so that unusual merges exist.
 ODD = Tokenizer.train(BpeTokenizer(vocab_size=1000), [*(text * 2 for text in HOSTILE.values()), prose(2000)])

@@ -11,7 +11,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokeni
 from lmtool.tokenization import training
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.tokenization.training import MAX_RUN_CHARACTERS, split_long_runs
-from tests.data.texts import prose
+from tests.support.texts import prose
 
 SPECS: dict[str, TokenizerSpec] = {
     "bpe": BpeTokenizer(vocab_size=400),

@@ -20,8 +20,8 @@ from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.encoder import LONG_TEXT_CHARACTERS
 from lmtool.tokenization.inner import SPECIAL_TOKENS
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
-from tests.data.texts import HOSTILE, prose
 from tests.reference import tokenizers as reference
+from tests.support.texts import HOSTILE, prose
 
 SPECS = {
     "bpe": BpeTokenizer(vocab_size=600, sentinels=3),
