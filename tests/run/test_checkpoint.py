@@ -23,7 +23,6 @@ from lmtool.run.checkpoint import CHECKPOINT_FILES, Checkpoint
 from lmtool.run.saving import Snapshot
 from tests.support.disks import failing_call, file_size_limit
 
-
 TYPES = (torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 STRIDED = {
     "transposed": torch.arange(12).reshape(3, 4).t(),
