@@ -106,7 +106,15 @@ def test_other_json_is_refused(content: str, tmp_path: Path) -> None:
 IMPOSSIBLE = {"question": "?", "is_impossible": True, "answers": [{"text": "a"}]}
 
 
-@pytest.mark.parametrize(("context", "question"), [(3, {"question": "Who?"}), ("a", {}), ("a", IMPOSSIBLE)])
-def test_wrong_questions_are_faults(context: object, question: object, tmp_path: Path) -> None:
-    with pytest.raises(RowError):
+@pytest.mark.parametrize(
+    ("context", "question", "kind"),
+    [
+        (3, {"question": "Who?"}, "wrong type"),
+        ("a", {}, "wrong type"),
+        ("a", IMPOSSIBLE, "impossible question"),
+    ],
+)
+def test_wrong_questions_are_faults(context: object, question: object, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(RowError) as caught:
         tokens(tmp_path / "a.json", squad({"context": context, "qas": [question]}))
+    assert caught.value.kind == kind

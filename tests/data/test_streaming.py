@@ -143,9 +143,14 @@ def test_a_dataset_is_read_in_shards(tmp_path: Path) -> None:
     for number in range(3):
         rows = [json.dumps({"text": f"{number}-{i}"}) + "\n" for i in range(4)]
         (folder / f"train-{number}.jsonl").write_text("".join(rows))
-    text = streamed(f"hf:{folder}")
-    assert text.n_units == 3
-    assert documents_of_units(text) == [f"{number}-{i}" for number in range(3) for i in range(4)]
-    assert text.n_bytes == sum(path.stat().st_size for path in folder.iterdir())
+    (tmp_path / "a.txt").write_text("a text")
+    text = streamed(tmp_path / "a.txt", f"hf:{folder}", documents="whole")
+    assert text.n_units == 4
+    assert documents_of_units(text) == ["a text", *(f"{number}-{i}" for number in range(3) for i in range(4))]
+    assert text.n_bytes == 6 + sum(path.stat().st_size for path in folder.iterdir())
+    before = streamed(f"hf:{folder}").index_head()
+    with open(folder / "train-2.jsonl", "a") as file:
+        file.write('{"text": "new"}\n')
+    assert streamed(f"hf:{folder}").index_head() != before
     with pytest.raises(DataError):
         documents_of_units(streamed(f"hf:{folder}", column="body"))

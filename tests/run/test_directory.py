@@ -152,6 +152,25 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(runs: Path, tmp_path: Pat
         assert Run.open(tmp_path / "out").info.fingerprints == run_info().fingerprints
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(make: MakeRun, tmp_path: Path) -> None:
+    aborted = make(folder=tmp_path / "out", steps=())
+    with refuses("output_exists"):
+        check_output_folder(aborted.path)
+    check_output_folder(aborted.path, retry=True)
+    with create_run(aborted.path, run_info("other"), FILES, retry=True) as again:
+        assert again.info.recipe == "other"
+        assert names(again.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
+        with refuses("checkpoint"):  # it is in use
+            check_output_folder(aborted.path, retry=True)
+    begun = make(folder=tmp_path / "begun")
+    for attempt in (check_output_folder, lambda folder, retry: create_run(folder, run_info(), FILES, retry)):
+        with refuses("checkpoint"):
+            attempt(begun.path, True)
+    (tmp_path / "recipe.yaml").write_text("mine")
+    with refuses("output_exists"):
+        check_output_folder(tmp_path, retry=True)
+
+
 def test_only_the_process_with_the_lock_writes(make: MakeRun) -> None:
     run = make()
     for write in (

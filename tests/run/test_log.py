@@ -106,6 +106,8 @@ def test_a_full_disk_leaves_the_log_as_it_was(log: RunLog) -> None:
         log.append({"step": 4, "text": "x" * 100})
     with failing_call(), refuses("no_space"):
         log.rewind(1)
+    with failing_call(), pytest.raises(OSError, match="No space"):
+        log.sync()
     assert log.path.read_bytes() == before
     assert os.listdir(log.path.parent) == ["metrics.jsonl"]
     log.append({"step": 4})

@@ -79,7 +79,8 @@ def test_of_a_folder_elsewhere_only_the_files_of_the_run_go(make: MakeRun, runs:
     (folder / "checkpoints-old").mkdir()
     run = make(folder=folder)
     assert find_run("project")[0].path.samefile(folder)
-    assert remove_run(run.path) > 0
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) - len("mine")
+    assert remove_run(run.path) == size
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints-old", "notes.txt"]
     alone = make(folder=tmp_path / "alone")
     runs.mkdir(exist_ok=True)
