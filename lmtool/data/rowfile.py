@@ -318,14 +318,14 @@ class JsonListFile(JsonRowFile):
                 text.decode(_DECODER)
                 return line, _duplicate_key_fault(error, line)
             except (ValueError, RecursionError) as error:
+                fault_line = text.line_of(error) if isinstance(error, json.JSONDecodeError) else line
                 if (
                     isinstance(error, json.JSONDecodeError)
                     and text.n_buffered < max_line_length(self.limit)
                     and text.read_more()
                 ):
                     continue
-                line = text.line_of(error) if isinstance(error, json.JSONDecodeError) else line
-                raise self._error(f"not JSON: {describe_json_error(error)}", line, _LIST_FIX) from error
+                raise self._error(f"not JSON: {describe_json_error(error)}", fault_line, _LIST_FIX) from error
 
     def _expect(self, text: "_JsonReader", characters: str) -> str:
         """Reads the next character that is no white space, which must be one of these."""
@@ -382,7 +382,7 @@ class _JsonReader:
         return len(blocks) > 1
 
     def line_of(self, error: json.JSONDecodeError) -> int:
-        """Returns the line of an error of `decode`."""
+        """Returns the line of an error of the last `decode`, before anything more is read."""
         return self.line + count_lines(self._text, self._position, error.pos)
 
     def _move(self, position: int) -> None:

@@ -1,4 +1,4 @@
-"""Damaged entries of the cache: found, told on one line, and made anew."""
+"""Damaged entries of the cache: found, reported on one line, and made anew."""
 
 import logging
 from pathlib import Path
@@ -8,11 +8,9 @@ import pytest
 from lmtool.data import store as store_module
 from lmtool.data.cached import find_damaged_entries, load_or_create
 from lmtool.data.prepare import TokenizedData, tokenize_data
-from lmtool.errors import DataError
 from lmtool.recipe.spec.text import BpeTokenizer, Data
-from tests.data.texts import prose
-
-BPE = BpeTokenizer(vocab_size=300)
+from tests.errors import refuses
+from tests.support.texts import prose
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +27,7 @@ def book(tmp_path: Path) -> Path:
 
 
 def prepared(book: Path, out: Path | None = None) -> TokenizedData:
-    return tokenize_data(Data(train=(str(book),)), BPE, seed=1, out=out)
+    return tokenize_data(Data(train=(str(book),)), BpeTokenizer(vocab_size=300), seed=1, out=out)
 
 
 def content(found: TokenizedData) -> tuple[str, str, list[list[int]]]:
@@ -39,49 +37,39 @@ def content(found: TokenizedData) -> tuple[str, str, list[list[int]]]:
 
 def damage(path: Path, how: str) -> None:
     raw = path.read_bytes()
+    at = len(raw) * 2 // 3
     if how == "deleted":
         path.unlink()
-    elif how == "truncated":
-        path.write_bytes(raw[: len(raw) // 2])
-    elif how == "emptied":
-        path.write_bytes(b"")
     else:
-        at = len(raw) * 2 // 3
-        path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        path.write_bytes(raw[:at] + (bytes([raw[at] ^ 4]) + raw[at + 1 :] if how == "flipped" else b""))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("how", ["flipped", "truncated", "emptied", "deleted"])
-def test_whatever_is_damaged_is_made_anew(
-    how: str, book: Path, cache: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("how", ["flipped", "truncated", "deleted"])
+def test_damaged_files_are_made_anew(how: str, book: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = content(prepared(book))
     files = [path for path in sorted(cache.rglob("*")) if path.is_file() and path.suffix != ".lock"]
-    assert {path.suffix for path in files} == {".entry", ".bin", ".json"}
-    assert len(files) == 8
+    assert sorted(path.suffix for path in files) == sorted([*[".bin"] * 4, *[".json"] * 2, *[".entry"] * 2])
     assert list(find_damaged_entries()) == []
     for path in files:
         damage(path, how)
-        is_entry_gone = how == "deleted" and path.suffix == ".entry"
-        assert len(list(find_damaged_entries())) == (0 if is_entry_gone else 1)
+        n_damaged = 0 if how == "deleted" and path.suffix == ".entry" else 1
+        assert len(list(find_damaged_entries())) == n_damaged
         caplog.clear()
         assert content(prepared(book)) == before
-        told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert len(told) == (0 if is_entry_gone else 1)
-        assert all("could not be used, and is made anew" in line and "\n" not in line for line in told)
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == n_damaged
+        assert not any("\n" in line for line in warnings)
         assert list(find_damaged_entries()) == []
     assert not list(cache.rglob(".tmp-*"))
 
 
-def test_a_store_of_a_person_is_left_as_it_is(book: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_store_of_a_person_is_left_as_it_is(book: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     prepared(book, out)
     damage(out / "train" / "tokens-00000.bin", "flipped")
     before = {path.name: path.read_bytes() for path in (out / "train").iterdir()}
-    with pytest.raises(DataError, match=r"the token store is damaged: tokens-00000\.bin") as caught:
+    with refuses("damaged"):
         prepared(book, out)
-    assert caught.value.exit_code == 3
-    assert "delete this folder" in caught.value.fix
     assert {path.name: path.read_bytes() for path in (out / "train").iterdir()} == before
 
 
@@ -93,14 +81,13 @@ def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
     damage(train / "tokens-00000.bin", "flipped")
     monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 0)
     found = prepared(book)
-    with pytest.raises(DataError, match="damaged") as caught:
+    with refuses("damaged"):
         found.train.read(0, len(found.train))
-    assert "run the command again" in caught.value.fix
     assert content(prepared(book)) == before
     assert len(caplog.records) == 1
 
 
-def test_a_store_of_other_tokens_under_this_name_is_not_used(
+def test_a_store_of_other_tokens_under_its_name_is_not_used(
     book: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = content(prepared(book))
@@ -109,11 +96,12 @@ def test_a_store_of_other_tokens_under_this_name_is_not_used(
     second.rename(first)
     (cache / "aside").rename(second)
     assert content(prepared(book)) == before
-    assert ["that of other tokens" in record.getMessage() for record in caplog.records] == [True, True]
+    assert len(caplog.records) == 2
 
 
-def test_content_that_cannot_be_parsed_is_made_anew(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_content_that_cannot_be_parsed_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
     assert load_or_create("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
     assert load_or_create("numbers", "k", "a number", lambda: b"12", int) == 12
     assert load_or_create("numbers", "k", "a number", lambda: b"13", int) == 12
+    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("a number")]
     assert len(caplog.records) == 1

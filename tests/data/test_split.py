@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lmtool.data import split as split_module
 from lmtool.data.corpus import Chunk
-from lmtool.data.split import hash_document_numbers, split_by_characters, split_by_documents
-from tests.data.test_corpus import documents
+from lmtool.data.split import DocumentSplit, hash_document_numbers, split_by_characters, split_by_documents
+from tests.support.texts import documents
 
 
 @st.composite
@@ -28,50 +28,48 @@ def chunk_lists(draw: st.DrawFn) -> list[Chunk]:
     return chunks
 
 
+def numbers(split: DocumentSplit, n: int) -> list[str]:
+    """Those of n documents that a part has."""
+    return documents(split.select([Chunk([str(i) for i in range(n)])]))
+
+
 @given(chunks=chunk_lists(), fraction=st.floats(0.01, 0.99))
 @settings(deadline=None)
-def test_the_cut_is_exactly_by_characters(chunks: list[Chunk], fraction: float) -> None:
+def test_one_text_is_cut_by_characters(chunks: list[Chunk], fraction: float) -> None:
     text = "".join(documents(chunks))
     train, valid = split_by_characters(len(text), fraction)
-    if not 0 < train.n_train < len(text):
-        return
+    assume(0 < train.n_train < len(text))
     n = int(len(text) * (1 - fraction))
-    assert "".join(documents(list(train.select(chunks)))) == text[:n]
-    assert "".join(documents(list(valid.select(chunks)))) == text[n:]
+    assert "".join(documents(train.select(chunks))) == text[:n]
+    assert "".join(documents(valid.select(chunks))) == text[n:]
     assert train.n_train == n
 
 
 @given(chunks=chunk_lists(), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**70))
 @settings(deadline=None)
-def test_each_document_is_on_one_side(chunks: list[Chunk], fraction: float, seed: int) -> None:
+def test_each_document_is_in_one_part(chunks: list[Chunk], fraction: float, seed: int) -> None:
     everything = documents(chunks)
-    if len(everything) < 2:
-        return
-    train, valid = split_by_documents(len(everything), fraction, seed)
-    for_training, for_validation = documents(list(train.select(chunks))), documents(list(valid.select(chunks)))
-    assert sorted(for_training + for_validation) == sorted(everything)
+    assume(len(everything) > 1)
+    for_training, for_validation = (
+        documents(part.select(chunks)) for part in split_by_documents(len(everything), fraction, seed)
+    )
     assert for_training
     assert for_validation
     assert abs(len(for_validation) - fraction * len(everything)) <= 1
-    order = {document: i for i, document in enumerate(everything)}
-    assert for_training == sorted(for_training, key=order.__getitem__)
+    assert for_training == [document for document in everything if document not in for_validation]
+    assert for_validation == [document for document in everything if document not in for_training]
 
 
 def test_the_choice_depends_on_the_seed_alone() -> None:
-    chunks = [Chunk([f"{i}" for i in range(1000)])]
-    first, again, other = (documents(list(split_by_documents(1000, 0.1, seed)[1].select(chunks))) for seed in (1, 1, 2))
+    first, again, other = (numbers(split_by_documents(1000, 0.1, seed)[1], 1000) for seed in (1, 1, 2))
     assert first == again
     assert len(set(first) & set(other)) < 40
 
 
-def test_large_corpora_split_by_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_documents_are_split_by_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "_MAX_EXACT_DOCUMENTS", 10)
-    chunks = [Chunk([f"{i}" for i in range(20_000)])]
-    valid = documents(list(split_by_documents(20_000, 0.1, 3)[1].select(chunks)))
+    valid = numbers(split_by_documents(20_000, 0.1, 3)[1], 20_000)
     assert abs(len(valid) - 2000) < 5 * (20_000 * 0.1 * 0.9) ** 0.5
-
-
-def test_hashes_are_distinct_and_spread() -> None:
     hashes = hash_document_numbers(7, np.arange(100_000, dtype=np.uint64))
     assert len(np.unique(hashes)) == 100_000
     counts, _ = np.histogram(hashes.astype(np.float64), bins=10, range=(0, 2.0**64))

@@ -1,3 +1,5 @@
+"""Texts and tables from standard input and options, which are files for a while."""
+
 import io
 import json
 import os
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.data.stdin import open_table_or_texts, open_table_sources, open_text_sources
-from lmtool.errors import DataError, UsageError
+from lmtool.errors import DataError, LmtoolError, UsageError
 
 Give = Callable[[bytes], None]
 
@@ -27,31 +29,26 @@ def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
         assert files[0] == "book.txt"
         assert [Path(file).read_bytes() for file in files[1:]] == ["naïve\nlines".encode(), b"one\ntwo", b"three"]
         assert all(file.endswith(".txt") for file in files)
-        folder = Path(files[1]).parent
-    assert not folder.exists()
-
-
-def test_no_text_at_all(stdin: Give) -> None:
-    with pytest.raises(UsageError, match="can be read once"), open_text_sources(["-", "-"], []):
-        pass
-    stdin(b"")
-    with pytest.raises(DataError, match="standard input is empty"), open_text_sources(["-"], []):
-        pass
-    with pytest.raises(DataError, match="the text is empty"), open_text_sources([], ["a", " "]):
-        pass
-
-
-def test_what_a_shell_passed_in_another_encoding() -> None:
-    text = os.fsdecode(b"caf\xe9")
-    with pytest.raises(DataError, match="not UTF-8"), open_text_sources([], [text]):
-        pass
-    with pytest.raises(DataError, match="not UTF-8"), open_table_or_texts(None, [text], ["text"], False):
-        pass
-
-
-def test_an_error_inside_is_not_one_of_the_temporary_folder() -> None:
+    assert not Path(files[1]).parent.exists()
     with pytest.raises(BrokenPipeError), open_text_sources([], ["a"]):
         raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    ("content", "sources", "texts", "error"),
+    [
+        (b"a", ["-", "-"], [], UsageError),
+        (b"", ["-"], [], DataError),
+        (b"", [], ["a", " "], DataError),
+        (b"", [], [os.fsdecode(b"caf\xe9")], DataError),  # of a shell in another encoding
+    ],
+)
+def test_input_without_text_is_refused(
+    stdin: Give, content: bytes, sources: list[str], texts: list[str], error: type[LmtoolError]
+) -> None:
+    stdin(content)
+    with pytest.raises(error), open_text_sources(sources, texts):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -85,7 +82,7 @@ def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, en
         (b"texts\n", ["text"], False),
     ],
 )
-def test_a_table_is_told_from_lines(stdin: Give, content: bytes, columns: list[str], is_table: bool) -> None:
+def test_a_table_is_distinguished_from_lines(stdin: Give, content: bytes, columns: list[str], is_table: bool) -> None:
     stdin(content)
     with open_table_or_texts("-", [], columns, False) as source:
         assert (Path(source).read_bytes() == content) is is_table
@@ -105,19 +102,27 @@ def test_lines_are_rows(stdin: Give) -> None:
         assert rows(source) == [{"messages": [{"role": "user", "content": "a"}]}]
 
 
-def test_what_is_no_row(stdin: Give) -> None:
-    stdin(b" \n\n")
-    with pytest.raises(DataError, match="standard input is blank"), open_table_or_texts("-", [], ["text"], False):
+@pytest.mark.parametrize(
+    ("content", "source", "texts", "columns", "error", "where"),
+    [
+        (b" \n\n", "-", [], ["text"], DataError, "-"),
+        (b"good\nb\xffd\n", "-", [], ["text"], DataError, "standard input:2"),
+        (b"", None, [os.fsdecode(b"caf\xe9")], ["text"], DataError, "--text"),
+        (b"", None, ["a"], ["premise", "hypothesis"], UsageError, ""),
+        (b"", None, [], ["text"], UsageError, ""),
+        (b"", "a.csv", ["b"], ["text"], UsageError, ""),
+    ],
+)
+def test_input_without_rows_is_refused(
+    stdin: Give,
+    content: bytes,
+    source: str | None,
+    texts: list[str],
+    columns: list[str],
+    error: type[LmtoolError],
+    where: str,
+) -> None:
+    stdin(content)
+    with pytest.raises(error) as caught, open_table_or_texts(source, texts, columns, False):
         pass
-    stdin(b"good\nb\xffd\n")
-    with (
-        pytest.raises(DataError, match="not valid UTF-8: byte 0xff at offset 6") as caught,
-        open_table_or_texts("-", [], ["text"], False),
-    ):
-        pass
-    assert caught.value.where == "standard input:2"
-    with pytest.raises(UsageError, match="reads 2 texts in a row: premise, hypothesis"):
-        open_table_or_texts(None, ["a"], ["premise", "hypothesis"], False).__enter__()
-    for source, texts in ((None, []), ("a.csv", ["b"])):
-        with pytest.raises(UsageError), open_table_or_texts(source, texts, ["text"], False):
-            pass
+    assert caught.value.where.startswith(where)

@@ -2,12 +2,9 @@
 
 import errno
 import json
-import os
-import re
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,15 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool import checksum as checksum_module
+from lmtool import durable
 from lmtool.data import store as store_module
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.errors import DataError, ResourceError
 from tests.errors import refuses
+from tests.support.disks import failing_call
+
+FINGERPRINT = "f" * 64
+FILES = ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "store.json"]
 
 
 @pytest.fixture(autouse=True)
-def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Shards of twenty tokens, of blocks of eight."""
     monkeypatch.setattr(store_module, "SHARD_TOKENS", 20)
+    for module in checksum_module, store_module:
+        monkeypatch.setattr(module, "BLOCK", 16)
+    return monkeypatch
 
 
 def chunks(n: int, seed: int = 0, vocab_size: int = 500) -> list[EncodedChunk]:
@@ -62,8 +68,16 @@ def expected_documents(made: list[EncodedChunk]) -> list[tuple[list[int], int, i
     return found
 
 
+def begin(path: Path, made: list[EncodedChunk], fingerprint: str = FINGERPRINT, vocab_size: int = 500) -> StoreWriter:
+    """A writer of a store that has all chunks but has not finished."""
+    with StoreWriter(path, fingerprint=fingerprint, vocab_size=vocab_size) as writer:
+        for chunk in made[writer.chunks_done :]:
+            writer.append(chunk)
+    return writer
+
+
 def write(path: Path, made: list[EncodedChunk], vocab_size: int = 500) -> TokenStore:
-    with StoreWriter(path, fingerprint="f" * 64, vocab_size=vocab_size) as writer:
+    with StoreWriter(path, fingerprint=FINGERPRINT, vocab_size=vocab_size) as writer:
         for chunk in made[writer.chunks_done :]:
             writer.append(chunk)
         return writer.finish()
@@ -73,12 +87,23 @@ def check(store: TokenStore, made: list[EncodedChunk]) -> None:
     documents = expected_documents(made)
     assert store.n_documents == len(documents)
     for i, (ids, n_bytes, n_words) in enumerate(documents):
-        assert store.read(*store.document_range(i)).tolist() == ids
+        start, stop = store.document_range(i)
+        assert store.read(start, stop).tolist() == ids
+        assert (store.find_documents(np.arange(start, stop)) == i).all()
         assert (store.n_bytes[i], store.n_words[i]) == (n_bytes, n_words)
     everything = [token for ids, _, _ in documents for token in ids]
+    assert store.document_lengths().tolist() == [len(ids) for ids, _, _ in documents]
     assert store.read(0, len(store)).tolist() == everything
-    assert store.count_tokens().tolist() == [everything.count(token) for token in range(store.vocab_size)]
-    assert int(store.n_bytes.sum()) == sum(n for _, n, _ in documents)
+    for start in range(0, len(store), 7):
+        for stop in range(start, len(store) + 1, 11):
+            assert store.read(start, stop).tolist() == everything[start:stop]
+    assert store.count_tokens().tolist() == np.bincount(everything, minlength=store.vocab_size).tolist()
+    for wrong in ((-1, 2), (3, 2), (0, len(store) + 1)):
+        with pytest.raises(IndexError):
+            store.read(*wrong)
+    for document in (-1, store.n_documents):
+        with pytest.raises(IndexError):
+            store.document_range(document)
 
 
 @given(n=st.integers(1, 30), seed=st.integers(0, 1000))
@@ -86,24 +111,9 @@ def check(store: TokenStore, made: list[EncodedChunk]) -> None:
 def test_what_is_written_is_read(n: int, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("store") / "tokens"
     made = chunks(n, seed)
-    store = write(path, made)
-    check(store, made)
+    check(write(path, made), made)
     check(TokenStore(path), made)
-
-
-def test_reading_across_shards(tmp_path: Path) -> None:
-    made = chunks(40)
-    store = write(tmp_path / "tokens", made)
-    assert len(list(store.path.glob("tokens-*.bin"))) > 3
-    everything = np.concatenate([chunk.tokens for chunk in made])
-    for start in range(0, len(store), 7):
-        for stop in range(start, len(store) + 1, 11):
-            assert np.array_equal(store.read(start, stop), everything[start:stop])
-    assert store.read(0, 3).dtype == np.int64
-    owners = store.find_documents(np.arange(len(store)))
-    for i in range(store.n_documents):
-        start, stop = store.document_range(i)
-        assert (owners[start:stop] == i).all()
+    assert TokenStore(path).read(0, 0).dtype == np.int64
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
@@ -115,97 +125,57 @@ def test_ids_take_two_bytes_when_they_fit(vocab_size: int, dtype: str, tmp_path:
     check(store, made)
 
 
+def test_concatenated_stores_are_the_store_of_all(tmp_path: Path) -> None:
+    made = [chunks(n, seed) for seed, n in enumerate((3, 1, 4))]
+    stores = [write(tmp_path / str(i), part) for i, part in enumerate(made)]
+    check(TokenStore.concatenate(stores, "joined"), [chunk for part in made for chunk in part])
+
+
 @pytest.mark.parametrize("crash_at", range(0, 30, 3))
 def test_a_new_writer_goes_on_after_the_last_whole_shard(crash_at: int, tmp_path: Path) -> None:
     made = chunks(30)
     path = tmp_path / "tokens"
-    with StoreWriter(path, fingerprint="f" * 64, vocab_size=500) as writer:
-        for chunk in made[:crash_at]:
-            writer.append(chunk)
+    begin(path, made[:crash_at])
     assert not path.exists()
-    with StoreWriter(path, fingerprint="f" * 64, vocab_size=500) as writer:
-        assert crash_at - 8 < writer.chunks_done <= crash_at
-        for chunk in made[writer.chunks_done :]:
-            writer.append(chunk)
-        check(writer.finish(), made)
-    assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
+    assert begin(tmp_path / "tokens", made, "a" * 64).chunks_done == 0
+    assert crash_at - 8 < begin(path, []).chunks_done <= crash_at
+    check(write(path, made), made)
+    assert sorted(p.name[:8] for p in tmp_path.iterdir()) == [".tokens-", "tokens"]
 
 
-def test_a_writer_of_other_content_starts_anew(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path / "tokens", fingerprint="a" * 64, vocab_size=500) as writer:
-        for chunk in chunks(30, seed=1):
-            writer.append(chunk)
-    with StoreWriter(tmp_path / "tokens", fingerprint="b" * 64, vocab_size=500) as writer:
-        assert writer.chunks_done == 0
-
-
-@pytest.mark.parametrize("damage", ["tokens-00001.bin", "documents.bin", "progress.json"])
-def test_a_damaged_beginning_is_not_gone_on_with(damage: str, tmp_path: Path) -> None:
-    made = chunks(30)
-    with StoreWriter(tmp_path / "tokens", fingerprint="f" * 64, vocab_size=500) as writer:
-        for chunk in made:
-            writer.append(chunk)
-    (partial,) = tmp_path.glob(".tokens-*.partial")
-    file = partial / damage
-    file.write_bytes(file.read_bytes()[:-3])
-    check(write(tmp_path / "tokens", made), made)
-
-
-@pytest.mark.parametrize("name", ["tokens-00000.bin", "documents.bin", "store.json"])
-def test_a_damaged_store_is_refused(name: str, tmp_path: Path) -> None:
-    store = write(tmp_path / "tokens", chunks(9))
-    file = store.path / name
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(DataError, match="damaged") as caught:
-        TokenStore(store.path)
-    assert len(caught.value.lines()) <= 3
-
-
-def test_a_missing_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no token store"):
-        TokenStore(tmp_path)
-
-
-def test_reading_outside_is_refused(tmp_path: Path) -> None:
-    store = write(tmp_path / "tokens", chunks(3))
-    for start, stop in (-1, 2), (3, 2), (0, len(store) + 1):
-        with pytest.raises(IndexError):
-            store.read(start, stop)
-    with pytest.raises(IndexError):
-        store.document_range(store.n_documents)
-
-
-def test_an_unwritable_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(ResourceError, match="cannot write"):
-        StoreWriter(tmp_path / "file" / "tokens", fingerprint="f" * 64, vocab_size=500)
-
-
-def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with StoreWriter(tmp_path / "tokens", fingerprint="f" * 64, vocab_size=500) as writer:
-        for chunk in chunks(2):
-            writer.append(chunk)
-        monkeypatch.setattr("os.fsync", full)
-        with refuses("no_space"):
-            writer.finish()
-    monkeypatch.undo()
-    made = chunks(30)
-    check(write(tmp_path / "tokens", made), made)
-
-
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in checksum_module, store_module:
-        monkeypatch.setattr(module, "BLOCK", 16)
-
-
-def damaged(path: Path, at: int, bit: int = 0) -> None:
-    """Flip one bit of a file."""
+def flip(path: Path, at: int, bit: int = 0) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1 << bit
     path.write_bytes(content)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("name", ["tokens-00001.bin", "documents.bin", "progress.json"])
+def test_a_damaged_beginning_is_not_gone_on_with(name: str, is_cut: bool, tmp_path: Path) -> None:
+    made = chunks(30)
+    begin(tmp_path / "tokens", made[:20])
+    (partial,) = tmp_path.glob(".tokens-*.partial")
+    if is_cut:
+        (partial / name).write_bytes((partial / name).read_bytes()[:-3])
+    else:
+        flip(partial / name, 9)
+    assert begin(tmp_path / "tokens", []).chunks_done == 0
+    check(write(tmp_path / "tokens", made), made)
+
+
+def test_places_that_cannot_be_read_or_written_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with refuses("data"):
+        TokenStore(tmp_path)
+    with pytest.raises(ResourceError):
+        StoreWriter(tmp_path / "file" / "tokens", fingerprint=FINGERPRINT, vocab_size=500)
+
+
+def test_a_store_is_written_after_a_full_disk(tmp_path: Path) -> None:
+    made = chunks(30)
+    with failing_call(), refuses("no_space"):
+        write(tmp_path / "tokens", made[:2])
+    check(write(tmp_path / "tokens", made), made)
 
 
 def sealed(content: dict[str, Any]) -> bytes:
@@ -218,107 +188,108 @@ def sealed(content: dict[str, Any]) -> bytes:
     return encoded(content | {"checksum": xxhash.xxh3_64(encoded(content)).hexdigest()})
 
 
+def manifest_of(store: TokenStore) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((store.path / "store.json").read_bytes())
+    return content
+
+
+def block_checksums(content: bytes) -> list[str]:
+    return [xxhash.xxh3_64(content[i : i + 16]).hexdigest() for i in range(0, len(content), 16)]
+
+
 def forge(store: TokenStore, name: str, content: bytes) -> None:
-    """Replace a file of a store, and its checksum."""
+    """Replace a file of a store, and its checksums."""
     (store.path / name).write_bytes(content)
-    manifest = json.loads((store.path / "store.json").read_bytes())
-    manifest["checksums"][name] = [xxhash.xxh3_64(content).hexdigest()]
+    manifest = manifest_of(store)
+    manifest["checksums"][name] = block_checksums(content)
     (store.path / "store.json").write_bytes(sealed(manifest))
 
 
-def refused(path: Path, message: str = "damaged") -> None:
-    with pytest.raises(DataError, match=message) as caught:
+def refused(path: Path) -> DataError:
+    with pytest.raises(DataError) as caught:
         TokenStore(path).verify()
+    assert caught.value.code == "damaged"
     assert len(caught.value.lines()) == 3
+    return caught.value
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "store.json"])
-def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
-    store = write(tmp_path / "tokens", chunks(9))
-    TokenStore(store.path).verify()
-    size = (store.path / name).stat().st_size
-    for at in range(size):
-        damaged(store.path / name, at, at % 8)
-        refused(store.path)
-        damaged(store.path / name, at, at % 8)
-    TokenStore(store.path).verify()
-
-
-@pytest.mark.parametrize("name", ["tokens-00000.bin", "documents.bin"])
-def test_missing_long_and_exchanged_files_are_found(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_and_lost_or_exchanged_file_is_found(name: str, tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(9))
     file = store.path / name
     content = file.read_bytes()
+    for at in range(len(content)):
+        flip(file, at, at % 8)
+        refused(store.path)
+        flip(file, at, at % 8)
+    other = write(tmp_path / "other", chunks(9, seed=1)).path / name
+    for wrong in content + b"\0\0", content[:-2], other.read_bytes().ljust(len(content), b"\0")[: len(content)]:
+        file.write_bytes(wrong)
+        refused(store.path)
+    file.write_bytes(content)
+    TokenStore(store.path).verify()
     file.unlink()
-    refused(store.path, f"{name} is missing")
-    file.write_bytes(content + b"\0\0")
-    refused(store.path, f"{name} has")
-    other = write(tmp_path / "other", chunks(9, seed=1))
-    file.write_bytes((other.path / name).read_bytes().ljust(len(content), b"\0")[: len(content)])
-    refused(store.path)
+    with refuses("data" if name == "store.json" else "damaged"):
+        TokenStore(store.path)
 
 
-def test_no_damaged_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_damaged_token_is_read(tmp_path: Path, small_sizes: pytest.MonkeyPatch) -> None:
     """Blocks are verified when they are read first; what was read before stays readable as it was."""
-    small_blocks(monkeypatch)
-    monkeypatch.setattr(store_module, "SHARD_TOKENS", 50)
+    small_sizes.setattr(store_module, "SHARD_TOKENS", 50)
     made = chunks(40)
     store = write(tmp_path / "tokens", made)
     everything = np.concatenate([chunk.tokens for chunk in made])
-    shard = json.loads((store.path / "store.json").read_bytes())["shards"][0]
-    damaged(store.path / "tokens-00001.bin", 21)  # in its second block of eight tokens
+    shard = manifest_of(store)["shards"][0]
+    flip(store.path / "tokens-00001.bin", 21)  # in its second block of eight tokens
     opened = TokenStore(store.path)
     assert np.array_equal(opened.read(0, shard + 8), everything[: shard + 8])
     assert np.array_equal(opened.read(shard + 16, len(store)), everything[shard + 16 :])
     for start, stop in (shard + 8, shard + 9), (shard + 15, shard + 17), (0, len(store)), (shard + 8, shard + 9):
-        with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
+        with refuses("damaged"):
             opened.read(start, stop)
-    with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
-        TokenStore(store.path).count_tokens()
+    for whole in TokenStore(store.path), TokenStore.concatenate([write(tmp_path / "a", made), store], "joined"):
+        with refuses("damaged"):
+            whole.count_tokens()
 
 
-def test_a_large_store_is_verified_beside_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Damage is told by the next read, wherever it reads."""
-    small_blocks(monkeypatch)
+def test_a_large_store_is_verified_beside_its_use(tmp_path: Path, small_sizes: pytest.MonkeyPatch) -> None:
+    """Its next read tells of damage, wherever it reads."""
     store = write(tmp_path / "tokens", chunks(40))
-    damaged(store.path / "tokens-00001.bin", 0)
-    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 8)
+    flip(store.path / "tokens-00001.bin", 0)
+    small_sizes.setattr(store_module, "MAX_VERIFIED_FIRST", 8)
     opened = TokenStore(store.path)
     opened.verify_or_start_verifying()
     for thread in threading.enumerate():
         if thread.name == "verify-store":
             thread.join()
-    with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
+    with refuses("damaged"):
         opened.read(0, 1)
-    monkeypatch.setattr(store_module, "MAX_VERIFIED_FIRST", 1 << 20)
-    with pytest.raises(DataError, match=r"tokens-00001\.bin has changed"):
+    small_sizes.setattr(store_module, "MAX_VERIFIED_FIRST", 1 << 20)
+    with refuses("damaged"):
         TokenStore(store.path).verify_or_start_verifying()
 
 
 def test_only_a_disposable_store_goes_when_it_is_damaged(tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(9))
-    damaged(store.path / "tokens-00000.bin", 0)
-    refused(store.path)
+    flip(store.path / "tokens-00000.bin", 0)
+    mine = refused(store.path)
     assert (store.path / "store.json").exists()
-    with pytest.raises(DataError, match="damaged") as caught:
+    with refuses("damaged") as caught:
         TokenStore(store.path, disposable=True).verify()
-    assert "run the command again" in caught.value.fix
+    assert caught.value.fix != mine.fix
     assert not (store.path / "store.json").exists()
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
-def test_an_error_of_the_system_is_no_damage(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_an_error_of_the_system_is_no_damage(code: int, tmp_path: Path) -> None:
     store = write(tmp_path / "store", chunks(10))
-    with monkeypatch.context() as patch:
-        patch.setattr("lmtool.durable.map_file", Mock(side_effect=OSError(code, os.strerror(code))))
-        with pytest.raises(ResourceError, match=re.escape(os.strerror(code))):
-            TokenStore(store.path, disposable=True)
+    with failing_call(durable, "map_file", code=code), pytest.raises(ResourceError):
+        TokenStore(store.path, disposable=True)
     TokenStore(store.path).verify()
 
 
 @pytest.mark.parametrize("rows", ["backwards", "negative", "too far"])
-def test_ends_of_documents_that_do_not_grow_are_refused(rows: str, tmp_path: Path) -> None:
+def test_documents_that_do_not_follow_each_other_are_refused(rows: str, tmp_path: Path) -> None:
     """Also with the right checksum: positions would be looked for forever."""
     store = write(tmp_path / "tokens", chunks(9))
     index = np.fromfile(store.path / "documents.bin", dtype="<i8").reshape(-1, 3)
@@ -329,7 +300,7 @@ def test_ends_of_documents_that_do_not_grow_are_refused(rows: str, tmp_path: Pat
     else:
         index[-1, 0] += 1
     forge(store, "documents.bin", index.tobytes())
-    refused(store.path, "ends of documents that do not grow")
+    refused(store.path)
 
 
 def test_ids_outside_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -337,56 +308,25 @@ def test_ids_outside_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
     ids = np.fromfile(store.path / "tokens-00000.bin", dtype="<u2")
     ids[3] = 500
     forge(store, "tokens-00000.bin", ids.tobytes())
-    with pytest.raises(DataError, match="ids outside of the vocabulary of 500"):
+    with refuses("damaged"):
         TokenStore(store.path).read(0, 1)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("key", "value"),
     [
-        ("format", 1, "format should be 2, not 1"),
-        ("vocab_size", "500", "vocab_size should be a valid integer"),
-        ("vocab_size", 0, "vocab_size"),
-        ("dtype", "<f8", "dtype"),
-        ("shards", [-1], "shards.0"),
-        ("shards", [10**30], "checksum"),
-        ("shards", None, "shards"),
-        ("documents", 0, "documents"),
-        ("tokens", 3, "has 3 tokens"),
-        ("checksums", {}, "one checksum for each block"),
-        ("checksums", {"documents.bin": []}, "one checksum for each block"),
-        ("more", 1, "more is unknown"),
+        *(("format", 1), ("vocab_size", "500"), ("vocab_size", 0), ("dtype", "<f8"), ("documents", 0), ("tokens", 3)),
+        *(("shards", [-1]), ("shards", [10**30]), ("shards", None), ("checksums", {}), ("more", 1)),
+        ("checksums", {"documents.bin": []}),
     ],
 )
-def test_a_forged_manifest_is_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+def test_a_forged_manifest_is_refused(key: str, value: object, tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(9))
-    manifest = json.loads((store.path / "store.json").read_bytes())
-    (store.path / "store.json").write_bytes(sealed(manifest | {key: value}))
-    refused(store.path, message)
+    (store.path / "store.json").write_bytes(sealed(manifest_of(store) | {key: value}))
+    refused(store.path)
 
 
-@pytest.mark.parametrize("name", ["tokens-00001.bin", "documents.bin", "progress.json"])
-def test_a_beginning_with_a_flipped_bit_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
-    made = chunks(30)
-    with StoreWriter(tmp_path / "tokens", fingerprint="f" * 64, vocab_size=500) as writer:
-        for chunk in made[:20]:
-            writer.append(chunk)
-    (partial,) = tmp_path.glob(".tokens-*.partial")
-    damaged(partial / name, 9)
-    with StoreWriter(tmp_path / "tokens", fingerprint="f" * 64, vocab_size=500) as writer:
-        assert writer.chunks_done == 0
-        for chunk in made:
-            writer.append(chunk)
-        check(writer.finish(), made)
-    TokenStore(tmp_path / "tokens").verify()
-
-
-def test_checksums_are_those_of_xxh3_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
+def test_checksums_are_those_of_xxh3_by_block(tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(30))
-    manifest = json.loads((store.path / "store.json").read_bytes())
-    assert set(manifest["checksums"]) == {path.name for path in store.path.glob("*.bin")}
-    for name, checksums in manifest["checksums"].items():
-        content = (store.path / name).read_bytes()
-        blocks = [content[i : i + 16] for i in range(0, len(content), 16)]
-        assert checksums == [xxhash.xxh3_64(block).hexdigest() for block in blocks]
+    checksums = {path.name: block_checksums(path.read_bytes()) for path in store.path.glob("*.bin")}
+    assert manifest_of(store)["checksums"] == checksums

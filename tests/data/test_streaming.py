@@ -1,11 +1,11 @@
 """The units, the order and the blocks of a text that is streamed."""
 
-import gzip
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import pyarrow
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,25 +16,30 @@ from lmtool.data.split import DocumentSplit
 from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
+from tests.support.tables import PACKERS
+from tests.support.texts import documents
 
 
-def joined(chunks: list[Chunk]) -> list[str]:
-    """The documents of chunks."""
-    found: list[str] = []
-    for chunk in chunks:
-        texts = list(chunk.texts)
-        if not chunk.starts:
-            found[-1] += texts.pop(0)
-        found += texts
-    return found
+def streamed(*sources: object, seed: int = 1, **data: Any) -> StreamedText:
+    return StreamedText(Data(train=tuple(map(str, sources)), stream=True, **data), seed)
 
 
-def of_units(text: StreamedText) -> list[str]:
-    return joined([chunk for unit in range(text.n_units) for chunk in text.chunks(unit)])
+def documents_of_units(text: StreamedText) -> list[str]:
+    return documents(chunk for unit in range(text.n_units) for chunk in text.chunks(unit))
 
 
-def written(folder: Path) -> Path:
-    """DocumentSplit in all formats, packed and not."""
+def blocks(text: StreamedText, place: BlockPosition, n_turns: int, *split: DocumentSplit) -> Iterator[list[Chunk]]:
+    """The chunks of each block of these turns, from a place on."""
+    while place.turn < n_turns:
+        block = StreamBlock(text, place, *split)
+        yield list(block.chunks())
+        place = block.end
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Documents in all formats, packed and not."""
+    folder = tmp_path / "texts"
     folder.mkdir()
     rng = random.Random(1)
     for number, name in enumerate(["a.txt", "b.jsonl", "c.csv", "d.jsonl.gz", "e.jsonl.zst", "f.txt.zst", "g.txt"]):
@@ -44,12 +49,8 @@ def written(folder: Path) -> Path:
             body = "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines)
         if "csv" in name:
             body = "\n".join(["text", *lines]) + "\n"
-        content = body.encode()
-        if name.endswith(".gz"):
-            content = gzip.compress(content)
-        if name.endswith(".zst"):
-            content = pyarrow.Codec("zstd").compress(content, asbytes=True)
-        (folder / name).write_bytes(content)
+        pack = next(pack for ending, pack in reversed(PACKERS.items()) if name.endswith(ending))
+        (folder / name).write_bytes(pack(body.encode()))
     for name in ("empty.txt", "empty.jsonl"):
         (folder / name).touch()
     (folder / "blank.txt").write_text("\n \n\n" * 40)
@@ -57,30 +58,27 @@ def written(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("unit", [1, 7, 50, 1 << 20])
-def test_units_are_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
+def test_units_are_the_text(folder: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
     monkeypatch.setattr(streaming, "UNIT_BYTES", unit)
-    folder = written(tmp_path / "texts")
-    corpus = open_corpus([str(folder)], column="text", documents="blank-line")
-    text = StreamedText(Data(train=(str(folder),), stream=True), 1)
-    assert of_units(text) == joined(list(corpus.chunks()))
+    text = streamed(folder)
+    assert documents_of_units(text) == documents(open_corpus([str(folder)], "text", "blank-line").chunks())
     assert text.head.documents == "blank-line"
 
 
 @given(text=st.text(st.sampled_from("ab \n\r\té"), max_size=60), unit=st.integers(1, 20), block=st.integers(1, 9))
 @example(text="a\n\n\nb\r\n\r\nc\n \nd\n\n", unit=1, block=1)
 @settings(deadline=None, max_examples=60)
-@pytest.mark.parametrize("documents", ["line", "blank-line"])
-def test_extents_end_where_documents_do(
-    tmp_path_factory: pytest.TempPathFactory, documents: DocumentDivision, text: str, unit: int, block: int
+@pytest.mark.parametrize("division", ["line", "blank-line"])
+def test_units_end_where_documents_do(
+    tmp_path_factory: pytest.TempPathFactory, division: DocumentDivision, text: str, unit: int, block: int
 ) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_bytes(text.encode())
-    corpus = Corpus((path,), frozenset(), "text", documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "UNIT_BYTES", unit)
         patch.setattr(files, "READ_BYTES", block + 3)
-        data = Data.model_validate({"train": [str(path.parent)], "documents": documents, "stream": True})
-        assert of_units(StreamedText(data, 1)) == joined(list(corpus.chunks()))
+        whole = Corpus((path,), frozenset(), "text", division)
+        assert documents_of_units(streamed(path.parent, documents=division)) == documents(whole.chunks())
 
 
 def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,35 +86,24 @@ def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(files, "READ_BYTES", 100)
     monkeypatch.setattr(streaming, "UNIT_BYTES", 100)
     (tmp_path / "a.txt").write_text("a\n\nb\n\n" + "long " * 1000 + "\n\nc\n")
-    text = StreamedText(Data(train=(str(tmp_path),), documents="blank-line", stream=True), 1)
-    with pytest.raises(DataError, match="no document ends within 1,000 bytes"):
-        of_units(text)
+    with pytest.raises(DataError):
+        documents_of_units(streamed(tmp_path, documents="blank-line"))
 
 
-def test_a_turn_is_read_in_blocks_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_turn_has_all_documents_in_an_order_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "UNIT_BYTES", 50)
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 300)
-    folder = written(tmp_path / "texts")
-    text = StreamedText(Data(train=(str(folder),), stream=True), 1)
+    text = streamed(folder)
     content = text.index_head()
     assert 0 < text.head_fraction < 1
-    orders, place, sizes = [], BlockPosition(), []
-    for turn in range(2):
-        order: list[str] = []
-        while place.turn == turn:
-            block = StreamBlock(text, place)
-            chunks = list(block.chunks())
-            assert chunks[0].starts
-            assert chunks[-1].ends
-            sizes.append(sum(chunk.size for chunk in chunks))
-            order += joined(chunks)
-            place = block.end
-        orders.append(order)
-    assert orders[0] != orders[1]
-    assert sorted(orders[0]) == sorted(orders[1]) == sorted(of_units(text))
-    assert max(sizes) < 300 + 5000  # a block ends with a chunk; those of packed files are long here
-    assert StreamedText(Data(train=(str(folder),), stream=True), 1).index_head() == content
-    assert StreamedText(Data(train=(str(folder),), stream=True), 2).index_head() != content
+    both = [documents(chunks) for chunks in blocks(text, BlockPosition(), 2)]
+    assert max(sum(map(len, block)) for block in both) < 300 + 5000  # of packed files chunks are long here
+    order = [document for block in both for document in block]
+    first, second = order[: len(order) // 2], order[len(order) // 2 :]
+    assert first != second
+    assert sorted(first) == sorted(second) == sorted(documents_of_units(text))
+    assert streamed(folder).index_head() == content
+    assert streamed(folder, seed=2).index_head() != content
 
 
 def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,36 +111,27 @@ def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.
     long = "word " * 400_000
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(long)
-    text = StreamedText(Data(train=(str(tmp_path),), documents="whole", stream=True), 1)
+    text = streamed(tmp_path, documents="whole")
     text.index_head()
-    place, found, n_blocks = BlockPosition(), "", 0
-    while not place.turn:
-        block = StreamBlock(text, place)
-        chunks = list(block.chunks())
-        assert sum(chunk.size for chunk in chunks) < 1_000_000
-        assert chunks[-1].ends
-        found += "".join(part for chunk in chunks for part in chunk.texts)
-        place, n_blocks = block.end, n_blocks + 1
-    assert found == 2 * long
-    assert n_blocks > 6
+    found = list(blocks(text, BlockPosition(), 1))
+    assert all(sum(chunk.size for chunk in chunks) < 1_000_000 and chunks[-1].ends for chunks in found)
+    assert "".join(part for chunks in found for chunk in chunks for part in chunk.texts) == 2 * long
+    assert len(found) > 6
 
 
-def test_documents_of_the_head_are_held_out_in_every_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_documents_come_in_no_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "UNIT_BYTES", 200)
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 3000)
-    folder = written(tmp_path / "texts")
-    text = StreamedText(Data(train=(str(folder),), stream=True), 1)
+    text = streamed(folder)
     text.index_head()
     train, valid = (DocumentSplit(5, 1 << 62, valid=valid) for valid in (False, True))
-    held_out = joined(list(valid.select(text.head.chunks())))
+    held_out = documents(valid.select(text.head.chunks()))
     assert len(held_out) > 3
-    place, seen = text.head_end, joined(list(train.select(text.head.chunks())))
-    while place.turn < 2:
-        block = StreamBlock(text, place, train)
-        seen += joined(list(block.chunks()))
-        place = block.end
+    seen = documents(train.select(text.head.chunks()))
+    for chunks in blocks(text, text.head_end, 2, train):
+        seen += documents(chunks)
     assert set(held_out).isdisjoint(seen)
-    left_out = set(of_units(text)) - set(seen)
+    left_out = set(documents_of_units(text)) - set(seen)
     # of a file that is read as a whole, later documents may be left out too
     assert set(held_out) <= left_out
     assert len(left_out) < 2 * len(held_out) + 20
@@ -165,9 +143,14 @@ def test_a_dataset_is_read_in_shards(tmp_path: Path) -> None:
     for number in range(3):
         rows = [json.dumps({"text": f"{number}-{i}"}) + "\n" for i in range(4)]
         (folder / f"train-{number}.jsonl").write_text("".join(rows))
-    text = StreamedText(Data(train=(f"hf:{folder}",), stream=True), 1)
-    assert text.n_units == 3
-    assert of_units(text) == [f"{number}-{i}" for number in range(3) for i in range(4)]
-    assert text.n_bytes == sum(path.stat().st_size for path in folder.iterdir())
-    with pytest.raises(DataError, match="no column 'body'"):
-        of_units(StreamedText(Data(train=(f"hf:{folder}",), column="body", stream=True), 1))
+    (tmp_path / "a.txt").write_text("a text")
+    text = streamed(tmp_path / "a.txt", f"hf:{folder}", documents="whole")
+    assert text.n_units == 4
+    assert documents_of_units(text) == ["a text", *(f"{number}-{i}" for number in range(3) for i in range(4))]
+    assert text.n_bytes == 6 + sum(path.stat().st_size for path in folder.iterdir())
+    before = streamed(f"hf:{folder}").index_head()
+    with open(folder / "train-2.jsonl", "a") as file:
+        file.write('{"text": "new"}\n')
+    assert streamed(f"hf:{folder}").index_head() != before
+    with pytest.raises(DataError):
+        documents_of_units(streamed(f"hf:{folder}", column="body"))

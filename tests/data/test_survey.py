@@ -2,52 +2,41 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from lmtool.data.survey import divide_text
 from lmtool.recipe.spec.text import Data
-from tests.data.texts import prose
+from tests.support.texts import prose
 from tests.training.tiny import no_report
 
 
+def survey(folder: Path, text: str, **data: Any) -> Any:
+    (folder / "a.txt").write_text(text, encoding="utf-8")
+    return divide_text(Data(train=(str(folder / "a.txt"),), **data), seed=1, report=no_report)
+
+
 def test_a_survey_counts_what_a_reader_counts(tmp_path: Path) -> None:
-    rows = [prose(200 + 37 * n, seed=n) for n in range(40)]
-    (tmp_path / "a.txt").write_text("\n\n".join(row.replace("\n", " ") for row in rows), encoding="utf-8")
-    divided = divide_text(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
-    text = divided.text
-    data = divided.data
-    assert (data.documents, data.split) == ("blank-line", "document")
-    flat = [row.replace("\n", " ") for row in rows]
-    shape = text.shape
-    assert (shape.documents, shape.longest) == (40, max(map(len, flat)))
-    assert shape.characters == sum(map(len, flat))
-    assert shape.n_bytes == sum(len(row.encode()) for row in flat)
-    assert shape.alphabet == len(set("".join(flat)))
+    rows = [prose(200 + 37 * n, seed=n).replace("\n", " ") for n in range(40)]
+    divided = survey(tmp_path, "\n\n".join(rows))
+    shape = divided.text.shape
+    assert (divided.data.documents, divided.data.split) == ("blank-line", "document")
+    assert (shape.documents, shape.longest) == (40, max(map(len, rows)))
+    assert (shape.characters, shape.n_bytes) == (sum(map(len, rows)), sum(len(row.encode()) for row in rows))
+    assert shape.alphabet == len(set("".join(rows)))
     assert not shape.is_list
     assert not shape.is_stream
 
 
 def test_the_share_of_new_words_is_that_of_the_last_tenth(tmp_path: Path) -> None:
     rows = [f"the cat number{n if n % 3 else 0} sat down" for n in range(1000)]
-    (tmp_path / "a.txt").write_text("\n".join(rows))
-    divided = divide_text(Data(train=(str(tmp_path / "a.txt"),), documents="line"), seed=1, report=no_report)
-    text = divided.text
+    shape = survey(tmp_path, "\n".join(rows), documents="line").text.shape
     early = set(re.findall(r"\w+", " ".join(rows[:900])))
     late = re.findall(r"\w+", " ".join(rows[900:]))
-    assert text.shape.new_words == len(set(late) - early) / len(late)
+    assert shape.new_words == len(set(late) - early) / len(late)
 
 
-def test_one_long_document_is_measured_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("word after word " * 30_000)
-    divided = divide_text(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
-    text = divided.text
-    data = divided.data
-    assert (data.documents, data.split, text.shape.longest) == ("whole", "slice", 16 * 30_000)
-    assert text.shape.new_words == 0
-
-
-def test_one_paragraph_is_a_text(tmp_path: Path) -> None:
-    """However it is laid out, so that its resolved data name no contradiction."""
-    (tmp_path / "a.txt").write_text("\n\nOnly one paragraph, on one line.\n\n")
-    divided = divide_text(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
-    data = divided.data
-    assert (data.documents, data.split) == ("whole", "slice")
+def test_one_text_is_cut_wherever_it_is_long_or_a_paragraph(tmp_path: Path) -> None:
+    long = survey(tmp_path, "word after word " * 30_000)
+    assert (long.text.shape.longest, long.text.shape.new_words) == (16 * 30_000, 0)
+    for divided in long, survey(tmp_path, "\n\nOnly one paragraph, on one line.\n\n"):
+        assert (divided.data.documents, divided.data.split) == ("whole", "slice")

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmtool.data import vectors
 from lmtool.data.vectors import VectorFile
 from lmtool.errors import DataError
+from tests.errors import refuses
 
 WORDS = ["the", "naïve", "cat", ".", "dog"]
 TABLE = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -34,72 +36,63 @@ FORMATS: dict[str, bytes] = {
 }
 
 
-def written(folder: Path, content: bytes, name: str = "vectors.vec") -> Path:
-    path = folder / name
-    path.write_bytes(content)
-    return path
+def opened(folder: Path, content: bytes, name: str = "v.vec") -> VectorFile:
+    (folder / name).write_bytes(content)
+    return VectorFile.open(folder / name)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_read(name: str, tmp_path: Path) -> None:
-    file = VectorFile.open(written(tmp_path, FORMATS[name], "v.gz" if name == "gzip" else "v.vec"))
-    assert file.width == 3
-    assert file.is_binary == ("binary" in name)
-    found = file.read({"cat", "naïve", "nowhere", "dog"})
-    assert (found.words, found.n_repeated) == (["naïve", "cat", "dog"], 0)
-    np.testing.assert_array_equal(found.vectors_ND, TABLE[[1, 2, 4]])
-
-
-def test_binary_vectors_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtool.data.vectors._READ_BYTES", 5)
-    found = VectorFile.open(written(tmp_path, FORMATS["word2vec binary"])).read(set(WORDS))
-    assert found.words == WORDS
-    np.testing.assert_array_equal(found.vectors_ND, TABLE)
+def test_every_format_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in vectors._READ_BYTES, 5:
+        monkeypatch.setattr(vectors, "_READ_BYTES", block)
+        file = opened(tmp_path, FORMATS[name], "v.gz" if name == "gzip" else "v.vec")
+        assert file.width == 3
+        assert file.is_binary == ("binary" in name)
+        found = file.read({"cat", "naïve", "nowhere", "dog"})
+        assert (found.words, found.n_repeated) == (["naïve", "cat", "dog"], 0)
+        np.testing.assert_array_equal(found.vectors_ND, TABLE[[1, 2, 4]])
+    assert file.read(set()).vectors_ND.shape == (0, 3)
 
 
 def test_the_first_of_equal_words_counts(tmp_path: Path) -> None:
-    found = VectorFile.open(written(tmp_path, lines(["a", "b", "a", "c", "b"]).encode())).read({"a", "c"})
+    found = opened(tmp_path, lines(["a", "b", "a", "c", "b"]).encode()).read({"a", "c"})
     assert (found.words, found.n_repeated) == (["a", "c"], 1)
     np.testing.assert_array_equal(found.vectors_ND, TABLE[[0, 3]])
 
 
 def test_words_with_spaces_are_words(tmp_path: Path) -> None:
-    found = VectorFile.open(written(tmp_path, b"a 1 2\n. . . 3 4\nb 5 6\n")).read({"a", ". . .", "b"})
+    found = opened(tmp_path, b"a 1 2\n. . . 3 4\nb 5 6\n").read({"a", ". . .", "b"})
     assert found.words == ["a", ". . .", "b"]
 
 
-def test_none_of_the_words(tmp_path: Path) -> None:
-    assert VectorFile.open(written(tmp_path, FORMATS["glove"])).read(set()).vectors_ND.shape == (0, 3)
-
-
 @pytest.mark.parametrize(
-    ("content", "what", "where"),
+    ("content", "where"),
     [
-        (b"", "neither a word", "v.txt"),
-        (b"The baker found a map.\n", "neither a word", "v.txt"),
-        (b"\x00\x01\x02 1 2\n", "neither a word", "v.txt"),
-        (b"\xba\x16\x4f\x2f\x0c\x00", "a model of fastText", "v.txt"),
-        (b"0 5\n", "no vectors", "v.txt:1"),
-        (b"2 3\na 1 2\nb 3 4\n", "promises 3 numbers for each word, and the first word has 2", "v.txt:2"),
-        (b"a 1 2\nb 3\n", "1 numbers, where the other words have 2", "v.txt:2"),
-        (b"a 1 2\nb 3 4 5\n", "3 numbers, where the other words have 2", "v.txt:2"),
-        (b"2 2\na 1 2\n\nb 3 x\n", "not a number", "v.txt:4"),
-        (b"a 1 2\nb nan 1\n", "not finite", "v.txt:2"),
-        (b"a 1 2\nb 1e40 1\n", "not finite", "v.txt:2"),
-        (b"3 2\na 1 2\nb 3 4\n", "promises 3 words, but the file has 2", "v.txt:1"),
-        (binary(newlines=True)[:-5], "ends within word 5 of 5", "v.txt, word 5"),
-        (binary(newlines=True).replace(b"5 3", b"4 3"), "more follows after the last word", "v.txt:1"),
-        (b"2 1\na \x00\x00\xc0\x7fb \x00\x00\x00\x00", "not finite", "v.txt, word 1"),
-        (b"9 2\n" + b"\x01" * 50_000, "a word without an end", "v.txt, word 1"),
+        (b"", ""),
+        (b"The baker found a map.\n", ""),
+        (b"\x00\x01\x02 1 2\n", ""),
+        (b"\xba\x16\x4f\x2f\x0c\x00", ""),  # a model of fastText
+        (b"0 5\n", ":1"),
+        (b"2 3\na 1 2\nb 3 4\n", ":2"),
+        (b"a 1 2\nb 3\n", ":2"),
+        (b"a 1 2\nb 3 4 5\n", ":2"),
+        (b"2 2\na 1 2\n\nb 3 x\n", ":4"),
+        (b"a 1 2\nb nan 1\n", ":2"),
+        (b"a 1 2\nb 1e40 1\n", ":2"),
+        (b"3 2\na 1 2\nb 3 4\n", ":1"),
+        (binary(newlines=True)[:-5], ", word 5"),
+        (binary(newlines=True).replace(b"5 3", b"4 3"), ":1"),
+        (b"2 1\na \x00\x00\xc0\x7fb \x00\x00\x00\x00", ", word 1"),
+        (b"9 2\n" + b"\x01" * 50_000, ", word 1"),
     ],
 )
-def test_what_is_no_file_of_vectors_is_refused(content: bytes, what: str, where: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=what) as refused:
-        VectorFile.open(written(tmp_path, content, "v.txt")).read({"a", "b"})
-    assert refused.value.where.endswith(where)
+def test_a_file_without_whole_vectors_is_refused_where_it_fails(content: bytes, where: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        opened(tmp_path, content, "v.txt").read({"a", "b"})
+    assert refused.value.where == f"{tmp_path / 'v.txt'}{where}"
     assert len(refused.value.lines()) == 3
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError):
+    with refuses("file_not_found"):
         VectorFile.open(tmp_path / "nowhere.vec")

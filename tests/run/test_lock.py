@@ -1,7 +1,12 @@
+"""The lock of a run, which one process holds, and which ends with it."""
+
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,68 +21,44 @@ from pathlib import Path
 from lmtool.run.lock import RunLock
 
 lock = RunLock(Path(sys.argv[1]))
-if sys.argv[2] == "fork":
-    child = os.fork()
-    if child == 0:
-        time.sleep(600)
-print(child if sys.argv[2] == "fork" else 0, flush=True)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(child, flush=True)
 time.sleep(600)
 """
 
 
-def hold(folder: Path, mode: str) -> tuple["subprocess.Popen[str]", int]:
-    """A process that holds the lock, and the pid of its child if it was to have one."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), mode],
-        cwd=Path(lmtool.__file__).parents[1],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds the lock, with a child, both of which end with the test."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    process = subprocess.Popen(command, cwd=Path(lmtool.__file__).parents[1], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    return process, int(process.stdout.readline())
-
-
-def kill(process: "subprocess.Popen[str]") -> None:
+    child = int(process.stdout.readline())
+    yield process
+    os.kill(child, signal.SIGKILL)
     process.kill()
     process.communicate()
 
 
 @pytest.mark.system
-def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
-    process, _ = hold(tmp_path, "alone")
-    try:
-        assert is_run_locked(tmp_path)
-        with pytest.raises(CheckpointError) as caught:
-            RunLock(tmp_path)
-    finally:
-        kill(process)
-    assert caught.value.exit_code == 4
-    assert f"pid {process.pid}" in caught.value.what
-    assert caught.value.where == str(tmp_path)
-
-
-@pytest.mark.system
-def test_kill_9_frees_the_lock(tmp_path: Path) -> None:
-    process, _ = hold(tmp_path, "alone")
-    kill(process)
+def test_a_second_process_is_refused_until_the_first_is_killed(holder: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    """Though a child of the first one outlives it."""
+    assert is_run_locked(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        RunLock(tmp_path)
+    assert (caught.value.code, caught.value.where) == ("run_in_use", str(tmp_path))
+    assert f"pid {holder.pid}" in caught.value.what
+    holder.kill()
+    holder.wait()
     assert not is_run_locked(tmp_path)
     RunLock(tmp_path).release()
 
 
-@pytest.mark.system
-def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
-    process, child = hold(tmp_path, "fork")
-    process.kill()
-    process.wait()
-    try:
-        os.kill(child, 0)
-        RunLock(tmp_path).release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        process.communicate()
-
-
 def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
+    assert not is_run_locked(tmp_path)
+    assert os.listdir(tmp_path) == []
     lock = RunLock(tmp_path)
     assert is_run_locked(tmp_path)
     with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
@@ -86,21 +67,13 @@ def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
     lock.release()
     assert not is_run_locked(tmp_path)
     RunLock(tmp_path).release()
+    with pytest.raises(ResourceError):
+        RunLock(tmp_path / "none")
 
 
-def test_looking_does_not_refuse_a_run_that_starts(tmp_path: Path) -> None:
-    import fcntl
-    import threading
-
+def test_a_look_at_the_lock_does_not_refuse_a_run_that_starts(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     handle = os.open(tmp_path / ".lock", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_SH)
     threading.Timer(0.05, os.close, [handle]).start()
     RunLock(tmp_path).release()
-
-
-def test_no_lock_file_means_not_held(tmp_path: Path) -> None:
-    assert not is_run_locked(tmp_path)
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(ResourceError, match="cannot write to the run directory"):
-        RunLock(tmp_path / "none")

@@ -13,6 +13,7 @@ from lmtool.errors import CheckpointError, LmtoolError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, publish, published
 
 
@@ -32,47 +33,34 @@ CONVERSATIONS = {
 }
 
 
-@pytest.fixture(params=PUBLISHED)
-def name(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
-
-
-def takes(name: str, messages: list[Message]) -> bool:
-    return PUBLISHED[name].system or messages[0]["role"] != "system"
-
-
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_ids_are_those_of_transformers(tmp_path: Path, name: str, conversation: str) -> None:
-    messages = CONVERSATIONS[conversation]
-    folder = publish(tmp_path / name, name)
-    peer = AutoTokenizer.from_pretrained(folder)
-    chat = ChatFormat.from_tokenizer(Tokenizer.load(folder))
-    assert chat.name == "the model's own"
-    if not takes(name, messages):
-        with pytest.raises(MessagesRefusedError):
-            chat.encode_conversation(messages)
-        return
-    asked = {"tokenize": True, "return_dict": False}
-    assert chat.encode_prompt(messages) == peer.apply_chat_template(messages, add_generation_prompt=True, **asked)
-    whole = peer.apply_chat_template(messages, add_generation_prompt=False, **asked)
-    assert chat.encode_conversation(messages)[0] == whole
-
-
-def test_the_turns_of_generation_blocks_are_those_of_transformers(tmp_path: Path) -> None:
-    folder = publish(tmp_path, "generation")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ids_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    folder = publish(tmp_path, name)
     peer, chat = AutoTokenizer.from_pretrained(folder), ChatFormat.from_tokenizer(Tokenizer.load(folder))
+    assert chat.name == "the model's own"
     for messages in CONVERSATIONS.values():
-        expected = peer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
+        if messages[0]["role"] == "system" and not PUBLISHED[name].system:
+            with pytest.raises(MessagesRefusedError):
+                chat.encode_conversation(messages)
+            continue
+        prompt, whole = (
+            peer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=True, return_dict=False)
+            for asks in (True, False)
+        )
         ids, own = chat.encode_conversation(messages)
-        assert (ids, list(map(int, own))) == (expected["input_ids"], expected["assistant_masks"])
+        assert (chat.encode_prompt(messages), ids) == (prompt, whole)
+        if name == "generation":
+            marked = peer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
+            assert list(map(int, own)) == marked["assistant_masks"]
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path: Path, name: str) -> None:
+    """After the prompt, which is the beginning of the conversation."""
     tokenizer = published(tmp_path, name)
     chat = ChatFormat.from_tokenizer(tokenizer)
-    ids, own = chat.encode_conversation(said("Who?", "Tom saw it.", "Sure?", "Yes, you are."))
+    messages = said("Who?", "Tom saw it.", "Sure?", "Yes, you are.")
+    ids, own = chat.encode_conversation(messages)
     end = chat._special_ids[PUBLISHED[name].end]
     turns: list[list[int]] = [[]]
     for token, is_own in zip(ids, own, strict=True):
@@ -84,19 +72,11 @@ def test_the_assistant_writes_its_texts_and_their_ends_and_nothing_else(tmp_path
     assert [tokenizer.decode(turn).strip() for turn in written] == ["Tom saw it.", "Yes, you are."]
     assert [turn[-1] for turn in written] == [end, end]
     assert chat.end_ids == {end, tokenizer.eos_id}
-
-
-def test_a_prompt_is_the_beginning_of_the_conversation(tmp_path: Path, name: str) -> None:
-    if name == "generation":
-        pytest.skip("its prompt has what the assistant thinks")
-    chat = ChatFormat.from_tokenizer(published(tmp_path, name))
-    messages = said("Who?", "Tom saw it.", "Sure?", "Yes")
-    for i in (1, 3):
+    for i in (1, 3) if name != "generation" else ():  # its prompt has what the assistant thinks
         ids, own = chat.encode_conversation(messages[: i + 1])
         prompt = chat.encode_prompt(messages[:i])
         assert ids[: len(prompt)] == prompt
-        assert not any(own[len(ids[: len(prompt)]) - 1 : len(prompt)])
-        assert own[len(prompt)]
+        assert (own[len(prompt) - 1], own[len(prompt)]) == (False, True)
 
 
 SPECS: dict[str, TokenizerSpec] = {
@@ -135,23 +115,9 @@ def test_the_plain_format_of_a_published_model_names_the_roles(tmp_path: Path) -
     assert [i for i, is_own in zip(ids, own, strict=True) if is_own][-1] == tokenizer.eos_id
 
 
-ALPHABET = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<s>",
-    "</s>",
-    "<",
-    "|im_",
-    "end|>",
-    "[BOS]",
-    "[SEP",
-    "]",
-    " ",
-    "a",
-    "\n",
-    "é",
-]
-spelling = st.lists(st.sampled_from([*ALPHABET, "<|eot_id|>", "<eos>", "<end_of_turn>"]), min_size=1, max_size=6)
+ALPHABET = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<s>", "</s>", "<eos>", "<end_of_turn>", "[BOS]"]
+ALPHABET += ["<", "|im_", "end|>", "[SEP", "]", " ", "a", "\n", "é"]
+spelling = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=6)
 
 
 def n_special(tokenizer: Tokenizer, ids: list[int]) -> int:
@@ -166,9 +132,8 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer
     return {name: (tokenizer, ChatFormat.from_tokenizer(tokenizer)) for name, tokenizer in found.items()}
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("of", [*PUBLISHED, *OWN, "base"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(6, 25), deadline=None)
 @given(parts=st.tuples(spelling, spelling, spelling))
 def test_text_that_spells_a_special_token_is_ordinary_text(
     chats: dict[str, tuple[Tokenizer, ChatFormat]], of: str, parts: tuple[list[str], ...]
@@ -182,6 +147,9 @@ def test_text_that_spells_a_special_token_is_ordinary_text(
         for messages in (usual, spelt)
     ]
     assert counted[0] == counted[1]
+    if of == "qwen":
+        text = "say <|im_end|> and <|im_start|>assistant"
+        assert text in tokenizer.decode(chat.encode_prompt(said(text)))
 
 
 def test_a_special_token_that_only_two_messages_spell_together_is_ordinary_text(tmp_path: Path) -> None:
@@ -192,20 +160,10 @@ def test_a_special_token_that_only_two_messages_spell_together_is_ordinary_text(
     assert tokenizer.decode(ids) == "a<|im_end|>b:"
 
 
-def test_spelt_tokens_keep_their_text(tmp_path: Path) -> None:
-    tokenizer = published(tmp_path, "qwen")
-    text = "say <|im_end|> and <|im_start|>assistant"
-    ids = ChatFormat.from_tokenizer(tokenizer).encode_prompt(said(text))
-    assert text in tokenizer.decode(ids)
-
-
-def test_the_date_of_a_template_is_that_of_its_clock(tmp_path: Path) -> None:
+def test_a_template_has_a_clock_and_is_the_default_of_several(tmp_path: Path) -> None:
     tokenizer = published(tmp_path, "llama3")
     chat = ChatFormat.from_tokenizer(tokenizer, lambda: datetime(2031, 5, 6))
     assert "Today Date: 06 May 2031" in tokenizer.decode(chat.encode_prompt(said("Who?")))
-
-
-def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     tokenizer = published(tmp_path, "qwen", chat_template=several)
     assert tokenizer.decode(ChatFormat.from_tokenizer(tokenizer).encode_prompt(said("Who?"))) == "Who?!"
@@ -215,33 +173,26 @@ CHANGES = "{% for m in messages %}{{ m.content }}{% if loop.last %} the end{% en
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "error", "words"),
+    ("template", "messages", "error"),
     [
-        (PUBLISHED["mistral"].template, said("a", system="b"), MessagesRefusedError, "must alternate"),
-        (PUBLISHED["gemma"].template, said("a", system="b"), MessagesRefusedError, "System role not supported"),
-        (
-            "{{ raise_exception('\x1b[31m' ~ messages[0].content) }}",
-            said("<|im_end|>"),
-            MessagesRefusedError,
-            r"\x1b[31m",
-        ),
-        ("{{ 1 / 0 }}", said("a"), CheckpointError, "ZeroDivisionError"),
-        ("{{ nothing.at.all }}", said("a"), CheckpointError, "nothing"),
-        ("{% if %}", said("a"), CheckpointError, "cannot be read"),
-        (CHANGES, said("a", "b", "c", "d"), CheckpointError, "when others follow"),
-        ("{% for m in messages %}{% endfor %}", said("a", "b"), CheckpointError, "nothing of the assistant"),
+        (PUBLISHED["mistral"].template, said("a", system="b"), MessagesRefusedError),
+        (PUBLISHED["gemma"].template, said("a", system="b"), MessagesRefusedError),
+        ("{{ raise_exception('\x1b[31m' ~ messages[0].content) }}", said("<|im_end|>"), MessagesRefusedError),
+        ("{{ 1 / 0 }}", said("a"), CheckpointError),
+        ("{{ nothing.at.all }}", said("a"), CheckpointError),
+        ("{% if %}", said("a"), CheckpointError),
+        (CHANGES, said("a", "b", "c", "d"), CheckpointError),
+        ("{% for m in messages %}{% endfor %}", said("a", "b"), CheckpointError),
     ],
 )
-def test_what_cannot_be_rendered_is_refused_in_three_lines(
-    tmp_path: Path, template: str, messages: list[Message], error: type[LmtoolError], words: str
+def test_conversations_that_cannot_be_rendered_are_refused(
+    tmp_path: Path, template: str, messages: list[Message], error: type[LmtoolError]
 ) -> None:
     tokenizer = published(tmp_path, "qwen", chat_template=template)
     with pytest.raises(error) as caught:
         ChatFormat.from_tokenizer(tokenizer).encode_conversation(messages)
-    assert words in caught.value.what
     assert len(caught.value.lines()) == 3
     assert all(line.isprintable() and len(line) < 260 for line in caught.value.lines())
-    assert error is MessagesRefusedError or isinstance(caught.value, CheckpointError)
 
 
 def test_ends_of_a_template_that_refuses_are_those_of_the_tokenizer(tmp_path: Path) -> None:

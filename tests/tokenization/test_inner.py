@@ -25,17 +25,27 @@ def bpe() -> dict[str, Any]:
     return described(BpeTokenizer(vocab_size=300))
 
 
+def load(content: dict[str, Any], folder: Path) -> Tokenizer:
+    """A published tokenizer."""
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    return Tokenizer.load(folder)
+
+
+def refused(content: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        parse_tokenizer_json(json.dumps(content))
+
+
 def test_merges_that_do_not_go_on_with_the_prefix_are_refused(bpe: dict[str, Any]) -> None:
     bpe["model"]["continuing_subword_prefix"] = "Ġ"
-    with pytest.raises(ValueError, match="does not go on with 'Ġ'"):
-        parse_tokenizer_json(json.dumps(bpe))
+    refused(bpe, "'Ġ'")
     bpe["model"]["merges"] = [" ".join(merge) for merge in bpe["model"]["merges"]]
-    with pytest.raises(ValueError, match="does not go on with 'Ġ'"):
-        parse_tokenizer_json(json.dumps(bpe))
+    refused(bpe, "'Ġ'")
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_templates_define_their_tokens(nested: bool, bpe: dict[str, Any]) -> None:
+def test_templates_define_their_tokens_and_have_a_text_once(nested: bool, bpe: dict[str, Any]) -> None:
     template: dict[str, Any] = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "[BOS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -44,19 +54,19 @@ def test_templates_define_their_tokens(nested: bool, bpe: dict[str, Any]) -> Non
     }
     bpe["post_processor"] = {"type": "Sequence", "processors": [template]} if nested else template
     assert parse_tokenizer_json(json.dumps(bpe)).encode("cat").ids[0] == 1
-    template["special_tokens"] = {}
-    with pytest.raises(ValueError, match=r"'\[BOS\]' that it does not define"):
-        parse_tokenizer_json(json.dumps(bpe))
+    refused(bpe | {"post_processor": template | {"special_tokens": {}}}, r"'\[BOS\]'")
+    texts = [{"Sequence": {"id": "A", "type_id": n}} for n in range(2)]
+    refused(bpe | {"post_processor": template | {"single": texts, "pair": texts}}, "more than once")
 
 
-def test_a_vocabulary_without_its_unknown_token(tmp_path: Path) -> None:
+def test_a_vocabulary_without_its_unknown_token_encodes_only_known_words(tmp_path: Path) -> None:
     words = described(WordTokenizer(kind="word", vocab_size=60))
     words["model"]["unk_token"] = "nobody"
     (tmp_path / "tokenizer.json").write_text(json.dumps(words))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("the cat") == tokenizer.encode_many(["the cat"])[0].tolist()
     for encode in (tokenizer.encode, tokenizer.encode_with_offsets, lambda text: tokenizer.encode_many([text])):
-        with pytest.raises(CheckpointError, match="cannot encode this text"):
+        with pytest.raises(CheckpointError):
             encode("an unheard word")
 
 
@@ -88,8 +98,7 @@ GROWING = {
 
 @pytest.mark.parametrize("parts", GROWING.values(), ids=GROWING)
 def test_texts_that_would_grow_without_bound_are_refused(parts: dict[str, Any], bpe: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="its normalizer"):
-        parse_tokenizer_json(json.dumps(bpe | parts))
+    refused(bpe | parts, "its normalizer")
 
 
 SPACES = replace(" {2,}", " ", "Regex")
@@ -120,45 +129,28 @@ def test_a_step_makes_no_more_of_a_character_than_it_is_held_to(name: str, bpe: 
     assert max(sizes) <= inner._GROWTH_BY_NORMALIZER[name]
 
 
-def test_a_text_is_in_a_template_once(bpe: dict[str, Any]) -> None:
-    texts = [{"Sequence": {"id": "A", "type_id": n}} for n in range(2)]
-    bpe["post_processor"] = {"type": "TemplateProcessing", "single": texts, "pair": texts, "special_tokens": {}}
-    with pytest.raises(ValueError, match="more than once"):
-        parse_tokenizer_json(json.dumps(bpe))
-
-
 SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 """It tries all ways to divide a run of "a" before anything else, until the library panics."""
 
 
 def test_a_panic_on_a_text_is_an_error_of_that_text(bpe: dict[str, Any], tmp_path: Path) -> None:
-    bpe["pre_tokenizer"] = SLOW
-    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
-    tokenizer = Tokenizer.load(tmp_path)
-    text, long = "a" * 40 + "b", "a" * 5000 + "b"
+    tokenizer = load(bpe | {"pre_tokenizer": SLOW}, tmp_path)
+    text = "a" * 40 + "b"
     for encode in (tokenizer.encode, tokenizer.encode_with_offsets, tokenizer.pre_tokenize):
-        for one in (text, long):
-            with pytest.raises(CheckpointError, match="fails on this text"):
-                encode(one)
-    for texts in ([text], ["cat", text, "dog"]):
-        with pytest.raises(CheckpointError, match="fails on this text"):
-            tokenizer.encode_many(texts)
+        with pytest.raises(CheckpointError):
+            encode(text)
+    with pytest.raises(CheckpointError):
+        tokenizer.encode("a" * 5000 + "b")
+    with pytest.raises(CheckpointError):
+        tokenizer.encode_many(["cat", text, "dog"])
     assert tokenizer.encode("cat") == tokenizer.encode_many(["cat"])[0].tolist() != []
 
 
 def test_a_panic_while_reading_is_an_error_of_the_file(bpe: dict[str, Any], tmp_path: Path) -> None:
-    bpe["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
-    content = json.dumps(bpe)
-    (tmp_path / "tokenizer.json").write_text(content)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
-    with pytest.raises(CheckpointError, match="not a tokenizer that lmtool can use"):
-        Tokenizer.load(tmp_path)
+    with pytest.raises(CheckpointError):
+        load(bpe | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}, tmp_path)
 
 
 def test_byte_pairs_without_a_pre_tokenizer_are_encoded_as_by_the_library(bpe: dict[str, Any], tmp_path: Path) -> None:
-    bpe["pre_tokenizer"] = None
-    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
-    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer = load(bpe | {"pre_tokenizer": None}, tmp_path)
     assert tokenizer.encode_many(["cat"])[0].tolist() == tokenizer.encode("cat")

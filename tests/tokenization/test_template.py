@@ -8,7 +8,7 @@ import pytest
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lmtool.tokenization import template as rooms
+from lmtool.tokenization import template as template_module
 from lmtool.tokenization.template import SandboxedTemplate, TemplateRefusal
 
 MESSAGES = [{"role": "user", "content": " Hi <b>\n"}, {"role": "assistant", "content": "Ho & é"}]
@@ -51,17 +51,17 @@ def test_a_template_writes_what_jinja_writes(source: str) -> None:
     assert SandboxedTemplate(source).render(messages=MESSAGES) == plain.from_string(source).render(messages=MESSAGES)
 
 
-def test_what_transformers_adds_to_jinja() -> None:
-    assert SandboxedTemplate("{{ {'é': '<b>', 'a': [1]} | tojson }}").render() == '{"é": "<b>", "a": [1]}'
-    assert (
-        SandboxedTemplate("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}").render()
-        == '{\n "a": 2,\n "b": 1\n}'
-    )
-    assert SandboxedTemplate("{{ strftime_now('%Y') }}", lambda: datetime(1999, 1, 1)).render() == "1999"
-    assert (
-        SandboxedTemplate("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render()
-        == "01"
-    )
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{{ {'é': '<b>', 'a': [1]} | tojson }}", '{"é": "<b>", "a": [1]}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{{ strftime_now('%Y') }}", "1999"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+    ],
+)
+def test_a_template_has_what_transformers_adds_to_jinja(source: str, written: str) -> None:
+    assert SandboxedTemplate(source, lambda: datetime(1999, 1, 1)).render() == written
     with pytest.raises(TemplateRefusal, match="no"):
         SandboxedTemplate("{{ raise_exception('no') }}").render()
 
@@ -91,11 +91,7 @@ QUADRATIC = ("count", "find", "index", "partition", "rfind", "rindex", "rpartiti
 NUMBERS = ", ".join(str(n * (2**61 - 1)) for n in range(2500))
 """Python's hash of each is zero."""
 
-HARMFUL = [
-    *("{% set x = 'a' * 400000 %}{{ x." + name + "('b' + 'a' * 100000) }}" for name in QUADRATIC),
-    "{% set x = 'a' * 400000 %}{{ ('b' + 'a' * 100000) in x }}",
-    "{% set x = 'a' * 400000 %}{{ x | replace('b' + 'a' * 100000, '') }}",
-    "{% set x = 'a' * 400000 %}{{ x | trim('b' * 100000 ~ 'a') }}",
+DOUBLED = [
     *(doubled(f"ns.a {operator} ns.b") for operator in ("==", "!=", "<", "in", "not in")),
     *(doubled(f"ns.a {operator} ns.b", PAIR) for operator in ("==", "in")),
     *(doubled(use) for use in ("ns.a in [ns.b]", "[ns.a].index(ns.b)", "[ns.a].count(ns.b)", "[ns.a, ns.b] | sort")),
@@ -106,6 +102,12 @@ HARMFUL = [
     *(doubled(use, PAIR) for use in ("{ns.a: 1} | length", "ns.a in {}", "{}[ns.a]", "{}.get(ns.a)")),
     *(doubled(use, PAIR) for use in ("dict([[ns.a, 1]]) | length", "[ns.a] | unique | list | length")),
     *(doubled(use, "({0},)", 5000) for use in ("{ns.a: 1}", "ns.a in {}", "[ns.a] | unique | list")),
+]
+HARMFUL = [
+    *("{% set x = 'a' * 400000 %}{{ x." + name + "('b' + 'a' * 100000) }}" for name in QUADRATIC),
+    "{% set x = 'a' * 400000 %}{{ ('b' + 'a' * 100000) in x }}",
+    "{% set x = 'a' * 400000 %}{{ x | replace('b' + 'a' * 100000, '') }}",
+    "{% set x = 'a' * 400000 %}{{ x | trim('b' * 100000 ~ 'a') }}",
     "{% for i in range(1000) %}{% set x = [" + NUMBERS + "] | unique | list %}{% endfor %}",
     "{% for i in range(1000) %}{% set x = {" + NUMBERS.replace(",", ": 1,") + ": 1} %}{% endfor %}",
     "{{ '%1000000000d' is odd }}",
@@ -161,15 +163,16 @@ HARMFUL = [
     "{% extends 'a.txt' %}",
     "{% import 'os' as os %}",
     "{{ open('a.txt') }}",
-    "x" * (rooms.MAX_SOURCE_CHARACTERS + 1),
+    "x" * (template_module.MAX_SOURCE_CHARACTERS + 1),
     "(" * 5000 + "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
 ]
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("source", HARMFUL, ids=range(len(HARMFUL)))
-def test_harm_is_refused_at_once(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 1_000_000)
+@pytest.mark.parametrize(
+    ("source", "n_units"), [*((one, 1_000_000) for one in HARMFUL), *((one, 50_000) for one in DOUBLED)]
+)
+def test_harm_is_refused_at_once(source: str, n_units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "MAX_WORK_UNITS", n_units)
     began = time.process_time()
     with pytest.raises((TemplateError, TypeError, RecursionError, SyntaxError, ValueError)):
         SandboxedTemplate(source).render(messages=[dict(one) for one in MESSAGES])
@@ -198,9 +201,9 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("source", REPEATED.values(), ids=REPEATED)
-def test_what_is_written_is_counted_each_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_text_is_counted_each_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(SandboxedTemplate(source).render()) >= 0
-    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 16_000)
+    monkeypatch.setattr(template_module, "MAX_WORK_UNITS", 16_000)
     with pytest.raises(SecurityError, match="handles more"):
         SandboxedTemplate(source).render()
 
@@ -227,16 +230,15 @@ GREEDY = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", GREEDY.values(), ids=GREEDY)
 def test_memory_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 200_000)
+    monkeypatch.setattr(template_module, "MAX_WORK_UNITS", 100_000)
     template = SandboxedTemplate(source)
     tracemalloc.start()
     try:
         with pytest.raises((SecurityError, ValueError)):
             template.render()
-        assert tracemalloc.get_traced_memory()[1] < 100 * rooms.MAX_WORK_UNITS
+        assert tracemalloc.get_traced_memory()[1] < 100 * template_module.MAX_WORK_UNITS
     finally:
         tracemalloc.stop()
 
@@ -254,13 +256,13 @@ def test_a_long_conversation_is_within_the_bounds() -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(template_module, "MAX_SECONDS", 0.05)
     with pytest.raises(SecurityError, match="seconds"):
         SandboxedTemplate(grows("{% for j in range(5000) %}{% endfor %}")).render()
 
 
 def test_each_rendering_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "MAX_WORK_UNITS", 1000)
+    monkeypatch.setattr(template_module, "MAX_WORK_UNITS", 1000)
     template = SandboxedTemplate("{{ messages[0].content }}")
     for _ in range(100):
         assert template.render(messages=[{"content": "a" * 100}]) == "a" * 100

@@ -95,9 +95,8 @@ def test_the_convention_is_recognised_by_what_the_template_contains(formats: Any
 @pytest.mark.parametrize("mark", UNSUPPORTED)
 def test_conventions_that_are_not_read_are_refused_by_name(tmp_path: Path, mark: str) -> None:
     template = QWEN.replace("You may call", f"{mark} You may call")
-    with pytest.raises(ToolsUnsupportedError, match=UNSUPPORTED[mark].split()[0].strip(",")) as refused:
+    with pytest.raises(ToolsUnsupportedError, match=UNSUPPORTED[mark].split()[0].strip(",")):
         ChatFormat.from_tokenizer(published(tmp_path, "qwen", chat_template=template)).with_tools(TOOLS)
-    assert len(refused.value.lines()) == 3
 
 
 def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: Any) -> None:
@@ -113,7 +112,7 @@ def test_special_tokens_around_calls_are_text_with_tools_and_only_then(formats: 
 @pytest.mark.parametrize("name", sorted({*PUBLISHED} - {"qwen"}))
 def test_templates_without_tools_are_refused(tmp_path: Path, name: str) -> None:
     chat = ChatFormat.from_tokenizer(published(tmp_path, name))
-    with pytest.raises(ToolsUnsupportedError, match="no tools, or no calls of them") as refused:
+    with pytest.raises(ToolsUnsupportedError) as refused:
         chat.with_tools(TOOLS)
     assert len(refused.value.lines()) == 3
     with pytest.raises(ToolsUnsupportedError):
@@ -121,14 +120,12 @@ def test_templates_without_tools_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_templates_whose_calls_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ToolsUnsupportedError, match="none of the conventions"):
-        ChatFormat.from_tokenizer(published(tmp_path / "silent", "qwen")).with_tools(TOOLS)
     other = QWEN.replace("tool_call>", "call>").replace('"arguments": ', '"with": ')
-    with pytest.raises(ToolsUnsupportedError, match="none of the conventions"):
-        ChatFormat.from_tokenizer(published(tmp_path / "other", "qwen", chat_template=other)).with_tools(TOOLS)
     loose = Tokenizer.train(WordTokenizer(kind="word", vocab_size=60), TEXTS)
-    with pytest.raises(ToolsUnsupportedError, match="does not keep the text of a call"):
-        ChatFormat.from_tokenizer(loose).with_tools(TOOLS)
+    silent, unknown = (published(tmp_path / str(i), "qwen", **c) for i, c in enumerate([{}, {"chat_template": other}]))
+    for tokenizer in silent, unknown, loose:
+        with pytest.raises(ToolsUnsupportedError):
+            ChatFormat.from_tokenizer(tokenizer).with_tools(TOOLS)
 
 
 JSON = st.recursive(
@@ -137,26 +134,22 @@ JSON = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
-    | st.sampled_from(
-        ["<|im_end|>", "[TOOL_CALLS]", "</tool_call>", '{"', "}\\", "</s>", "<|eot_id|>", "[EOS]", "é🙂"]
-    ),
+    | st.sampled_from(["<|im_end|>", "[TOOL_CALLS]", "</tool_call>", '{"', "}\\", "</s>", "[EOS]", "é🙂"]),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),
     max_leaves=6,
 )
 ARGUMENTS = st.dictionaries(st.sampled_from(["city", "<|im_end|>", "</s>", '"', "ü"]), JSON, max_size=3)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CONVENTIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(8, 40), deadline=None)
 @given(data=st.data())
-def test_what_a_template_writes_is_read_back_from_any_pieces(formats: Any, name: str, data: st.DataObject) -> None:
+def test_calls_of_a_template_are_read_back_from_any_pieces(formats: Any, name: str, data: st.DataObject) -> None:
     chat: ChatFormat = formats(name).with_tools(TOOLS)
     some = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3 if name in SEVERAL else 1)
     calls = data.draw(some)
-    content = (
-        "" if name in ("llama", "mistral", "mistral-pieces", "json") else data.draw(st.sampled_from(["", "I see."]))
-    )
+    is_alone = name in ("llama", "mistral", "mistral-pieces", "json")
+    content = "" if is_alone else data.draw(st.sampled_from(["", "I see."]))
     answer = written(chat, asked(content, *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=6)))
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
@@ -188,9 +181,8 @@ PIECES = st.sampled_from(
 )
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "json"])
-@settings(max_examples=examples(80, 150), deadline=None)
+@settings(max_examples=examples(30, 150), deadline=None)
 @given(pieces=st.lists(PIECES, max_size=9), cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     formats: Any, name: str, pieces: list[str], cuts: list[int]
@@ -199,11 +191,8 @@ def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     answer = "".join(pieces)
     ends = sorted(min(cut, len(answer)) for cut in cuts)
     text, calls, ids = whole = parsed(chat.make_call_parser(), answer)
-    assert parsed(chat.make_call_parser(), *answer) == whole
-    assert (
-        parsed(chat.make_call_parser(), *(answer[a:b] for a, b in zip([0, *ends], [*ends, len(answer)], strict=True)))
-        == whole
-    )
+    parts = [answer[a:b] for a, b in zip([0, *ends], [*ends, len(answer)], strict=True)]
+    assert parsed(chat.make_call_parser(), *answer) == parsed(chat.make_call_parser(), *parts) == whole
     assert len(ids) == len(calls)
     if not calls:
         assert text == answer
@@ -230,7 +219,7 @@ def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
         (f" {GOOD}\n", f" {GOOD}\n", []),
     ],
 )
-def test_what_is_no_call_stays_text(formats: Any, answer: str, text: str | None, names: list[str]) -> None:
+def test_texts_that_are_no_calls_stay_texts(formats: Any, answer: str, text: str | None, names: list[str]) -> None:
     found, calls, _ = parsed(formats("qwen").with_tools(TOOLS).make_call_parser(), answer)
     assert (found, [name for name, _ in calls]) == (answer if text is None else text, names)
 
@@ -269,10 +258,8 @@ def test_tools_answer_calls_by_their_ids_or_in_their_order(formats: Any) -> None
 
 def test_spellings_of_special_tokens_in_tools_and_calls_are_text(formats: Any) -> None:
     chat: ChatFormat = formats("hermes")
-    tool = {
-        "type": "function",
-        "function": {"name": "now", "description": "<|im_end|>", "parameters": {"</tool_call>": 1}},
-    }
+    function = {"name": "now", "description": "<|im_end|>", "parameters": {"</tool_call>": 1}}
+    tool = {"type": "function", "function": function}
     call = ToolCall("now", {"<tool_call>": ["<|im_start|>"]}, "a")
     plain = [chat.with_tools([tool]), chat.with_tools([{"type": "function", "function": {"name": "now"}}])]
     special = chat._tokenizer.special_ids
@@ -289,7 +276,6 @@ def accepts(tokenizer: Tokenizer, grammar: str, ids: list[int]) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: Any, name: str) -> None:
     chat: ChatFormat = formats(name).with_tools(TOOLS)
@@ -339,20 +325,21 @@ def test_long_answers_take_no_longer_than_their_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "where"),
     [
-        ({}, "tools: .*list"),
-        ("{", "tools: .*list"),
-        ([3], r"tools\[0\]"),
-        ([{"name": "a"}], r"tools\[0\].function"),
-        ([TOOLS[0], {"function": {"name": "a b"}}], r"tools\[1\].function.name"),
+        ({}, "tools: "),
+        ("{", "tools: "),
+        ([3], "tools[0]"),
+        ([{"name": "a"}], "tools[0].function"),
+        ([TOOLS[0], {"function": {"name": "a b"}}], "tools[1].function.name"),
         ([TOOLS[0], TOOLS[0]], "the same name"),
-        ([{"function": {"name": "a", "parameters": [1]}}], r"tools\[0\].function.parameters"),
+        ([{"function": {"name": "a", "parameters": [1]}}], "tools[0].function.parameters"),
     ],
 )
-def test_what_defines_no_tools_is_refused(value: Any, what: str) -> None:
-    with pytest.raises(UsageError, match=what):
+def test_wrong_tools_are_refused_where_they_are(value: Any, where: str) -> None:
+    with pytest.raises(UsageError) as caught:
         validate_tools(value)
+    assert where in str(caught.value)
 
 
 def test_tools_and_calls_are_read_as_objects_and_as_json() -> None:
@@ -365,23 +352,27 @@ def test_tools_and_calls_are_read_as_objects_and_as_json() -> None:
     assert parse_tool_calls([call.to_openai()], 1) == parse_tool_calls([call.to_openai(as_text=False)], 1) == (call,)
 
 
+FUNCTION = "tool_calls[0].function"
+
+
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "where"),
     [
-        ({"a": 1}, "tool_calls: .*list"),
-        ([3], r"tool_calls\[0\]"),
-        ([{"id": 3, "function": {"name": "now"}}], r"tool_calls\[0\].id"),
-        ([{"function": {"name": 3}}], r"tool_calls\[0\].function.name"),
-        ([{"function": {"name": "now", "arguments": "{"}}], r"tool_calls\[0\].function.arguments"),
-        ([{"function": {"name": "now", "arguments": [1]}}], r"tool_calls\[0\].function.arguments"),
-        ([{"function": {"name": "now", "arguments": '{"a":' * 9999}}], r"tool_calls\[0\].function.arguments"),
+        ({"a": 1}, "tool_calls: "),
+        ([3], "tool_calls[0]"),
+        ([{"id": 3, "function": {"name": "now"}}], "tool_calls[0].id"),
+        ([{"function": {"name": 3}}], f"{FUNCTION}.name"),
+        ([{"function": {"name": "now", "arguments": "{"}}], f"{FUNCTION}.arguments"),
+        ([{"function": {"name": "now", "arguments": [1]}}], f"{FUNCTION}.arguments"),
+        ([{"function": {"name": "now", "arguments": '{"a":' * 9999}}], f"{FUNCTION}.arguments"),
         (
             [{"function": {"name": "now", "arguments": json.loads('{"a":' * 70 + "1" + "}" * 70)}}],
             "message 1: tool_calls",
         ),
-        ([{"function": {"name": "now", "arguments": {"a": float("nan")}}}], r"tool_calls\[0\].function.arguments"),
+        ([{"function": {"name": "now", "arguments": {"a": float("nan")}}}], f"{FUNCTION}.arguments"),
     ],
 )
-def test_what_is_no_call_is_refused(value: Any, what: str) -> None:
-    with pytest.raises(UsageError, match=what):
+def test_wrong_calls_are_refused_where_they_are(value: Any, where: str) -> None:
+    with pytest.raises(UsageError) as caught:
         parse_tool_calls(value, 1)
+    assert where in str(caught.value)

@@ -1,6 +1,9 @@
-"""Adversarial texts for tokenizers and readers, and a small natural one."""
+"""Adversarial texts for tokenizers and readers, a small natural one, and the documents of chunks."""
 
 import random
+from collections.abc import Iterable
+
+from lmtool.data.corpus import Chunk
 
 HOSTILE = {
     "empty": "",
@@ -39,3 +42,18 @@ def prose(n_words: int, seed: int = 0) -> str:
             if rng.random() < 0.2:
                 lines.append("")
     return "\n".join([*lines, " ".join(line)])
+
+
+def documents(chunks: Iterable[Chunk]) -> list[str]:
+    """The documents of chunks, whose beginnings and ends have to fit together."""
+    found: list[str] = []
+    is_open = False
+    for chunk in chunks:
+        assert chunk.starts != is_open
+        texts = list(chunk.texts)
+        if is_open:
+            found[-1] += texts.pop(0)
+        found += texts
+        is_open = not chunk.ends
+    assert not is_open
+    return found

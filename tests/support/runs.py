@@ -1,0 +1,39 @@
+"""Small runs on disk, without a training."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lmtool.run.creation import create_run
+from lmtool.run.directory import Run
+from lmtool.run.files import RunInfo
+from lmtool.run.saving import Snapshot
+
+MakeRun = Callable[..., Run]
+"""The fixture `make`."""
+
+FILES = {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b'{"kind": "char"}'}
+"""Of every run, beside its checkpoints."""
+
+
+def run_info(recipe: str = "tiny") -> RunInfo:
+    fingerprints = {"data": "d0", "tokenizer": "t0"}
+    return RunInfo.create(recipe=recipe, summary="decoder, 4 x 128", fingerprints=fingerprints)
+
+
+def make_run(
+    name: str = "tiny", folder: Path | None = None, steps: tuple[int, ...] = (10, 20), finished: bool = False
+) -> Run:
+    """Makes a run with a checkpoint at each of the given steps, the first being the best, and releases its lock."""
+    with create_run(folder, run_info(name), FILES) as run:
+        command = ["lmtool", "pretrain", "a b.txt"]
+        run.start_session(step=0, command=command, environment={"python": "3", "gpu": None})
+        for step in steps:
+            run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
+            run.samples.append({"step": step, "prompt": "", "text": "Once"})
+            snapshot = Snapshot(step, {"w": torch.tensor([step])}, {}, {"step": step}, steps[0])
+            run.save_checkpoint(snapshot, keep_last=len(steps))
+        if finished:
+            run.end_session("finished")
+    return run
