@@ -213,7 +213,9 @@ def test_a_list_ends_where_python_ends_it(tmp_path_factory: pytest.TempPathFacto
             corpus_cells(path)
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.jsonl", b'{"text": "a"}\n{"text": 3}\n'), ("a.parquet", parquet_of({"text": [1, 2]}))])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.jsonl", b'{"text": "a"}\n{"text": 3}\n'), ("a.parquet", parquet_of({"text": [1, 2]}))]
+)
 def test_a_cell_that_is_not_text_is_refused_where_it_is(name: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -221,15 +223,7 @@ def test_a_cell_that_is_not_text_is_refused_where_it_is(name: str, content: byte
         corpus_cells(path)
     table = open_table(str(path))
     with pytest.raises(DataError) as of_table:
-
-<<<<<<< OURS
-            read_labelled_table
-||||||| BASE
-            read_labelled
-=======
-        read_labelled
->>>>>>> THEIRS
-(table, choose_columns(table, labelled=False))
+        read_labelled_table(table, choose_columns(table, labelled=False))
     assert of_corpus.value.lines()[:2] == of_table.value.lines()[:2]
 
 
