@@ -77,9 +77,8 @@ class ClassificationTask(HeadTask):
         figures = metrics.class_metrics(true_R, np.array(predicted_R), self.labels)
         if self.temperature != 1:
             figures["temperature"] = self.temperature
-            calibration["before"] = metrics.calibration_metrics(
-                self.compute_probabilities(scores_RC * self.temperature), true_R
-            )
+            uncalibrated_RC = self.compute_probabilities(scores_RC * self.temperature)
+            calibration["before"] = metrics.calibration_metrics(uncalibrated_RC, true_R)
         if self.costs_CC is not None:
             figures["cost"] = float(self.costs_CC[true_R, predicted_R].mean())
             figures["cost_of_most_probable"] = float(self.costs_CC[true_R, p_RC.argmax(1)].mean())

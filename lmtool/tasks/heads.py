@@ -184,9 +184,8 @@ class HeadTask(Task):
         decisive = []
         variant_scores = np.split(self.compute_scores(model, variants)[0], ends)
         for mistake, words, scores_WC in zip(mistakes, words_of_mistakes, variant_scores, strict=True):
-            share_W = self.compute_evidence(scores_RC[[mistake.row]], mistake) - self.compute_evidence(
-                scores_WC, mistake
-            )
+            whole_1 = self.compute_evidence(scores_RC[[mistake.row]], mistake)
+            share_W = whole_1 - self.compute_evidence(scores_WC, mistake)
             order = np.argsort(-share_W, kind="stable")
             decisive.append(list(dict.fromkeys(words[i] for i in order if share_W[i] > 0))[:MAX_DECISIVE_WORDS])
         return decisive

@@ -31,9 +31,8 @@ def read_label_merges(values: Iterable[str]) -> dict[str, str]:
             merges[name] = other
         else:
             fix = f"write A=B, which replaces label A by B, or name a file: {', '.join(FILE_SUFFIXES)}"
-            raise UsageError(
-                f"{quote(value)} does not say which label is replaced by which", where="--merge-labels", fix=fix
-            )
+            what = f"{quote(value)} does not say which label is replaced by which"
+            raise UsageError(what, where="--merge-labels", fix=fix)
     return {name: other for name, other in merges.items() if name != other}
 
 
@@ -46,9 +45,7 @@ def _read_file(path: Path) -> dict[str, str]:
             text = path.read_text(encoding="utf-8-sig")
         if is_csv:
             header, *rows = [row for row in csv.reader(text.splitlines(), strict=True) if row] or [[]]
-            read: Any = (
-                dict(rows) if header == CSV_COLUMNS and all(len(row) == len(CSV_COLUMNS) for row in rows) else None
-            )
+            read: Any = dict(rows) if header == CSV_COLUMNS else None
         else:
             # the base loader reads labels such as yes as text
             read = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, yaml.BaseLoader)

@@ -185,8 +185,12 @@ class TablePredictor:
         rows: one text, or a tuple of the texts of `get_text_columns`, or of words to tag.
         """
         is_tagger = isinstance(self.loaded.recipe.objective, Tagging)
-        texts = [row if isinstance(row, tuple) else split_into_words(row) if is_tagger else (row,) for row in rows]
-        return self.task.encode([LabelledRow(each, None, None, row) for row, each in enumerate(texts)])
+        items = []
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                row = tuple(row[start:stop] for start, stop in find_word_spans(row)) if is_tagger else (row,)
+            items.append(LabelledRow(row, None, None, number))
+        return self.task.encode(items)
 
     def compute_probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """Computes the probability of each class or label, or the number, for encoded rows (R, C)."""
@@ -199,11 +203,6 @@ class TablePredictor:
         """Predicts encoded rows."""
         with self.loaded.joined() as loaded:
             return self.task.predict(make_task_model(loaded), rows)
-
-
-def split_into_words(sentence: str) -> tuple[str, ...]:
-    """Splits a sentence into words and punctuation marks."""
-    return tuple(sentence[start:stop] for start, stop in find_word_spans(sentence))
 
 
 def build_trained_task(loaded: LoadedModel, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:

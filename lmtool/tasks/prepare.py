@@ -14,13 +14,7 @@ from lmtool.data.table import SkippedRows, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import counted
-from lmtool.recipe.spec.objective import (
-    Classification,
-    Embedding,
-    HeadSpec,
-    Seq2Seq,
-    Tagging,
-)
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
 from lmtool.run.files import SavedSplit, TableSplit

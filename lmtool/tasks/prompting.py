@@ -244,11 +244,7 @@ def evaluate_prompts(
 
 
 def generate_answers(
-    generator: TextGenerator,
-    source: str,
-    prompt: PromptTemplate,
-    params: AnyParams,
-    reading: Data = AS_IN_TRAINING,
+    generator: TextGenerator, source: str, prompt: PromptTemplate, params: AnyParams, reading: Data = AS_IN_TRAINING
 ) -> Predictions:
     """Generates an answer after the prompt of each row of a table, in bounded memory.
 

@@ -462,10 +462,8 @@ def _make_text_notices(items: Sequence[LabelledRow], labels: LabelMap | None) ->
     if n_empty := sum(not all(text.strip() for text in item.texts) for item in items):
         yield Notice("empty texts", n_empty, f"{counted(n_empty, 'row')} with an empty text")
     if labels is not None and (groups := group_contradictory_rows(items)):
-        n_rows, first = sum(map(len, groups)), groups[0][0]
-        other = next(
-            item for item in groups[0] if _to_comparable_label(item.label) != _to_comparable_label(first.label)
-        )
+        n_rows, (first, *rest) = sum(map(len, groups)), groups[0]
+        other = next(item for item in rest if _to_comparable_label(item.label) != _to_comparable_label(first.label))
         what = f"{counted(n_rows, 'row')} with the text of another row and a different label"
         text = f"{what}; first: rows {first.row} and {other.row}"
         yield Notice("duplicate rows with different labels", n_rows, text)

@@ -48,9 +48,8 @@ class RegressionTask(HeadTask):
         return scores_RC * self._scale + self._center
 
     def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        return metrics.regression_metrics(
-            self.compute_probabilities(true_RC)[:, 0], self.compute_probabilities(scores_RC)[:, 0]
-        )
+        true_R, predicted_R = (self.compute_probabilities(scaled_RC)[:, 0] for scaled_RC in (true_RC, scores_RC))
+        return metrics.regression_metrics(true_R, predicted_R)
 
     def choose_label(self, p_C: Floats) -> float:
         return float(p_C[0])

@@ -465,11 +465,8 @@ def _find_related_texts(sample: TableSample) -> tuple[str, ...]:
     cells mostly differ. Returns nothing if there are no such columns."""
     negatives = tuple(name for name in sample.names if fold_name(name).rstrip("0123456789") in NEGATIVE_NAMES)
     pairs = [(anchor, positive) for positive in POSITIVE_NAMES for anchor in ANCHOR_NAMES]
-    if pair := (
-        sample.find_pair([*pairs, *TEXT_PAIR_NAMES])
-        or _find_numbered_pair(sample)
-        or sample.find_pair(SOURCE_TARGET_NAMES)
-    ):
+    pair = sample.find_pair([*pairs, *TEXT_PAIR_NAMES]) or _find_numbered_pair(sample)
+    if pair := pair or sample.find_pair(SOURCE_TARGET_NAMES):
         return (*pair, *negatives)
     if pair := _find_language_pair(sample):
         return pair
@@ -485,11 +482,8 @@ def has_related_texts(table: Table, requested: Data, scored: bool) -> bool:
     """
     sample = TableSample(table)
     texts = _get_named_texts(requested) or _find_related_texts(sample)
-    others = (
-        requested.messages_column
-        or requested.input_column
-        or sample.find_named((*CONVERSATION_ROLES[0].names, "instruction"))
-    )
+    others = requested.messages_column or requested.input_column
+    others = others or sample.find_named((*CONVERSATION_ROLES[0].names, "instruction"))
     are_answers = {"chosen", "rejected"} <= set(map(normalize_name, texts))
     if len(texts) < 2 or others or are_answers or sample.row_kind != "texts":
         return False
@@ -669,11 +663,8 @@ def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict
     ratings, categories = (
         [name for name in candidates if normalize_name(name) in names] for names in (RATING_NAMES, CATEGORY_NAMES)
     )
-    suffixes = (*LABEL_SYNONYMS, *RATING_NAMES)
-    found = ratings or [
-        *categories,
-        *(name for name in candidates if name not in ratings and get_last_word(name) in suffixes),
-    ]
+    suffixed = [name for name in candidates if get_last_word(name) in (*LABEL_SYNONYMS, *RATING_NAMES)]
+    found = ratings or [*categories, *suffixed]
     if found and not ratings:
         found = list(dict.fromkeys((*found, *_count_possible_labels(sample, texts))))
     elif len(found) == 1:
