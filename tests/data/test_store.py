@@ -16,7 +16,7 @@ from lmtool import checksum as checksum_module
 from lmtool import durable
 from lmtool.data import store as store_module
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
-from lmtool.errors import DataError, ResourceError
+from lmtool.errors import LmtoolError, ResourceError
 from tests.errors import refuses
 from tests.support.disks import failing_call
 
@@ -205,10 +205,9 @@ def forge(store: TokenStore, name: str, content: bytes) -> None:
     (store.path / "store.json").write_bytes(sealed(manifest))
 
 
-def refused(path: Path) -> DataError:
-    with pytest.raises(DataError) as caught:
+def refused(path: Path) -> LmtoolError:
+    with refuses("damaged") as caught:
         TokenStore(path).verify()
-    assert caught.value.code == "damaged"
     assert len(caught.value.lines()) == 3
     return caught.value
 

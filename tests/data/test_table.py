@@ -114,7 +114,7 @@ def agrees_with_csv(text: str, delimiter: str, skip: bool) -> None:
         assert failed or len(good) == len(theirs)
     # Text with NUL is read without the csv module.
     alone = list(parse_records(["\0\n" + text], dialect))[1:]
-    assert [(line - 1, fields, fault and fault.kind) for line, fields, fault in alone] == [
+    assert [((line or 0) - 1, fields, fault and fault.kind) for line, fields, fault in alone] == [
         (line, fields, fault and fault.kind) for line, fields, fault in ours
     ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -305,10 +306,16 @@ def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pyt
     save(tmp_path, 1)
     done: list[tuple[str, str]] = []
     replace = os.replace
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: done.append(("fsync", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
-    )
-    monkeypatch.setattr(os, "replace", lambda old, new: (done.append(("rename", old.name)), replace(old, new)))
+
+    def record_fsync(handle: int) -> None:
+        done.append(("fsync", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+
+    def record_rename(old: Path, new: Path) -> None:
+        done.append(("rename", old.name))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_rename)
     save(tmp_path, 2, keep_last=1)
     temporary = ".tmp-step-000002"
     assert done == [
@@ -322,7 +329,7 @@ def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pyt
 def test_files_that_cannot_be_mapped_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library has the number of an error in its text only."""
     saved = save(tmp_path, 1)
-    genuine, opened = saved_tensors.safe_open, list[Path]()
+    genuine, opened = safetensors.safe_open, list[Path]()
 
     def safe_open(path: Any, **named: Any) -> Any:
         opened.append(Path(path))

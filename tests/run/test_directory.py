@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import platform
 import re
@@ -15,6 +14,7 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, ResourceError, UsageError
+from lmtool.records import sealed
 from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import Session, ValidationState, describe_environment
@@ -90,7 +90,7 @@ def test_a_new_run_keeps_its_files_and_environment(runs: Path, tmp_path: Path) -
     assert session.command == ["lmtool", "pretrain"]
     assert session.environment["lmtool"] == __version__
     assert session.environment["python"] == platform.python_version()
-    assert session.environment["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert str(session.environment["torch"]).split("+")[0] == torch.__version__.split("+")[0]
     assert session.environment["threads"] == torch.get_num_threads()
     assert session.environment["gpu"] is None
     assert again.last_started == session.started > again.info.created
@@ -307,7 +307,7 @@ def test_a_damaged_record_of_validation_is_refused(make: MakeRun, content: bytes
         *({"format": 2}, {"sessions": [{}]}, {"sessions": 3}, {"unknown": 3}, {"fingerprints": None}),
         *({"created": 3}, {"created": "2026-01-01"}, {"base": {"run": "a"}}),
         {"sessions": [{"started": "2026", "step": 0, "command": [], "outcome": None}]},
-        {"data": {"lines": [], "bytes_per_token": math.nan}},
+        {"data": {"lines": [], "bytes_per_token": "many"}},
     ],
 )
 def test_a_damaged_run_is_refused(make: MakeRun, content: bytes | dict[str, Any] | None) -> None:
@@ -317,7 +317,8 @@ def test_a_damaged_run_is_refused(make: MakeRun, content: bytes | dict[str, Any]
     elif isinstance(content, bytes):
         file.write_bytes(content)
     else:
-        file.write_text(json.dumps(json.loads(file.read_text()) | content))
+        values = json.loads(file.read_text()) | content
+        file.write_bytes(sealed({key: value for key, value in values.items() if key != "checksum"}))
     with pytest.raises(CheckpointError) as caught:
         Run.open(file.parent)
     assert caught.value.where == str(file)

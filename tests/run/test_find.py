@@ -143,9 +143,9 @@ def test_a_name_may_end_like_a_step(make: MakeRun, tmp_path: Path) -> None:
 def test_similar_names_are_listed_the_nearest_first(make: MakeRun, runs: Path, reference: str, similar: str) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm", "2026-11-20-gru-7f3a", "2026-11-21-tiny-01bc"):
         make(folder=runs / name, steps=())
-    error = refused(reference)
-    assert error.code == "run_not_found"
-    assert error.where.partition("similar: ")[2] == similar
+    with refuses("run_not_found") as caught:
+        resolve_reference(reference)
+    assert caught.value.where.partition("similar: ")[2] == similar
 
 
 @pytest.mark.parametrize("reference", ["nothing", "", "a/b/c", "x" * 10_000, "\x1b[31m", "last"])
@@ -163,7 +163,8 @@ def test_other_files_and_folders_are_no_runs(make: MakeRun, tmp_path: Path, monk
     for name in "a", "book.txt":
         error = refused(str(tmp_path / name))
         assert (error.code, error.where) == ("checkpoint", str(tmp_path / name))
-    assert refused(str(tmp_path / "loop")).code == "run_not_found"
+    with refuses("run_not_found"):
+        raise refused(str(tmp_path / "loop"))
     run = make(folder=tmp_path / "runs" / "a")
     monkeypatch.chdir(tmp_path)
     assert found_run("a") == run.path.resolve()
