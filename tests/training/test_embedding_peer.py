@@ -12,7 +12,7 @@ from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
 from lmtool.objective import Example, build_objective
-from tests.cli.test_exchange import sentence_transformers
+from tests.support.published import sentence_transformers
 from tests.export.test_heads import BODIES
 from tests.interop import test_importing
 

@@ -1,0 +1,1 @@
+"""What test modules of several rooms share; no test module imports another."""
