@@ -14,9 +14,9 @@ import typer
 from lmtool.cli import app
 from lmtool.cli.help import GroupWithDefault
 from lmtool.interop import importing
-from tests.cli.conftest import CommandLine
 from tests.interop.test_importing import peer_in
 from tests.kernels import put_kernels
+from tests.support.cli import CommandLine
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main
-from tests.cli.conftest import SENTENCES as ALL_SENTENCES
+from tests.support.cli import SENTENCES as ALL_SENTENCES
 
 SENTENCES = ALL_SENTENCES[::4]
 

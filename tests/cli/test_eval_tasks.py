@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import SMALL
+from tests.support.cli import SMALL, CommandLine
 
 LABELS = [("good", "yes"), ("bad", "no"), ("good", "yes"), ("bad", "yes")]
 """The last one is not what the text says."""
@@ -66,8 +66,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval, and of what it 
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_figures_and_rows(lmtool, ngram, files, home):
-    asked = ("eval", ngram, "--tasks", files, "--rows", "rows.jsonl", "--json")
+def test_figures_and_rows(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
+    asked = ("eval", counted, "--tasks", files, "--rows", "rows.jsonl", "--json")
     found = json.loads(lmtool.succeeds(*asked).out)
     tasks = found["tasks"]
     assert list(tasks) == ["texts", "words", "written"]
@@ -79,14 +79,14 @@ def test_figures_and_rows(lmtool, ngram, files, home):
     assert [(row["task"], row["doc_id"]) for row in rows] == [(task, n) for task in tasks for n in range(4)]
     assert [row["acc"] for row in rows if row["task"] == "words"] == [1, 1, 1, 0]
     lmtool.refuses(2, *asked, words=["exists already"])
-    shown = lmtool.succeeds("eval", ngram, "--tasks", f"{files}/words.yaml,{files}/texts.yaml", "--limit", "2")
+    shown = lmtool.succeeds("eval", counted, "--tasks", f"{files}/words.yaml,{files}/texts.yaml", "--limit", "2")
     assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["words", "acc"], ["texts", "bits_per_byte"]]
     assert shown.out.splitlines()[1].split()[2] == "1.0000"
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_rows_that_were_trained_on_are_told(lmtool, ngram, files, home):
-    asked = ("eval", ngram, "--tasks", files / "words.yaml")
+def test_rows_that_were_trained_on_are_told(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
+    asked = ("eval", counted, "--tasks", files / "words.yaml")
     leaks = json.loads(lmtool.succeeds(*asked, "--json").out)["leaks"]
     assert [one["count"] for one in leaks] == [3]
     assert "words, row 1: 'good verdict: yes'" in leaks[0]["text"]
@@ -94,12 +94,11 @@ def test_rows_that_were_trained_on_are_told(lmtool, ngram, files, home):
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
-    known = next((home / "runs").iterdir())
+def test_runs_are_compared_on_each_task(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
     keys = ("model.order=1", "model.context=16", "data.split=document")
     settings = [word for key in keys for word in ("-s", key)]
     lmtool.succeeds("pretrain", files / "text.txt", "-o", "other", "-q", "-r", "ngram", *settings)
-    asked = ("runs", "compare", known, "other", "--tasks", files, "--json")
+    asked = ("runs", "compare", counted, "other", "--tasks", files, "--json")
     tests = {one["source"]: one for one in json.loads(lmtool.succeeds(*asked).out)["tests"]}
     assert list(tests) == ["texts", "words", "written"]
     assert (tests["words"]["rows"], tests["words"]["measure"]) == (4, "acc")
@@ -109,8 +108,8 @@ def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
-    asked = ("eval", ngram, "--tasks")
+def test_what_cannot_be_measured_is_refused(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
+    asked = ("eval", counted, "--tasks")
     lmtool.refuses(2, *asked, files / "words.yaml", "text.txt", words=["TEXT"])
     lmtool.refuses(
         2, *asked, files / "words.yaml", "--stride", "2", "--encoding", "cp1252", words=["--stride, --encod"]
@@ -123,17 +122,9 @@ def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
     assert found["tasks"]["words"]["rows"] == 4
 
 
-def test_the_line_to_type_is_told_before_anything_is_read(lmtool, home, monkeypatch):
+def test_the_line_to_type_is_told_before_anything_is_read(
+    lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     lmtool.refuses(5, "eval", "no-such-run", "--tasks", "bundled", words=["pip install 'lmtool[lmeval]'"])
     lmtool.refuses(5, "runs", "compare", "a", "b", "--tasks", "x", words=["pip install 'lmtool[lmeval]'"])
-
-
-def test_former_options_name_the_new_ones(lmtool, home):
-    lmtool.refuses(2, "eval", "last", "--suite", "bundled", words=["--tasks NAME"])
-    lmtool.refuses(2, "runs", "compare", "a", "b", "--suite", "bundled", words=["--tasks NAME"])
-    lmtool.refuses(2, "eval", "last", "-o", "page.html", words=["--rows FILE"])
-    lmtool.refuses(2, "eval", "last", "text.txt", "--rows", "rows.jsonl", words=["--tasks NAME"])
-    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--shots", "2", words=["num_fewshot"])
-    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--train", "t.csv", words=["num_fewshot"])
-    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--baseline", "b", words=["--test TABLE"])

@@ -4,39 +4,43 @@ import inspect
 import io
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import lmtool
 from lmtool.cli.commands.generate import generate
 from lmtool.compute.device import Compute
-from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation import generate as generating
 from lmtool.generation.generate import complete
 from lmtool.generation.params import STRATEGIES, SamplingParams, params_to_record, strategy_options
 from lmtool.generation.replay import params_from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
-from tests.cli.conftest import RUN, SMALL
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import AnswerModel, HistoryModel, SidesModel
 from tests.generation.test_detokenizer import ByteTokenizer, ScriptModel
-from tests.interop.test_importing import peer_in
+from tests.support.cli import RUN, CommandLine
 
 HASH = "ab" * 32
+Asked = tuple[str, str, str]
+Load = Callable[..., list[Asked]]
 
 
 @pytest.fixture
-def load(monkeypatch):
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     """Replace all runs by a model; returns the list of requested runs."""
-    asked = []
+    asked: list[Asked] = []
 
-    def put(model, warnings=(), answers=False):
-        def load_packed(ref, compute):
+    def put(model: Any, warnings: Sequence[str] = (), answers: bool = False) -> list[Asked]:
+        def load_packed(ref: str, compute: Compute) -> SimpleNamespace:
             asked.append((ref, compute.device.type, compute.precision))
             compute = Compute(torch.device("cpu"), "float32")
             return SimpleNamespace(
@@ -44,7 +48,11 @@ def load(monkeypatch):
                 tokenizer=ByteTokenizer(),
                 recipe=SimpleNamespace(objective=Causal()),
                 prompt_format=PromptFormat(
-                    ByteTokenizer(), model.reads, opening=(1,) * (not answers), documents=not answers, answers=answers
+                    cast(Tokenizer, ByteTokenizer()),
+                    model.reads,
+                    opening=(1,) * (not answers),
+                    documents=not answers,
+                    answers=answers,
                 ),
                 compute=compute,
                 device=compute.device,
@@ -62,29 +70,29 @@ def load(monkeypatch):
     return put
 
 
-def call(*arguments, stdin=None):
+def call(*arguments: str, stdin: str | None = None) -> Result:
     app = typer.Typer()
     app.command()(generate)
     return CliRunner().invoke(app, arguments, input=stdin)
 
 
-def generate_here(prompts, **options):
+def generate_here(prompts: list[str], **options: Any) -> None:
     """The command in this process, whose standard output may be any stream, with the defaults of its options."""
     declared = {name: one.default for name, one in inspect.signature(generate).parameters.items()}
     defaults = {name: getattr(default, "default", default) for name, default in declared.items()}
     generate(**{**defaults, "prompt": prompts, **options})
 
 
-def history_model():
+def history_model() -> HistoryModel:
     return HistoryModel(ByteTokenizer.vocab_size, context=32)
 
 
-def expected(prompts, params, **options):
-    prompt_format = PromptFormat(ByteTokenizer(), "past", opening=(1,), documents=True)
+def expected(prompts: list[str], params: SamplingParams, **options: Any) -> list[Any]:
+    prompt_format = PromptFormat(cast(Tokenizer, ByteTokenizer()), "past", opening=(1,), documents=True)
     return list(complete(history_model(), prompts, params, prompt_format, **options))
 
 
-def test_json_has_one_record_a_line(load):
+def test_json_has_one_record_a_line(load: Load) -> None:
     load(history_model())
     result = call("one", "two", "-n", "2", "--seed", "3", "--max-new-tokens", "20", "--json")
     assert result.exit_code == 0, result.output
@@ -113,7 +121,7 @@ def test_json_has_one_record_a_line(load):
         assert "num_beams" not in record["settings"]
 
 
-def test_all_options_reach_their_places(load):
+def test_all_options_reach_their_places(load: Load) -> None:
     asked = load(history_model())
     options = (
         "--temperature 0.5 --top-k 9 --top-p 0.9 --max-new-tokens 30 --seed 4 --stop a --stop bc --overflow cut --json"
@@ -125,15 +133,7 @@ def test_all_options_reach_their_places(load):
     assert asked == [("runs/other", "cpu", "float32")]
 
 
-def test_greedy(load):
-    load(history_model())
-    (completion,) = expected(["one"], SamplingParams("greedy", max_new_tokens=9))
-    for options in (["--greedy"], ["--temperature", "0"], ["--top-k", "1"]):
-        result = call("one", *options, "--max-new-tokens", "9", "--json")
-        assert json.loads(result.stdout)["tokens"] == list(completion.tokens)
-
-
-def test_prompts_come_from_a_file_or_standard_input(load, tmp_path):
+def test_prompts_come_from_a_file_or_standard_input(load: Load, tmp_path: Path) -> None:
     load(history_model())
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
     from_file = call("--prompt-file", str(tmp_path / "prompts.txt"), "--seed", "1", "--json")
@@ -142,13 +142,7 @@ def test_prompts_come_from_a_file_or_standard_input(load, tmp_path):
     assert from_file.stdout == from_input.stdout
 
 
-def test_without_a_prompt_text_begins_from_nothing(load):
-    load(history_model())
-    result = call("--seed", "1", "--json")
-    assert json.loads(result.stdout)["tokens"] == list(expected([""], SamplingParams(seed=1))[0].tokens)
-
-
-def test_results_and_notices_go_their_own_ways(load):
+def test_results_and_notices_go_their_own_ways(load: Load) -> None:
     load(ScriptModel([*ByteTokenizer().encode(" [bold]\x1b[0m"), ByteTokenizer.eos_id], n_prompt=5))
     result = call("ciao", "--greedy")
     assert result.stdout == "ciao [bold]\x1b[0m\n"
@@ -158,12 +152,14 @@ def test_results_and_notices_go_their_own_ways(load):
     assert call("ciao", "--greedy", "--quiet").stderr == ""
 
 
-def test_warnings_are_told_even_when_quiet(load):
+def test_warnings_are_told_even_when_quiet(load: Load) -> None:
     load(history_model(), warnings=("step-000500 is damaged",))
     assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
 
 
-def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(load, monkeypatch):
+def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ByteTokenizer, "find_unknown_parts", lambda _, text: [*filter("猫é".count, text)])
     load(history_model())
     (line,) = call("a é 猫 é", "--quiet", "--max-new-tokens", "1").stderr.splitlines()
@@ -171,25 +167,20 @@ def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(load, monke
     assert "'é', '猫'" in line
 
 
-def test_several_results_are_parted(load):
-    load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
-    assert call("a", "b", "--greedy").stdout == "a!\n---\nb!\n"
-
-
 class Terminal(io.StringIO):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.writes = []
+        self.writes: list[str] = []
 
-    def isatty(self):
+    def isatty(self) -> bool:
         return True
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         self.writes.append(text)
         return super().write(text)
 
 
-def test_one_text_streams_to_a_terminal(load, monkeypatch):
+def test_one_text_streams_to_a_terminal(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     load(ScriptModel([*ByteTokenizer().encode("é\x1b[31m\n[b]"), ByteTokenizer.eos_id], n_prompt=3))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -198,39 +189,7 @@ def test_one_text_streams_to_a_terminal(load, monkeypatch):
     assert [text for text in terminal.writes if text][:4] == ["a\\x07", "é", "\\x1b", "["]
 
 
-def test_several_texts_are_whole_on_a_terminal(load, monkeypatch):
-    load(ScriptModel([*ByteTokenizer().encode("\x1b!"), ByteTokenizer.eos_id], n_prompt=2))
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    generate_here(["a", "b"], greedy=True, quiet=True)
-    assert terminal.getvalue() == "a\\x1b!\n---\nb\\x1b!\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a", "--greedy", "--top-k", "3"], "greedy contradicts top-k"),
-        (["a", "--greedy", "-n", "2"], "2 samples"),
-        (["a", "--prompt-file", "-"], "both"),
-        (["a", "--top-p", "0"], "--top-p is 0"),
-        (["a", "--beam-groups", "3"], "--beam-groups is 3, which does not divide --num-beams 4"),
-        (["a", "--temperature", "-1"], "--temperature is -1"),
-        (["a", "--mask", "X"], "omit --mask"),
-        (["a", "--seed", "-1"], "seed is -1"),
-        (["a", "--max-new-tokens", "0"], "--max-new-tokens is 0"),
-        (["a", "--stop", ""], "stop string is empty"),
-        (["a" * 40], "41 tokens, but the model's context is 32"),
-    ],
-)
-def test_what_cannot_be_is_refused(load, arguments, message):
-    load(history_model())
-    result = call(*arguments)
-    assert isinstance(result.exception, UsageError)
-    assert message in str(result.exception)
-    assert result.stdout == ""
-
-
-def test_beams_come_with_their_scores(load):
+def test_beams_come_with_their_scores(load: Load) -> None:
     load(history_model())
     result = call("one", "two", *["--num-beams", "3", "--num-return", "2", "--max-new-tokens", "5", "--json"])
     records = [json.loads(line) for line in result.stdout.splitlines()]
@@ -242,7 +201,7 @@ def test_beams_come_with_their_scores(load):
     assert "score " in call("one", "--num-beams", "2", "--max-new-tokens", "5").stderr
 
 
-def test_every_setting_reaches_the_strategy(load):
+def test_every_setting_reaches_the_strategy(load: Load) -> None:
     load(history_model())
     sampling = (
         "--temperature 0.5 --top-k 9 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repetition-penalty 1.2 "
@@ -270,10 +229,10 @@ def test_every_setting_reaches_the_strategy(load):
     )
 
 
-def test_every_setting_is_an_option_without_a_default():
+def test_every_setting_is_an_option_without_a_default() -> None:
     app = typer.Typer()
     app.command()(generate)
-    options = {option.name: option for option in typer.main.get_command(app).params}
+    options: dict[Any, Any] = {option.name: option for option in typer.main.get_command(app).params}
     for strategy in STRATEGIES:
         for name, (_, help) in strategy_options(strategy).items():
             assert options[name].default is None
@@ -283,7 +242,7 @@ def test_every_setting_is_an_option_without_a_default():
     assert options["top_p"].rich_help_panel == "Sampling"
 
 
-def test_masks_are_filled(load):
+def test_masks_are_filled(load: Load) -> None:
     load(SidesModel(ByteTokenizer.vocab_size, context=32))
     record = json.loads(call("a__b", "--mask", "__", "--rounds", "3", "--json").stdout)
     assert record["settings"]["strategy"] == "mask-predict"
@@ -297,7 +256,7 @@ def test_masks_are_filled(load):
     assert "no mask to fill" in str(call("a").exception)
 
 
-def test_answers_stand_alone_unless_the_prompt_is_asked_for(load):
+def test_answers_stand_alone_unless_the_prompt_is_asked_for(load: Load) -> None:
     load(AnswerModel(ByteTokenizer.vocab_size), answers=True)
     options = ("--greedy", "--max-new-tokens", "3", "--quiet", "--prefix", "so")
     answer = call("hi", *options).stdout
@@ -305,12 +264,7 @@ def test_answers_stand_alone_unless_the_prompt_is_asked_for(load):
     assert call("hi", "--echo", *options).stdout == f"hi\n{answer}"
 
 
-def test_the_prompt_is_left_out_when_asked(load):
-    load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
-    assert call("a", "--greedy", "--no-echo").stdout == "!\n"
-
-
-def test_probabilities_are_shown_in_a_table(load):
+def test_probabilities_are_shown_in_a_table(load: Load) -> None:
     load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
     lines = call("a", "--greedy", "--show-probs", "--quiet").stdout.splitlines()
     assert lines[0] == "a!"
@@ -319,7 +273,7 @@ def test_probabilities_are_shown_in_a_table(load):
     assert len(lines) == 4
 
 
-def test_probabilities_are_coloured_on_a_terminal(load, monkeypatch):
+def test_probabilities_are_coloured_on_a_terminal(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -341,7 +295,7 @@ def test_probabilities_are_coloured_on_a_terminal(load, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_a_record_can_be_repeated(load, tmp_path, arguments):
+def test_a_record_can_be_repeated(load: Load, tmp_path: Path, arguments: list[str]) -> None:
     asked = load(history_model())
     (tmp_path / "texts.jsonl").write_text(call(*arguments, "--max-new-tokens", "12", "--json", "-q").stdout)
     records = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
@@ -352,14 +306,7 @@ def test_a_record_can_be_repeated(load, tmp_path, arguments):
     assert len(asked) == 2
 
 
-def test_filled_masks_can_be_repeated(load, tmp_path):
-    load(SidesModel(ByteTokenizer.vocab_size, context=32))
-    arguments = ["a__b", "--mask", "__", "--length", "3", "--by", "gibbs", "-n", "2", "--rounds", "2"]
-    (tmp_path / "texts.jsonl").write_text(call(*arguments, "--json", "-q").stdout)
-    assert call("--replay", str(tmp_path / "texts.jsonl")).stdout == "same: a__b\nsame: a__b\n"
-
-
-def test_a_replay_says_where_it_differs(load, tmp_path):
+def test_a_replay_says_where_it_differs(load: Load, tmp_path: Path) -> None:
     load(history_model())
     record = json.loads(call("one", "--greedy", "--max-new-tokens", "9", "--json", "-q").stdout)
     other = {**record, "tokens": [*record["tokens"][:4], 9, *record["tokens"][5:]], "version": "0.0.1"}
@@ -373,7 +320,7 @@ def test_a_replay_says_where_it_differs(load, tmp_path):
     assert [(answer["same"], answer["differs_at"]) for answer in answers] == [(True, None), (False, 4)]
 
 
-def test_other_weights_are_not_replayed(load, tmp_path):
+def test_other_weights_are_not_replayed(load: Load, tmp_path: Path) -> None:
     load(history_model())
     record = json.loads(call("one", "--json", "-q").stdout) | {"checkpoint": "cd" * 32}
     (tmp_path / "texts.jsonl").write_text(json.dumps(record))
@@ -382,39 +329,7 @@ def test_other_weights_are_not_replayed(load, tmp_path):
     assert "not the one of the record" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "no record"),
-        ("{}\n", "not a record"),
-        ("not JSON", "not a record"),
-        ("[" * 100_000, "not a record"),
-        (json.dumps({"prompt": 3}), "not a record"),
-    ],
-)
-def test_what_is_no_record_is_refused(load, tmp_path, content, words):
-    load(history_model())
-    (tmp_path / "texts.jsonl").write_text(content)
-    error = call("--replay", str(tmp_path / "texts.jsonl")).exception
-    assert isinstance(error, DataError)
-    assert words in str(error)
-    assert isinstance(call("--replay", str(tmp_path / "none")).exception, DataError)
-
-
-def test_from_python(load):
-    from lmtool import SamplingParams as Exported
-    from lmtool import load as load_writer
-
-    load(history_model())
-    pieces = list(load_writer("last").generate(["one"], Exported(max_new_tokens=5), n=2, stop=("q",)))
-    completions = [piece.completion for piece in pieces if piece.completion]
-    assert completions == expected(["one"], SamplingParams(max_new_tokens=5), n=2, stop=("q",))
-    assert load_writer("last").complete("one", SamplingParams(max_new_tokens=5)) == [completions[0].text]
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = lmtool.nothing
-
-
-def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):
+def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool: CommandLine, run: Path) -> None:
     out = lmtool.succeeds(
         "generate", "[BOS][EOS] [MASK] <extra_id_0>", "--greedy", "--max-new-tokens", "3", "--json", "--overflow", "cut"
     ).out
@@ -422,66 +337,10 @@ def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):
     assert lmtool.succeeds("generate", "[EOS]", "--greedy", "-q", "--max-new-tokens", "2").out.startswith("[EOS]")
 
 
-def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
-    record = json.loads(lmtool.succeeds("generate", "", "--stop", "never", "--max-new-tokens", "5", "--json").out)
-    assert (record["prompt"], record["finish_reason"], len(record["tokens"])) == ("", "length", 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--temperature", "-1"], ["temperature is -1.0"]),
-        (["--temperature", "nan"], ["nan is not a finite number", "--temperature"]),
-        (["--top-p", "0"], ["--top-p is 0.0"]),
-        (["--min-p", "2"], ["--min-p is 2.0"]),
-        (["--typical-p", "0"], ["--typical-p is 0.0"]),
-        (["--num-beams", "0"], ["--num-beams is 0"]),
-        (["--num-return", "5"], ["--num-return is 5", "--num-beams is 4"]),
-        (["--num-beams", "4", "--beam-groups", "3", "--diversity", "1"], ["does not divide"]),
-        (["--num-beams", "4", "--temperature", "1"], ["beam contradicts temperature"]),
-        (["--num-beams", "4", "-n", "2"], ["2 samples", "--num-return"]),
-        (["--greedy", "--num-beams", "4"], ["greedy contradicts num-beams"]),
-        (["--strategy", "sample", "--diversity", "1"], ["sample contradicts diversity"]),
-        (["--num-beams", "4", "--rounds", "3"], ["different strategies"]),
-        (["--rounds", "3", "--max-new-tokens", "3"], ["mask-predict contradicts max-new-tokens"]),
-        (["--by", "confidence", "--top-k", "3"], ["confidence contradicts top-k"]),
-        (["--by", "gibbs", "--length", "3"], ["bidirectional"]),
-        (["--greedy", "--strategy", "beam"], ["greedy contradicts strategy beam"]),
-        (["--min-new-tokens", "300"], ["--min-new-tokens is 300"]),
-        (["--max-time", "0"], ["--max-time is 0"]),
-        (["--logit-bias", "x"], ["not a bias: 'x'"]),
-        (["--logit-bias", "x=nan"], ["logit_bias is nan"]),
-        (["--no-repeat-ngram", "-1"], ["--no-repeat-ngram is -1"]),
-        (["--repetition-penalty", "0"], ["--repetition-penalty is 0"]),
-        (["--rounds", "0"], ["rounds is 0"]),
-        (["--replay", "x", "--greedy"], ["--replay takes prompts"]),
-        (["--replay", "x", "--draft", "ngram"], ["--replay takes prompts"]),
-        (["--num-beams", "4", "--draft", "ngram"], ["beam contradicts draft"]),
-        (["--length", "3", "--draft", "ngram"], ["mask-predict contradicts draft"]),
-        (["--draft-tokens", "3"], ["--draft-tokens needs a draft", "--draft RUN"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_bad_settings_are_refused_in_three_lines(lmtool, run, arguments, words):
-    prompt = [] if "--replay" in arguments else ["The"]
-    lmtool.refuses(2, "generate", *prompt, *arguments, words=words)
-
-
-def test_a_prompt_longer_than_the_context(lmtool, run):
-    long = "The baker sold a kettle at dawn. " * 20
-    lmtool.refuses(2, "generate", long, words=["but the model's context is 16", "--overflow"])
-    for overflow in ("cut", "slide"):
-        lmtool.succeeds("generate", long, "--overflow", overflow, "--max-new-tokens", "3")
-
-
-def test_a_trained_run_is_repeated_bit_for_bit(lmtool, run, tmp_path):
-    out = lmtool.succeeds("generate", "The", "One", "-n", "2", "--max-new-tokens", "30", "--json", "-q").out
-    (tmp_path / "texts.jsonl").write_text(out)
-    assert lmtool.succeeds("generate", "--replay", tmp_path / "texts.jsonl").out.count("same") == 4
-
-
 @pytest.mark.parametrize("chosen", [["--greedy"], ["--temperature", "0.05", "--seed", "5", "-n", "2"]], ids=" ".join)
-def test_a_draft_leaves_texts_as_they_are_and_says_how_many_of_its_tokens_they_have(lmtool, run, chosen):
+def test_a_draft_leaves_texts_as_they_are_and_says_how_many_of_its_tokens_they_have(
+    lmtool: CommandLine, run: Path, chosen: list[str]
+) -> None:
     arguments = ["generate", "The baker sold", "One", "--max-new-tokens", "20", "--json", *chosen]
     plainly = [json.loads(line) for line in lmtool.succeeds(*arguments).out.splitlines()]
     said = lmtool.succeeds(*arguments, "--draft", "ngram", "--draft-tokens", "3")
@@ -496,7 +355,7 @@ def test_a_draft_leaves_texts_as_they_are_and_says_how_many_of_its_tokens_they_h
     assert f" tokens/s, {accepted} of {proposed} proposed tokens accepted\n" in said.err
 
 
-def test_texts_with_a_run_as_draft_are_repeated_bit_for_bit(lmtool, run, tmp_path):
+def test_texts_with_a_run_as_draft_are_repeated_bit_for_bit(lmtool: CommandLine, run: Path, tmp_path: Path) -> None:
     arguments = ["The", "One", "-n", "2", "--max-new-tokens", "30", "--max-time", "100", "--json", "-q"]
     out = lmtool.succeeds("generate", *arguments, "--draft", f"{RUN}@2").out
     records = [json.loads(line) for line in out.splitlines()]
@@ -514,45 +373,7 @@ def test_texts_with_a_run_as_draft_are_repeated_bit_for_bit(lmtool, run, tmp_pat
     lmtool.refuses(3, "generate", "--replay", tmp_path / "wrong.jsonl", words=["draft.tokens", "not a record"])
 
 
-def test_drafts_that_do_not_fit_are_refused(lmtool, run, corpus):
-    tiny = [*SMALL, "-q", "-s", "training.steps=1"]
-    lmtool.succeeds("pretrain", corpus, *tiny, "-o", "runs/words", "-s", "tokenizer.vocab_size=310")
-    lstm = "model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 16}"
-    steps = ["-q", "-s", "training.steps=1", "-s", "tokenizer.vocab_size=300", "-s", "evaluation.baseline=false"]
-    lmtool.succeeds("pretrain", corpus, "-o", "runs/lstm", *steps, "-s", lstm)
-    generate = ["generate", "The", "--max-new-tokens", "4", "-q", "--greedy"]
-    lmtool.refuses(2, *generate, "--run", RUN, "--draft", "words", words=["another tokenizer", "--draft words for"])
-    lmtool.refuses(2, *generate, "--run", "lstm", "--draft", "ngram", words=["go back", "--draft ngram for"])
-    lmtool.refuses(4, *generate, "--run", RUN, "--draft", "none", words=["none"])
-    plainly = lmtool.succeeds(*generate, "--run", RUN).out
-    assert lmtool.succeeds(*generate, "--run", RUN, "--draft", "lstm").out == plainly
-
-
-@pytest.mark.parametrize("case", ["gpt2", "qwen2", "mistral"])
-def test_published_models_write_the_same_with_a_draft(lmtool, home, tmp_path, monkeypatch, case):
-    """Learned and rotary positions, grouped heads, a window, and vocabularies that are padded."""
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    peer_in(tmp_path / case, case)
-    arguments = ["generate", "the cat and the cat", "--run", tmp_path / case, "--greedy", "--max-new-tokens", "40"]
-    plainly = json.loads(lmtool.succeeds(*arguments, "--json", "-q").out)
-    for draft in ("ngram", tmp_path / case):
-        drafted = json.loads(lmtool.succeeds(*arguments, "--draft", draft, "--json", "-q").out)
-        assert drafted["tokens"] == plainly["tokens"]
-        assert drafted["proposed"] > 0
-    assert drafted["accepted"] > 20
-
-
-def test_a_program_loads_a_draft(run):
-    settings = SamplingParams(max_new_tokens=12, temperature=1.0)
-    plainly = lmtool.load(RUN).complete("The", settings)
-    assert lmtool.load(RUN, draft="ngram").complete("The", settings) == plainly
-    model = lmtool.load(RUN, draft=RUN, draft_tokens=3)
-    (completion,) = model.completions("The", settings)
-    assert 0 < completion.accepted <= completion.proposed
-    assert model.complete("The", settings) == [completion.text]
-
-
-def test_a_page_of_texts(lmtool, run):
+def test_a_page_of_texts(lmtool: CommandLine, run: Path) -> None:
     said = lmtool.succeeds(
         "generate", "The", "--html", "page.html", "--max-new-tokens", "3", "--top-k", "2", "--seed", "1"
     )
@@ -563,3 +384,13 @@ def test_a_page_of_texts(lmtool, run):
     lmtool.refuses(2, "generate", "The", "--html", "page.html", words=["page.html"])
     lmtool.succeeds("generate", "The", "--html", "beam.html", "--num-beams", "2", "--max-new-tokens", "3", "-q")
     assert "Tree of " in Path("beam.html").read_text(encoding="utf-8")
+
+
+def test_a_program_loads_a_draft(run: Path) -> None:
+    settings = SamplingParams(max_new_tokens=12, temperature=1.0)
+    plainly = lmtool.load(RUN).complete("The", settings)
+    assert lmtool.load(RUN, draft="ngram").complete("The", settings) == plainly
+    model = lmtool.load(RUN, draft=RUN, draft_tokens=3)
+    (completion,) = model.completions("The", settings)
+    assert 0 < completion.accepted <= completion.proposed
+    assert model.complete("The", settings) == [completion.text]

@@ -11,17 +11,22 @@ import os
 import pickle
 import shutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.cli import CommandLine
+
 PAYLOAD = "import pathlib; pathlib.Path('ran').touch()\n"
 EVENTS = ("pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect")
-noticed = None
+noticed: list[tuple[str, ...]] | None = None
 
 
-def _audit(event, arguments):
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if noticed is not None and (event in EVENTS or (event == "open" and "secret" in str(arguments[0]))):
         noticed.append((event, *map(str, arguments)))
 
@@ -30,7 +35,7 @@ sys.addaudithook(_audit)
 
 
 @pytest.fixture
-def inert(home, monkeypatch):
+def inert(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails when code of a file ran during the test."""
     global noticed
     (home / "payload.py").write_text(PAYLOAD)
@@ -44,16 +49,16 @@ def inert(home, monkeypatch):
 
 
 class Bomb:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return exec, (PAYLOAD,)
 
 
-def bomb(path):
+def bomb(path: Path) -> None:
     """A file that runs code when it is unpickled."""
     path.write_bytes(pickle.dumps(Bomb()))
 
 
-def test_the_bomb_and_the_notice_work(home, monkeypatch):
+def test_the_bomb_and_the_notice_work(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other tests rely on."""
     global noticed
     monkeypatch.chdir(home)
@@ -66,26 +71,26 @@ def test_the_bomb_and_the_notice_work(home, monkeypatch):
 
 
 @pytest.fixture
-def published(lmtool, run, home):
+def published(lmtool: CommandLine, run: Path, home: Path) -> Path:
     """A run in the form of Transformers."""
     lmtool.succeeds("export", "last", "published")
     return home / "published"
 
 
-def test_pickled_weights_are_refused(lmtool, published, inert):
+def test_pickled_weights_are_refused(lmtool: CommandLine, published: Path, inert: None) -> None:
     (published / "model.safetensors").unlink()
     bomb(published / "pytorch_model.bin")
     lmtool.refuses(4, "import", "published", words=["pickle"])
     lmtool.refuses(4, "generate", "The", "--run", "published", words=["pickle"])
 
 
-def test_pickles_beside_the_weights_are_not_opened(lmtool, published, inert):
+def test_pickles_beside_the_weights_are_not_opened(lmtool: CommandLine, published: Path, inert: None) -> None:
     for name in ("pytorch_model.bin", "optimizer.pt", "training_args.bin", "rng_state.pth", "tokenizer.pkl"):
         bomb(published / name)
     assert lmtool.succeeds("generate", "The", "--run", "published", "--greedy").out
 
 
-def test_code_of_a_model_is_not_run(lmtool, published, inert):
+def test_code_of_a_model_is_not_run(lmtool: CommandLine, published: Path, inert: None) -> None:
     """`auto_map` and `custom_pipelines`, with which Transformers finds the code of a repository."""
     shutil.copy("payload.py", published / "modeling_payload.py")
     code = {"AutoModelForCausalLM": "modeling_payload.Model", "AutoTokenizer": ["modeling_payload.Tokenizer", None]}
@@ -97,7 +102,9 @@ def test_code_of_a_model_is_not_run(lmtool, published, inert):
     assert outcome.code in (0, 4)
 
 
-def test_a_chat_template_cannot_leave_its_sandbox(lmtool, published, inert, monkeypatch):
+def test_a_chat_template_cannot_leave_its_sandbox(
+    lmtool: CommandLine, published: Path, inert: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for source in (
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
@@ -111,7 +118,7 @@ def test_a_chat_template_cannot_leave_its_sandbox(lmtool, published, inert, monk
         assert "template" in outcome.err
 
 
-def test_files_outside_of_a_model_are_not_read(lmtool, published, inert, home):
+def test_files_outside_of_a_model_are_not_read(lmtool: CommandLine, published: Path, inert: None, home: Path) -> None:
     weights = load_file(published / "model.safetensors")
     save_file(weights, home / "model-00001-of-00001.safetensors")
     (published / "model.safetensors").unlink()
@@ -121,7 +128,9 @@ def test_files_outside_of_a_model_are_not_read(lmtool, published, inert, home):
 
 
 @pytest.mark.parametrize("place", ["a recipe", "the recipe of a run"])
-def test_a_recipe_makes_no_objects(lmtool, run, corpus, inert, home, place):
+def test_a_recipe_makes_no_objects(
+    lmtool: CommandLine, run: Path, corpus: Path, inert: None, home: Path, place: str
+) -> None:
     tag = '!!python/object/apply:os.system ["touch ran"]'
     if place == "a recipe":
         (home / "bad.yaml").write_text(f"seed: {tag}\n")
@@ -132,7 +141,7 @@ def test_a_recipe_makes_no_objects(lmtool, run, corpus, inert, home, place):
         assert lmtool("generate", "The", "--greedy").code in (0, 2, 4)
 
 
-def test_a_recipe_is_shown_without_what_it_names(lmtool, home, inert):
+def test_a_recipe_is_shown_without_what_it_names(lmtool: CommandLine, home: Path, inert: None) -> None:
     files = "data: {train: [secret.txt, 'hf:a/secret']}\ntokenizer: {kind: file, path: secret.json}\nlogging: [wandb]\n"
     model = "model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, embeddings: secret.vec}\n"
     (home / "shown.yaml").write_text(f"{model}{files}training: {{steps: 1, batch_size: 2}}\n")
@@ -141,7 +150,7 @@ def test_a_recipe_is_shown_without_what_it_names(lmtool, home, inert):
         assert named in outcome.out
 
 
-def test_pickles_in_a_run_are_refused(lmtool, run, inert):
+def test_pickles_in_a_run_are_refused(lmtool: CommandLine, run: Path, inert: None) -> None:
     """In the place of weights, optimizer state and tokenizer, with right checksums or without."""
     for name in ("model.safetensors", "optimizer.safetensors"):
         for checkpoint in (run / "checkpoints").iterdir():
@@ -152,7 +161,7 @@ def test_pickles_in_a_run_are_refused(lmtool, run, inert):
     lmtool.refuses(4, "tokenize", "--tokenizer", run / "tokenizer.json", "--show", "The")
 
 
-def test_a_dataset_runs_no_script_and_reads_no_pickle(lmtool, home, inert):
+def test_a_dataset_runs_no_script_and_reads_no_pickle(lmtool: CommandLine, home: Path, inert: None) -> None:
     folder = home / "set"
     folder.mkdir()
     (folder / "set.py").write_text(PAYLOAD)
@@ -161,13 +170,13 @@ def test_a_dataset_runs_no_script_and_reads_no_pickle(lmtool, home, inert):
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet", "rows.npz", "rows.txt", "rows.pt"])
-def test_a_pickle_is_no_table_and_no_text(lmtool, run, home, inert, name):
+def test_a_pickle_is_no_table_and_no_text(lmtool: CommandLine, run: Path, home: Path, inert: None, name: str) -> None:
     bomb(home / name)
     lmtool.refuses(3, "eval", "last", name)
     lmtool.refuses(3, "finetune", name)
 
 
-def test_word_vectors_are_no_pickles(lmtool, home, corpus, inert):
+def test_word_vectors_are_no_pickles(lmtool: CommandLine, home: Path, corpus: Path, inert: None) -> None:
     torch.save({"vectors": torch.zeros(3, 4)}, home / "vectors.pt")
     bomb(home / "vectors.bin")
     for name in ("vectors.pt", "vectors.bin"):
@@ -178,7 +187,7 @@ def test_word_vectors_are_no_pickles(lmtool, home, corpus, inert):
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e[bold red]x[/]"
 
 
-def test_text_of_others_is_printed_as_text(lmtool, home, run, inert):
+def test_text_of_others_is_printed_as_text(lmtool: CommandLine, home: Path, run: Path, inert: None) -> None:
     rows = [f'"{ESCAPES} {i}",{ESCAPES if i % 2 else "b"}' for i in range(20)]
     (home / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
     outcome = lmtool.succeeds("finetune", "rows.csv", "-s", "training.steps=1", "-s", "training.epochs=null")

@@ -6,12 +6,15 @@ import signal
 import stat
 import sys
 import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtool.durable import TEMPORARY
 from lmtool.export.ollama import MODELFILE_SUFFIX
 from tests.run.killing import in_child
+from tests.support.cli import CommandLine
 
 pytestmark = pytest.mark.system
 
@@ -29,14 +32,14 @@ COMMANDS = {
 
 
 @pytest.fixture
-def folder(lmtool, run, home):
+def folder(lmtool: CommandLine, run: Path, home: Path) -> Path:
     """What the commands name."""
     (home / "out").mkdir()
     (home / "texts.csv").write_text(TABLE)
     return home
 
 
-def prepare(lmtool, name):
+def prepare(lmtool: CommandLine, name: str) -> None:
     """The runs and models that a command needs besides the last run."""
     rows = "".join(f"{'good' if i % 2 else 'bad'} map {i},{'ab'[i % 2]}\n" for i in range(40))
     few = ("-q", "-s", "training.epochs=null", "-s", "training.steps=2", "-o")
@@ -51,29 +54,29 @@ def prepare(lmtool, name):
         )
 
 
-def die_at_sync(lmtool, *arguments):
+def die_at_sync(lmtool: CommandLine, *arguments: object) -> None:
     """Call a command in a process that is killed when it has written a large file, and is to sync it."""
 
-    def work():
+    def work() -> None:
         genuine = os.fsync
 
-        def fsync(handle):
+        def fsync(handle: int) -> None:
             if stat.S_ISREG(os.fstat(handle).st_mode) and os.fstat(handle).st_size > 2000:
                 os.kill(os.getpid(), signal.SIGKILL)
             genuine(handle)
 
-        os.fsync = fsync
+        pytest.MonkeyPatch().setattr(os, "fsync", fsync)
         lmtool(*arguments)
 
     assert os.WIFSIGNALED(os.waitpid(in_child(work), 0)[1])
 
 
-def left_in(folder):
+def left_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if TEMPORARY in str(path) and path.is_file()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_repeat_works_and_removes_what_the_killed_one_has_left(lmtool, folder, name):
+def test_a_repeat_works_and_removes_what_the_killed_one_has_left(lmtool: CommandLine, folder: Path, name: str) -> None:
     prepare(lmtool, name)
     die_at_sync(lmtool, *COMMANDS[name])
     assert sum(path.stat().st_size for path in left_in(folder / "out")) > 1000
@@ -83,14 +86,16 @@ def test_a_repeat_works_and_removes_what_the_killed_one_has_left(lmtool, folder,
     assert len(made) == 1
 
 
-def test_another_command_that_writes_there_removes_it_too(lmtool, folder):
+def test_another_command_that_writes_there_removes_it_too(lmtool: CommandLine, folder: Path) -> None:
     die_at_sync(lmtool, *COMMANDS["export"])
     assert left_in(folder / "out")
     lmtool.succeeds(*COMMANDS["embed"])
     assert left_in(folder / "out") == []
 
 
-def test_an_import_into_the_cache_that_was_killed(lmtool, folder, monkeypatch):
+def test_an_import_into_the_cache_that_was_killed(
+    lmtool: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(folder / "cache"))
     lmtool.succeeds("export", "last", "published")
     die_at_sync(lmtool, "generate", "The", "--run", "published", "--max-new-tokens", 1)
@@ -99,10 +104,12 @@ def test_an_import_into_the_cache_that_was_killed(lmtool, folder, monkeypatch):
     assert left_in(folder / "cache") == []
 
 
-def test_standard_input_of_a_killed_command_is_removed(lmtool, folder, monkeypatch):
+def test_standard_input_of_a_killed_command_is_removed(
+    lmtool: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "out"))
 
-    def receive():
+    def receive() -> None:
         _kill_at_rename()
         sys.stdin = io.TextIOWrapper(io.BytesIO(TABLE.encode()))
         lmtool("predict", "tuned", "-", "-o", "predicted.csv")
@@ -116,17 +123,17 @@ def test_standard_input_of_a_killed_command_is_removed(lmtool, folder, monkeypat
     assert not any((folder / "out").iterdir())
 
 
-def _kill_at_rename():
+def _kill_at_rename() -> None:
     """Kill this process when standard input is a file."""
 
-    def audit(event, arguments):
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.rename" and str(arguments[1]).endswith(".csv"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
 
 
-def test_nothing_stays_of_an_import_that_fails(lmtool, folder):
+def test_nothing_stays_of_an_import_that_fails(lmtool: CommandLine, folder: Path) -> None:
     lmtool.succeeds("export", "last", "published")
     (folder / "published" / "tokenizer.json").write_text("{}")
     before = sorted((folder / "runs").iterdir())

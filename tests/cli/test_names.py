@@ -24,8 +24,9 @@ from lmtool.recipe.grammar import iterate_keys, owner_specs
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
-from lmtool.search.index import Entry, add_texts
-from tests.cli.conftest import RUN, SENTENCES, CommandLine
+from lmtool.search.entries import Entry
+from lmtool.search.index import add_texts
+from tests.support.cli import RUN, SENTENCES, CommandLine
 
 FOLDERS = {
     "directory": f"elsewhere/{RUN}",
@@ -70,7 +71,7 @@ OPTIONS = {
     "runs compare runs": "runs compare runs/other MODEL",
     "runs merge run": "runs merge MODEL",
     "resume run": "resume MODEL",
-    "recipes batch name": "recipes batch MODEL",
+    "recipes batch name": "recipes batch MODEL text.txt",
     "plan source": "plan text.txt --from MODEL",
     "pretrain source": "pretrain text.txt --from MODEL",
     "pretrain teacher": "pretrain text.txt --teacher MODEL",
@@ -219,7 +220,6 @@ NOT_OPENED = {
 }
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool: CommandLine) -> None:
     words = OPTIONS[option].split()
@@ -227,7 +227,6 @@ def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool
     assert kinds == NAMES.keys() - NOT_OPENED.get(option, set())
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("place", ["command line", "mapping", "file"])
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_takes_all_that_names_a_model(

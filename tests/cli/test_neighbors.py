@@ -1,164 +1,105 @@
-"""Neighbours of a word in its context, against plain loops; their map; what is refused."""
+"""`lmtool neighbors`: of words alone and in their contexts, analogies and similarities, against plain formulas."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from lmtool.analysis.neighbors import find_context_neighbors, find_neighbors, find_token
-from lmtool.errors import DataError, UsageError
+from lmtool.analysis.neighbors import find_token
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.report.neighbors import as_page
 from tests.reference import vectors as reference
+from tests.support.cli import CommandLine
 
 TEXTS = ["The baker found a map", "The sailor sold a moon by the sea", "A kettle, at dawn", "The twin painted a map"]
-BY_SEA, AT_DAWN = "The baker forgot a moon by the sea", "At dawn the twin sold a moon"
+AT_DAWN = "At dawn the twin sold a moon"
+IN_CONTEXT = ("neighbors", "last", "moon", "--in", AT_DAWN, "--among", "texts.txt")
 
 
-def plain(run, word, text, layer):
-    """(similarity, word, text), the nearest first; a word with equal states in several texts is that of the first."""
+@pytest.fixture
+def texts(run: Path) -> Path:
+    Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    return run
+
+
+@pytest.fixture
+def word_vectors(run: Path) -> tuple[Any, NDArray[np.float64]]:
+    """The tokenizer, and the vectors of its tokens, of length 1."""
     loaded = load_run(str(run))
-
-    def vectors(one):
-        (found,) = embed(loaded, [one], layer, "none")
-        return list(zip(found.words, found.vectors.astype(float), strict=True))
-
-    (query,) = [vector for other, vector in vectors(text) if other == word]
-    found = [
-        (float(vector @ query / np.sqrt((vector @ vector) * (query @ query))), other, line)
-        for line in TEXTS
-        for other, vector in vectors(line)
-    ]
-    different = []
-    for one in found:
-        if not any(other[1] == one[1] and abs(other[0] - one[0]) < 2e-6 for other in different):
-            different.append(one)
-    return sorted(different, key=lambda one: -one[0])
+    table = loaded.model.token_vectors().detach().double().numpy()
+    return loaded.tokenizer, table / np.linalg.norm(table, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("layer", [1, -1])
-def test_neighbours_in_context(run, layer):
-    for text in (BY_SEA, AT_DAWN):
-        found = find_context_neighbors(load_run(str(run)), "moon", text, [*TEXTS, text], layer, 6)
-        expected = plain(run, "moon", text, layer)[:6]
-        assert [neighbor.similarity for neighbor in found.nearest] == pytest.approx([s for s, *_ in expected], abs=1e-5)
-        assert [(one.word, one.text) for one in found.nearest] == [tuple(rest) for _, *rest in expected]
-        assert all(one.text[one.start :].startswith(one.word) for one in found.nearest)
-        assert found.vectors.shape[0] == 7
+def test_words_in_context_are_ranked_by_cosine(lmtool: CommandLine, texts: Path, layer: int) -> None:
+    """A word with equal vectors in several texts is that of the first."""
+    loaded = load_run(str(texts))
+
+    def vectors(text: str) -> list[tuple[str, NDArray[Any]]]:
+        (found,) = embed(loaded, [text], layer, "none")
+        assert found.words is not None
+        return [(word, v / np.linalg.norm(v)) for word, v in zip(found.words, found.vectors, strict=True)]
+
+    (query,) = [vector for word, vector in vectors(AT_DAWN) if word == "moon"]
+    expected: list[tuple[float, str, str]] = []
+    for text in TEXTS:
+        for word, vector in vectors(text):
+            score = float(vector @ query)
+            if not any(other == word and abs(score - known) < 2e-6 for known, other, _ in expected):
+                expected.append((score, word, text))
+    expected.sort(key=lambda one: -one[0])
+    found = lmtool.succeeds(*IN_CONTEXT, "-k", "5", "--layer", layer, "--json").json()["neighbors"]
+    assert [one["similarity"] for one in found] == pytest.approx([score for score, *_ in expected[:5]], abs=1e-5)
+    assert [(one["word"], one["text"]) for one in found] == [(word, text) for _, word, text in expected[:5]]
 
 
-def test_a_word_has_other_neighbours_in_another_text(run):
-    sea, dawn = (find_context_neighbors(load_run(str(run)), "moon", text, TEXTS, -1, 8) for text in (BY_SEA, AT_DAWN))
-    assert [n.similarity for n in sea.nearest] != [n.similarity for n in dawn.nearest]
-
-
-def test_case_is_second(run):
-    assert find_context_neighbors(load_run(str(run)), "Moon", AT_DAWN, TEXTS, -1, 1).word == "moon"
-
-
-def test_what_has_no_neighbours(run):
-    with pytest.raises(UsageError, match="not a word of the text"):
-        find_context_neighbors(load_run(str(run)), "kettle", AT_DAWN, TEXTS, -1, 3)
-    with pytest.raises(UsageError, match="no layer 9"):
-        find_context_neighbors(load_run(str(run)), "moon", AT_DAWN, TEXTS, 9, 3)
-    with pytest.raises(DataError):
-        find_context_neighbors(load_run(str(run)), "moon", AT_DAWN, [AT_DAWN], -1, 3)
-
-
-def test_static_vectors_come_with_their_words(run):
-    found = find_neighbors(load_run(str(run)), "e", 3)
-    table = found.loaded.model.token_vectors().detach().numpy()
-    (own,) = [i for i, row in enumerate(table) if np.array_equal(row, found.vectors[0])]
-    for neighbor, vector in zip(found.nearest, found.vectors[1:], strict=True):
-        cosine = vector @ table[own] / np.linalg.norm(vector) / np.linalg.norm(table[own])
-        assert neighbor.similarity == pytest.approx(cosine, abs=1e-5)
-
-
-def test_the_command(lmtool, run):
-    Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    asked = "neighbors", "last", "moon", "--in", AT_DAWN, "--among", "texts.txt", "-k", "5"
-    out = lmtool.succeeds(*asked).out.splitlines()
-    assert len(out) == 5
-    assert any(text in out[0] for text in TEXTS)
-    record = json.loads(lmtool.succeeds(*asked, "--json", "--layer", "1", "--map", "tsne").out)
+def test_neighbours_are_drawn(lmtool: CommandLine, texts: Path) -> None:
+    assert len(lmtool.succeeds(*IN_CONTEXT, "-k", "5").out.splitlines()) == 5
+    record = lmtool.succeeds(*IN_CONTEXT, "-k", "5", "--json", "--map", "tsne").json()
     assert [list(near) for near in record["neighbors"]] == [["word", "similarity", "text", "x", "y"]] * 5
-    drawn = lmtool.succeeds(*asked, "--map", "pca").out
-    assert "* moon, by the two principal components" in drawn
-    lmtool.succeeds(*asked, "-o", "map.html")
+    assert "* moon, by the two principal components" in lmtool.succeeds(*IN_CONTEXT, "-k", "5", "--map", "pca").out
+    lmtool.succeeds(*IN_CONTEXT, "-k", "5", "-o", "map.html")
     assert Path("map.html").read_text(encoding="utf-8").count("<circle") == 6
 
 
-def test_what_does_not_fit_is_refused(lmtool, run):
-    lmtool.refuses(2, "neighbors", "last", "moon", "--in", AT_DAWN, words=["--among"])
-    lmtool.refuses(2, "neighbors", "last", "e", "--layer", "1", words=["--in"])
-    lmtool.refuses(2, "neighbors", "last", "e", "-k", "2", "--map", "pca", words=["3 or more"])
-    lmtool.refuses(3, "neighbors", "last", "moon", "--in", AT_DAWN, "--among", "nowhere.txt", words=["nowhere"])
+def test_words_alone_are_ranked_by_cosine(
+    lmtool: CommandLine, run: Path, word_vectors: tuple[Any, NDArray[np.float64]]
+) -> None:
+    tokenizer, unit = word_vectors
+    word = tokenizer.encode("The")
+    found = lmtool.succeeds("neighbors", run, "The", "-k", "5", "--json", "-q").json()
+    similar = unit @ unit[word[0]]
+    similar[[*tokenizer.special_ids, word[0]]] = -2
+    nearest = np.argsort(-similar)[:5].tolist()
+    assert [near["word"] for near in found["neighbors"]] == [tokenizer.display_token(i) for i in nearest]
+    np.testing.assert_allclose([near["similarity"] for near in found["neighbors"]], similar[nearest], rtol=1e-5)
+    shown = lmtool.succeeds("neighbors", run, "The", "-k", "5").out.splitlines()
+    assert [line.split("  ", 1)[1] for line in shown] == [near["word"] for near in found["neighbors"]]
 
 
-def test_hostile_words_stay_text(run):
-    found = find_neighbors(load_run(str(run)), "e", 4)
-    hostile = "</script><img src=x onerror=alert(1)>\u202e\x1b"
-    near = [replace(neighbor, word=hostile, text=hostile) for neighbor in found.nearest]
-    html = as_page(found._replace(word=hostile, nearest=near), "pca")
-    for wrong in ("<img", "\u202e", "\x1b"):
-        assert wrong not in html
-    assert html.count("</script>") == html.count("<script>")
-
-
-def test_an_analogy_is_what_the_formula_gives(lmtool, run):
+def test_an_analogy_is_what_the_formula_gives(
+    lmtool: CommandLine, run: Path, word_vectors: tuple[Any, NDArray[np.float64]]
+) -> None:
     """3CosAdd, without the three words."""
-    loaded = load_run(str(run))
-    table = loaded.model.token_vectors().detach().double().numpy()
-    ids = [find_token(loaded.tokenizer, word) for word in "eat"]
-    ordered = [i for i in reference.analogy(table, *ids) if i not in loaded.tokenizer.special_ids]
-    record = json.loads(lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-k", "5", "--json").out)
+    tokenizer, unit = word_vectors
+    ids = [find_token(tokenizer, word) for word in "eat"]
+    ordered = [i for i in reference.analogy(unit, *ids) if i not in tokenizer.special_ids]
+    record = lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-k", "5", "--json").json()
     assert record["word"] == "e - a + t"
-    assert [near["word"] for near in record["neighbors"]] == [loaded.tokenizer.display_token(i) for i in ordered[:5]]
-    lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-o", "map.html")
-    assert Path("map.html").read_text(encoding="utf-8").count("<circle") == 11
+    assert [near["word"] for near in record["neighbors"]] == [tokenizer.display_token(i) for i in ordered[:5]]
 
 
-def test_similarities_are_ranked(lmtool, run):
-    loaded = load_run(str(run))
-    table = loaded.model.token_vectors().detach().double().numpy()
+def test_similarities_are_ranked(lmtool: CommandLine, run: Path, word_vectors: tuple[Any, NDArray[np.float64]]) -> None:
+    tokenizer, unit = word_vectors
     pairs = [("e", "a", 3.5), ("t", "o", 1.0), ("A", "t", 9.0), ("e", "nowhere", 2.0), ("n", "i", 4.0)]
     rows = [f"{one}\t{other}\tN\t{given}\n" for one, other, given in pairs]
     Path("pairs.tsv").write_text("word1\tword2\tPOS\tscore\n" + "".join(rows), encoding="utf-8")
     scored = [pair for pair in pairs if "nowhere" not in pair]
-    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
-
-    def vector(word):
-        for text in (f" {word}", word, f" {word.lower()}", word.lower()):
-            ids = loaded.tokenizer.encode(text)
-            if len(ids) == 1:
-                return unit[ids[0]]
-        raise AssertionError(word)
-
-    cosines = [float(vector(one) @ vector(other)) for one, other, _ in scored]
-    record = json.loads(lmtool.succeeds("neighbors", "last", "--similarity", "pairs.tsv", "--json").out)
+    cosines = [float(unit[find_token(tokenizer, a)] @ unit[find_token(tokenizer, b)]) for a, b, _ in scored]
+    asked = ("neighbors", "last", "--similarity", "pairs.tsv")
+    record = lmtool.succeeds(*asked, "--json").json()
     assert record["spearman"] == pytest.approx(reference.spearman(cosines, [given for *_, given in scored]))
     assert (record["scored"], record["pairs"], record["missing"]) == (4, 5, ["nowhere"])
-    assert "4 of 5 (80.0 %)" in lmtool.succeeds("neighbors", "last", "--similarity", "pairs.tsv").out
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("word1,word2\na,b\n", "no number after two words"),
-        ("word1,word2,score\ne,a,1\ne,t,x\n", "row 2"),
-        ("word1,word2,score\nnowhere,a,1\ne,never,2\n", "0 of 2 pairs"),
-    ],
-)
-def test_what_is_no_table_of_similarities_is_refused(lmtool, run, table, words):
-    Path("pairs.csv").write_text(table, encoding="utf-8")
-    lmtool.refuses(3, "neighbors", "last", "--similarity", "pairs.csv", words=[words])
-
-
-def test_one_thing_is_asked_at_a_time(lmtool, run):
-    lmtool.refuses(2, "neighbors", "last", words=["--analogy"])
-    lmtool.refuses(2, "neighbors", "last", "e", "--analogy", "e", "a", "t", words=["--analogy"])
-    lmtool.refuses(2, "neighbors", "last", "--similarity", "x.csv", "--map", "pca", words=["no map"])
-    lmtool.refuses(2, "neighbors", "last", "--analogy", "e", "a", "qwertz", words=["not a token"])
+    assert "4 of 5 (80.0 %)" in lmtool.succeeds(*asked).out

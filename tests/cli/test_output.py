@@ -1,31 +1,19 @@
 """What is printed of data: to a terminal no control characters, to a file or pipe the bytes that `-o` writes."""
 
-import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import RUN
+from tests.support.cli import RUN, CommandLine, Terminal
 
 ESCAPES = "\x1b[1m\x07"
 
 
-class Terminal(io.TextIOWrapper):
-    def __init__(self):
-        super().__init__(io.BytesIO(), encoding="utf-8")
-
-    def isatty(self):
-        return True
-
-    def content(self):
-        self.flush()
-        return self.buffer.getvalue().decode()
-
-
 @pytest.fixture
-def hostile(lmtool, run, home):
+def hostile(lmtool: CommandLine, run: Path, home: Path) -> None:
     """Data of strangers: a table, a classifier of it, lines, and an index of them."""
     rows = [f'"{"good" if i % 2 else "bad"} {ESCAPES} {i}",{f"y{ESCAPES}es" if i % 2 else "no"}' for i in range(40)]
     (home / "rows.csv").write_text("\n".join([f"te{ESCAPES}xt,label", *rows]) + "\n", encoding="utf-8")
@@ -51,7 +39,9 @@ COMMANDS = {
 }
 
 
-def test_a_terminal_gets_no_control_characters(lmtool, hostile, monkeypatch):
+def test_a_terminal_gets_no_control_characters(
+    lmtool: CommandLine, hostile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "dumb")  # without colours of our own
     for name, words in COMMANDS.items():
         screen = Terminal()
@@ -65,7 +55,7 @@ def test_a_terminal_gets_no_control_characters(lmtool, hostile, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["predict", "embed", "search --json"])
-def test_a_pipe_gets_the_bytes_of_a_file(lmtool, hostile, home, name):
+def test_a_pipe_gets_the_bytes_of_a_file(lmtool: CommandLine, hostile: None, home: Path, name: str) -> None:
     words = COMMANDS[name]
     ending = ".csv" if name == "predict" else ".jsonl"
     printed = lmtool.succeeds(*words).out
@@ -73,13 +63,13 @@ def test_a_pipe_gets_the_bytes_of_a_file(lmtool, hostile, home, name):
     assert printed.encode() == (home / f"out{ending}").read_bytes()
 
 
-def test_a_path_can_be_used_in_a_shell(lmtool, hostile, home):
+def test_a_path_can_be_used_in_a_shell(lmtool: CommandLine, hostile: None, home: Path) -> None:
     """As in $(lmtool export ...)."""
     for name in ("report", "export"):
         assert (home / lmtool.succeeds(*COMMANDS[name]).out.removesuffix("\n")).exists()
 
 
-def test_halves_of_surrogates_are_written(lmtool, hostile, home):
+def test_halves_of_surrogates_are_written(lmtool: CommandLine, hostile: None, home: Path) -> None:
     """Which JSON can hold and UTF-8 cannot."""
     rows = [{f"te{ESCAPES}xt": f"good \ud800 {i}", "others": ["\ud800"]} for i in range(3)]
     (home / "halves.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -88,10 +78,10 @@ def test_halves_of_surrogates_are_written(lmtool, hostile, home):
     assert printed.encode() == (home / "out.csv").read_bytes()
 
 
-def test_a_logged_warning_is_shown_as_one(lmtool, monkeypatch):
+def test_a_logged_warning_is_shown_as_one(lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text has no level, which the handler of each program adds in its own way."""
 
-    def log():
+    def log() -> None:
         logger = logging.getLogger("lmtool.data.cached")
         logger.warning("a file of %s is made anew", ESCAPES)
         logger.info("compiling")

@@ -3,13 +3,14 @@
 import io
 import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from lmtool.cli import progress
 from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
@@ -24,23 +25,26 @@ SHOWN = "[red]a[/red] :smile: \\x1b[31m\\x07"
 class Stream(io.StringIO):
     """A stderr that is a terminal or not."""
 
-    def __init__(self, is_terminal):
+    def __init__(self, is_terminal: bool) -> None:
         super().__init__()
         self._is_terminal = is_terminal
 
-    def isatty(self):
+    def isatty(self) -> bool:
         return self._is_terminal
 
-    def text(self):
+    def text(self) -> str:
         """The output without escape sequences."""
         return re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", self.getvalue())
 
 
+PutStream = Callable[..., Stream]
+
+
 @pytest.fixture
-def stderr(monkeypatch):
+def stderr(monkeypatch: pytest.MonkeyPatch) -> PutStream:
     """Replace stderr: by a terminal of so many columns, or by a file when there are none."""
 
-    def put(columns=None):
+    def put(columns: int | None = None) -> Stream:
         monkeypatch.setenv("COLUMNS", str(columns or 80))
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.delenv("NO_COLOR", raising=False)
@@ -51,12 +55,15 @@ def stderr(monkeypatch):
     return put
 
 
-def started(data=("text: 3 documents, 5,000 tokens",), asked=300, changes=()):
+def started(
+    data: tuple[str, ...] = ("text: 3 documents, 5,000 tokens",), asked: int = 300, changes: tuple[str, ...] = ()
+) -> Started:
+    tokenizer: Any = SimpleNamespace(kind="bpe", vocab_size=300)
     recipe = load("tiny", [f"tokenizer.vocab_size={asked}"]).recipe
-    return Started(Path("runs/one"), "tiny", recipe, SimpleNamespace(kind="bpe", vocab_size=300), data, changes)
+    return Started(Path("runs/one"), "tiny", recipe, tokenizer, data, changes)
 
 
-def plan(first_step=0, steps=10, warmup_steps=0):
+def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> FitStarted:
     return FitStarted(
         parameters=12345,
         learning=12345,
@@ -73,7 +80,7 @@ def plan(first_step=0, steps=10, warmup_steps=0):
     )
 
 
-def stepped(number, valid_loss=None, is_best=False, seconds=0.5):
+def stepped(number: int, valid_loss: float | None = None, is_best: bool = False, seconds: float = 0.5) -> Stepped:
     step = Step(
         step=number,
         loss=2.5,
@@ -100,13 +107,13 @@ STORY = [
 ]
 
 
-def tell(events, **options):
+def tell(events: Sequence[Any], **options: bool) -> None:
     with Display(**({"shown": True, "quiet": False} | options)) as display:
         for event in events:
             display.show(event)
 
 
-def test_rows_that_are_trained_on_are_not_called_validation(stderr):
+def test_rows_that_are_trained_on_are_not_called_validation(stderr: PutStream) -> None:
     stream = stderr()
     recipe = load("linear", ["data.valid_fraction=0"]).recipe
     tell([replace(started(), recipe=recipe), *STORY[1:]])
@@ -116,7 +123,7 @@ def test_rows_that_are_trained_on_are_not_called_validation(stderr):
     assert "valid" not in told
 
 
-def test_lines_where_there_is_no_terminal(stderr):
+def test_lines_where_there_is_no_terminal(stderr: PutStream) -> None:
     stream = stderr()
     tell(STORY)
     lines = stream.getvalue().splitlines()
@@ -135,7 +142,7 @@ def test_lines_where_there_is_no_terminal(stderr):
     assert lines[11:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
 
 
-def test_a_model_that_is_fitted_at_once_has_no_steps_and_no_rate(stderr):
+def test_a_model_that_is_fitted_at_once_has_no_steps_and_no_rate(stderr: PutStream) -> None:
     stream, fitted = stderr(), stepped(1, valid_loss=2.25, is_best=True)
     fitted = replace(fitted, step=replace(fitted.step, lr=None, grad_norm=None))
     tell([started(), plan(steps=1), fitted, Ended("finished", 1, 1, 2.25, "loss")])
@@ -145,16 +152,16 @@ def test_a_model_that_is_fitted_at_once_has_no_steps_and_no_rate(stderr):
     assert finished == "finished after 0:00; valid loss 2.2500"
 
 
-def test_how_much_of_a_model_learns_is_said(stderr):
+def test_how_much_of_a_model_learns_is_said(stderr: PutStream) -> None:
     stream = stderr()
     tell([started(), replace(plan(), learning=123)])
     line = "model: 12,345 parameters, of which 123 are trained (0.996 %); cpu, float32"
     assert line in stream.getvalue().splitlines()
 
 
-def test_lines_come_every_few_seconds(stderr, monkeypatch):
+def test_lines_come_every_few_seconds(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, now = stderr(), [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: now[0])
     with Display(shown=True, quiet=False) as display:
         display.show(plan(steps=100))
         for step in range(1, 31):
@@ -174,7 +181,7 @@ def test_lines_come_every_few_seconds(stderr, monkeypatch):
     ]
 
 
-def test_the_marks_of_samples_are_explained_once(stderr):
+def test_the_marks_of_samples_are_explained_once(stderr: PutStream) -> None:
     stream = stderr()
     tell([started(), plan(), *[Sampled(n, "one", "two") for n in range(3)]])
     lines = stream.getvalue().splitlines()
@@ -182,10 +189,10 @@ def test_the_marks_of_samples_are_explained_once(stderr):
     assert lines.count("  one|two") == 3
 
 
-def test_a_stage_has_the_time_of_its_own(stderr, monkeypatch):
+def test_a_stage_has_the_time_of_its_own(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before does not count, and what is not begun or done has none left."""
     stream, now = stderr(), [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: now[0])
     with Display(shown=True, quiet=False) as display:
         for stage, done in (
             ("reading", 1),
@@ -207,7 +214,7 @@ def test_a_stage_has_the_time_of_its_own(stderr, monkeypatch):
     ]
 
 
-def test_a_speed_is_that_of_all_recent_tokens(stderr):
+def test_a_speed_is_that_of_all_recent_tokens(stderr: PutStream) -> None:
     """Not those of the last step in the mean time of all."""
     stream = stderr()
     steps = [
@@ -217,9 +224,9 @@ def test_a_speed_is_that_of_all_recent_tokens(stderr):
     assert " 1,000 tokens/s" in stream.getvalue().splitlines()[-1]
 
 
-def test_the_time_left_has_validations_in_it(stderr, monkeypatch):
+def test_the_time_left_has_validations_in_it(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, now = stderr(), [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("lmtool.cli.progress.time.monotonic", lambda: now[0])
     with Display(shown=True, quiet=False) as display:
         display.show(plan(steps=100))
         for step in range(1, 11):
@@ -230,17 +237,17 @@ def test_the_time_left_has_validations_in_it(stderr, monkeypatch):
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 99, 100, 4000])
-def test_a_warm_up_that_never_ends_is_told(stderr, warmup_steps):
+def test_a_warm_up_that_never_ends_is_told(stderr: PutStream, warmup_steps: int) -> None:
     stream = stderr()
     tell([plan(steps=100, warmup_steps=warmup_steps)])
     assert ("only rises in these 100 steps: -s schedule.warmup_steps=10 " in stream.getvalue()) == (warmup_steps >= 100)
 
 
-def timed(**changes):
+def timed(**changes: Any) -> DurationEstimate:
     return replace(DurationEstimate(130, 5300.4, "token", 600, None, None), **changes)
 
 
-def test_the_time_is_told(stderr):
+def test_the_time_is_told(stderr: PutStream) -> None:
     stream = stderr()
     tell([timed(), timed(patience=5), timed(unit="pair", pass_minutes=12.5)])
     assert stream.getvalue().splitlines() == [
@@ -252,7 +259,7 @@ def test_the_time_is_told(stderr):
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_a_bar_on_a_terminal(stderr, columns):
+def test_a_bar_on_a_terminal(stderr: PutStream, columns: int) -> None:
     stream = stderr(columns)
     tell(STORY)
     text = stream.text()
@@ -270,7 +277,7 @@ def test_a_bar_on_a_terminal(stderr, columns):
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
 
-def test_no_bar_on_a_dumb_terminal(stderr, monkeypatch):
+def test_no_bar_on_a_dumb_terminal(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = stderr(80)
     monkeypatch.setenv("TERM", "dumb")
     tell(STORY)
@@ -278,14 +285,14 @@ def test_no_bar_on_a_dumb_terminal(stderr, monkeypatch):
     assert "step 1/10" in stream.getvalue()
 
 
-def test_no_colour_when_none_is_wanted(stderr, monkeypatch):
+def test_no_colour_when_none_is_wanted(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = stderr(100)
     monkeypatch.setenv("NO_COLOR", "1")
     tell(STORY)
     assert not re.search(r"\x1b\[[\d;]*3[0-7]m", stream.getvalue())
 
 
-def test_work_before_training_has_a_bar_too(stderr):
+def test_work_before_training_has_a_bar_too(stderr: PutStream) -> None:
     stream = stderr(80)
     with Display(shown=True, quiet=False) as display:
         display.report("reading", 1000, 0)
@@ -296,7 +303,7 @@ def test_work_before_training_has_a_bar_too(stderr):
     assert "50%" in stream.text()
 
 
-def test_quiet_leaves_warnings(stderr):
+def test_quiet_leaves_warnings(stderr: PutStream) -> None:
     stream = stderr(80)
     tell([*STORY, AlreadyFinished(Path("runs/one"), 10, early=False)], quiet=True)
     assert stream.getvalue().splitlines() == [
@@ -306,14 +313,14 @@ def test_quiet_leaves_warnings(stderr):
     ]
 
 
-def test_quiet_leaves_the_warning_of_a_model_that_loses_to_counting(stderr):
+def test_quiet_leaves_the_warning_of_a_model_that_loses_to_counting(stderr: PutStream) -> None:
     stream = stderr()
     tell([started(), TextResults(7, 100, 3.0, 2.5, 2.25, None)], quiet=True)
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("warning: ")
 
 
-def test_a_process_that_only_computes_says_nothing(stderr):
+def test_a_process_that_only_computes_says_nothing(stderr: PutStream) -> None:
     stream = stderr(80)
     tell(STORY, shown=False)
     assert stream.getvalue() == ""
@@ -340,13 +347,13 @@ def test_a_process_that_only_computes_says_nothing(stderr):
         (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume continues"),
     ],
 )
-def test_single_lines(stderr, event, line):
+def test_single_lines(stderr: PutStream, event: Any, line: str) -> None:
     stream = stderr()
     tell([event])
     assert line in stream.getvalue()
 
 
-def test_time_left_forgets_the_slow_first_step(stderr):
+def test_time_left_forgets_the_slow_first_step(stderr: PutStream) -> None:
     stream = stderr()
     tell([plan(steps=100), stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)])
     assert stream.getvalue().splitlines()[-1].endswith("4,096 tokens/s  1:37 left")

@@ -2,7 +2,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import lmtool
 from lmtool.cli.commands.runs import app
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run.creation import create_run
@@ -69,13 +67,6 @@ def test_a_table_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\\x1b[31m" in line
 
 
-def test_names_are_never_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    run.path.rename(run.path.with_name("2026-11-20-shakespeare-char-7f3a"))
-    assert "2026-11-20-shakespeare-char-7f3a" in call("ls")
-
-
 @pytest.mark.parametrize("columns", [30, 60, 80, 100, 150])
 def test_a_narrow_terminal_gets_fewer_columns(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -125,17 +116,6 @@ def test_no_runs(runs: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert "there are no runs yet" in result.stderr
     assert json.loads(call("ls", "--json")) == []
-
-
-@pytest.mark.system
-def test_listing_does_not_import_torch(run: Run) -> None:
-    script = (
-        "import sys; from lmtool.cli.commands.runs import app; app(['ls'], standalone_mode=False); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(lmtool.__file__).parents[1], check=True, stdout=subprocess.DEVNULL
-    )
 
 
 @pytest.fixture
@@ -255,17 +235,6 @@ def test_the_cache_is_cleared_after_asking(
     assert removing("--clear", command="cache") == ("0 bytes freed\n", "")
     with pytest.raises(UsageError, match="no 'survey'"):
         removing("survey", command="cache")
-
-
-def test_results_have_the_name_of_what_counts(run: Run) -> None:
-    (run.path / "metrics.json").write_text('{"part": "test", "loss": 1.0, "accuracy": 0.875}')
-    assert call("ls").split("\t")[2] == "test accuracy 0.8750"
-    assert "test accuracy 0.8750" in call("show", "first")
-    (run.path / "metrics.json").write_text('{"part": "validation", "loss": 1.0, "bleu": 31.256}')
-    assert call("ls").split("\t")[2] == "bleu 31.26"
-    (entry,) = json.loads(call("ls", "--json"))
-    assert (entry["metric"], entry["value"], entry["part"]) == ("bleu", 31.256, "validation")
-    assert entry["valid_loss"] == 1.25
 
 
 def test_rows_that_are_trained_on_have_no_validation_loss(run: Run) -> None:

@@ -5,33 +5,37 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from tests import forks
-from tests.cli.conftest import RUN, SMALL, contents
+from tests.support.cli import RUN, SMALL, CommandLine, contents
 
 ROOT = Path(__file__).parents[2]
+Process = Any  # subprocess.Popen, or the same of a fork
+Begin = Callable[..., Process]
 
 
-def forked(words):
+def forked(words: list[str]) -> Process:
     return forks.begin(words, files=(None, subprocess.PIPE, subprocess.PIPE))
 
 
-def started(words):
+def started(words: list[str]) -> Process:
     env, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
     return subprocess.Popen([sys.executable, *words], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.fixture
-def start(home):
+def start(home: Path) -> Iterator[Begin]:
     """Start lmtool, and kill it after the test if it still runs."""
-    processes = []
+    processes: list[Process] = []
 
-    def go(*arguments, begin=forked):
+    def go(*arguments: object, begin: Callable[[list[str]], Process] = forked) -> Process:
         processes.append(begin(["-m", "lmtool", *map(str, arguments)]))
         return processes[-1]
 
@@ -41,9 +45,9 @@ def start(home):
         process.communicate()
 
 
-def said(process, word):
+def said(process: Process, word: str) -> list[str]:
     """Wait for a line with `word` on stderr; returns all lines until then."""
-    lines = []
+    lines: list[str] = []
     for line in process.stderr:
         lines.append(line)
         if word in line:
@@ -51,15 +55,15 @@ def said(process, word):
     pytest.fail(f"no {word!r} in: {''.join(lines)}")
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", ["reading", "training the tokenizer", "tokenizing"])
-def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):
+@pytest.mark.parametrize(("stage", "number"), [("reading", signal.SIGINT), ("tokenizing", signal.SIGTERM)])
+def test_while_preparing_text(
+    lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch, stage: str, number: int
+) -> None:
     """It exits at once, no run is created, and the same command then works."""
     text = "\n".join(f"In the year {year} it rained in {stage}." for year in range(5000 + number))
     (home / "rain.txt").write_text(text)
 
-    def report(self, now, done, total):
+    def report(self: Display, now: str, done: int, total: int) -> None:
         if now == stage:
             signal.raise_signal(number)
 
@@ -73,7 +77,9 @@ def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):
 
 @pytest.mark.system
 @pytest.mark.parametrize(("number", "begin"), [(signal.SIGINT, started), (signal.SIGTERM, forked)])
-def test_while_training(start, lmtool, home, corpus, number, begin):
+def test_while_training(
+    start: Begin, lmtool: CommandLine, home: Path, corpus: Path, number: int, begin: Callable[[list[str]], Process]
+) -> None:
     long = ("-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
     process = start("pretrain", corpus, *SMALL, *long, begin=begin)
     said(process, "step 1/1000000")
@@ -81,8 +87,10 @@ def test_while_training(start, lmtool, home, corpus, number, begin):
     out, err = process.communicate()
     assert process.returncode == 128 + number
     assert err.startswith("stopping after this step and its validation; Ctrl-C again exits at once\n")
-    step, loss = re.search(r"step (\d+)/1000000 .*  valid loss ([\d.]+) \(best\)", err).groups()
-    step = int(step)
+    found = re.search(r"step (\d+)/1000000 .*  valid loss ([\d.]+) \(best\)", err)
+    assert found
+    saved, loss = found.groups()
+    step = int(saved)
     assert f"interrupted and saved at step {step}; best valid loss {loss} at step {step}; lmtool resume" in err
     run = Path(out.strip())
     assert (run / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
@@ -91,7 +99,7 @@ def test_while_training(start, lmtool, home, corpus, number, begin):
 
 
 @pytest.mark.system
-def test_while_writing(start, run):
+def test_while_writing(start: Begin, run: Path) -> None:
     before = contents(run)
     process = start("generate", "The", "--max-new-tokens", "10000000")
     said(process, RUN)
@@ -102,7 +110,7 @@ def test_while_writing(start, run):
     assert contents(run) == before
 
 
-def test_the_second_signal_leaves_at_once(monkeypatch, capfd):
+def test_the_second_signal_leaves_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "_exit", sys.exit)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     stop = StopAtStep(notify=True)

@@ -16,8 +16,8 @@ from lmtool.run.creation import check_output_folder, create_run, has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo
 from lmtool.training import length
-from tests.cli.conftest import CommandLine, contents
 from tests.errors import refuses
+from tests.support.cli import CommandLine, contents
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.test_processes import TOGETHER, rank
 from tests.training.tiny import Work, after, lasting, metrics, warnings_in
@@ -50,11 +50,6 @@ def test_begins_goes_on_and_ends(work: Work, lmtool: CommandLine) -> None:
     assert Run.open(work.run()).info.sessions == sessions
 
 
-def test_the_same_command_gives_no_warning(work: Work, lmtool: CommandLine) -> None:
-    for _ in range(2):
-        assert "warning" not in lmtool.succeeds(*command(work)).err
-
-
 def test_a_run_without_a_checkpoint_is_begun_again(work: Work, lmtool: CommandLine) -> None:
     """As a session leaves it that ends in its first steps; nothing else is ever removed."""
     work.pretrain(name="whole")
@@ -82,18 +77,6 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000005.aside-1").mkdir(parents=True)
     with refuses("output_exists"):
         check_output_folder(tmp_path, retry=True)
-
-
-def test_finetune(work: Work, lmtool: CommandLine) -> None:
-    """The results are told by the session that measures them."""
-    table = work.folder / "table.csv"
-    table.write_text("text,label\n" + "".join(f"the cat {i} sat,{'ab'[i % 2]}\n" for i in range(40)))
-    keys = ("objective.kind=classification", "training.epochs=null", "training.steps=4", "optimizer.lr=0.01")
-    words = ["finetune", table, "--recipe", work.recipe, "-o", work.run(), "--start-or-resume"]
-    words += [word for key in keys for word in ("-s", key)]
-    lmtool.refuses(2, *words, "--seeds", "2", words=["for one run"])
-    assert "accuracy" in lmtool.succeeds(*words).out
-    assert lmtool.succeeds(*words).out == f"{work.run()}\n"
 
 
 def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
@@ -163,14 +146,6 @@ def test_seeds_that_were_interrupted_go_on_and_their_mean_is_made(
     assert {name: found for name, found in before.items() if ".lock" not in name} == {
         name: found for name, found in contents(Path("parts")).items() if ".lock" not in name
     }
-
-
-def test_more_seeds_are_trained_beside_those_that_are_there(
-    lmtool: CommandLine, run: Path, seeds: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted_in(monkeypatch, lmtool, [*seeds, "some"], 2)
-    more = ["4" if word == "3" else word for word in seeds]
-    assert ", 4 runs: " in lmtool.succeeds(*more, "some").out.splitlines()[-1]
 
 
 def test_seeds_of_another_command_are_refused(

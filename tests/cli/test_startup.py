@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,10 @@ for number, commands in enumerate(json.loads(sys.argv[1])):
 """
 
 
-def start(folder, *processes):
+Started = tuple[list[int], str, set[str]]
+
+
+def start(folder: Path, *processes: list[list[str]]) -> Iterator[Started]:
     """Of processes, each of which has imported the command line and does some commands: their exit codes, what they
     said, and names of the imported modules."""
     own = {"PYTHONPATH": str(ROOT), "LMTOOL_RUNS": str(folder / "runs")}
@@ -84,7 +88,7 @@ HEAVIER = "tokenize text.txt --kind char -o tokens"
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
+def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Started]:
     """What `start` tells of each command."""
     folder = tmp_path_factory.mktemp("started")
     (folder / "text.txt").write_text("text " * 20)
@@ -94,20 +98,20 @@ def started(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", LIGHT)
-def test_nothing_heavy_is_imported(started, command):
+def test_nothing_heavy_is_imported(started: dict[str, Started], command: str) -> None:
     codes, said, modules = started[command]
     assert codes == [LIGHT[command]], said
     assert "lmtool" in modules
     assert not HEAVY & modules
 
 
-def test_what_is_heavy_would_be_found(started):
+def test_what_is_heavy_would_be_found(started: dict[str, Started]) -> None:
     codes, said, modules = started[HEAVIER]
     assert codes == [0], said
     assert HEAVY & modules
 
 
-def test_training_imports_no_compiler(tmp_path):
+def test_training_imports_no_compiler(tmp_path: Path) -> None:
     """It takes longest to import."""
     (tmp_path / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat" for n in range(60)))
     commands = []

@@ -2,28 +2,34 @@
 
 import json
 import signal
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lmtool.cli import main
-from lmtool.cli.signals import StopAtStep
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.sweeping import sweep
-from tests.cli.conftest import SMALL
+from lmtool.sweeping.halving import Cost
+from tests.support.cli import SMALL, CommandLine, exit_code_of, film_rows, write_table
 from tests.training.programs import LMTOOL, output, start, wait_until
+from tests.training.tiny import Work
+
+Trained = list[tuple[str, float]]
 
 
 @pytest.fixture
-def inside(monkeypatch):
+def inside(monkeypatch: pytest.MonkeyPatch) -> Trained:
     """Trains in this process, one after the other; returns what was trained, with the share of the steps."""
-    trained = []
+    trained: Trained = []
 
-    def processes(this, names, until, stop):
+    def processes(
+        this: Any, names: list[str], until: float, stop: Callable[[], bool]
+    ) -> Iterator[tuple[str, int, float]]:
         for name in names:
             if stop():
                 return
@@ -32,31 +38,23 @@ def inside(monkeypatch):
             code = run_here([*this.commands[name], *how], this.folder / f"{name}.log")
             yield name, code, 0.01
 
-    def run_here(words, log):
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        before, output = sys.argv, (sys.stdout, sys.stderr)
-        with open(log, "a") as file:
-            sys.argv, sys.stdout, sys.stderr = [*words], file, file
-            try:
-                main()
-            except SystemExit as end:
-                return int(end.code or 0)
-            finally:
-                sys.argv, (sys.stdout, sys.stderr) = before, output
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
+    def run_here(words: list[str], log: Path) -> int:
+        with open(log, "a") as file, redirect_stdout(file), redirect_stderr(file):
+            return exit_code_of(words)
 
     monkeypatch.setattr(sweep.Sweep, "_processes", processes)
     return trained
 
 
-def weights(run):
+def weights(run: str | Path) -> bytes:
     """The bytes of the weights of the last checkpoint."""
     return (list_checkpoints(Path(run) / "checkpoints")[-1][1] / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_a_sweep_is_removed_with_all_of_its_runs(lmtool, home, corpus, inside, others):
+def test_a_sweep_is_removed_with_all_of_its_runs(
+    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained, others: bool
+) -> None:
     """And without what is not its own."""
     lmtool.succeeds("sweep", corpus, *SMALL, "--seeds", "2", "-o", "runs/grid", "-q")
     folder = home / "runs/grid"
@@ -71,7 +69,9 @@ def test_a_sweep_is_removed_with_all_of_its_runs(lmtool, home, corpus, inside, o
     assert ("kept in" in done.err) == others
 
 
-def test_each_combination_is_a_run_like_any_other(lmtool, home, corpus, inside):
+def test_each_combination_is_a_run_like_any_other(
+    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained
+) -> None:
     values = ["-s", "optimizer.lr=0.01,0.02", "-s", "model.n_layers=1..2", "--seeds", "2"]
     done = lmtool.succeeds("sweep", corpus, *SMALL, *values, "-o", "runs/grid", "--json")
     told = json.loads(done.out)
@@ -99,7 +99,9 @@ def test_each_combination_is_a_run_like_any_other(lmtool, home, corpus, inside):
     assert best.out.strip() == "runs/best"
 
 
-def test_a_sweep_says_what_its_differences_are_worth(lmtool, home, corpus, inside):
+def test_a_sweep_says_what_its_differences_are_worth(
+    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained
+) -> None:
     """The six steps of both are in the warm-up, so that the schedules are one."""
     settings = ["-s", "schedule.warmup_steps=6", "-s", "schedule.kind=constant,linear"]
     same = lmtool.succeeds("sweep", corpus, *SMALL, *settings, "-o", "runs/same")
@@ -109,8 +111,8 @@ def test_a_sweep_says_what_its_differences_are_worth(lmtool, home, corpus, insid
     assert "one seed each" not in lmtool.succeeds(*varied, "--seeds", "2", "-o", "runs/two").err
 
 
-def test_no_other_file_is_overwritten(lmtool, home, corpus, inside):
-    for name in sweep.PAGE, sweep.BEST:
+def test_no_other_file_is_overwritten(lmtool: CommandLine, home: Path, corpus: Path, inside: Trained) -> None:
+    for name in ("sweep.html", "best.yaml"):
         file = Path("runs") / name / name
         file.parent.mkdir(parents=True)
         file.write_text("mine")
@@ -120,7 +122,9 @@ def test_no_other_file_is_overwritten(lmtool, home, corpus, inside):
     assert not inside
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus, inside):
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
+    lmtool: CommandLine, home: Path, corpus: Path, inside
+) -> None:
     words = ("sweep", corpus, *SMALL, "-s", "optimizer.lr=0.01,0.02", "-q", "-o")
     lmtool.succeeds(*words, "runs/whole")
     begun = ("pretrain", corpus, *SMALL, "-s", "optimizer.lr=0.01", "-q", "--until", "0.5", "-o")
@@ -135,8 +139,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus
     assert [session.step for session in Run.open(run.path).info.sessions] == [0, 3]
 
 
-def test_a_search_trains_all_a_little_and_the_better_ones_on(lmtool, home, corpus, inside, monkeypatch):
-    planned = iter([sweep.Cost(1.0, 100.0)] * 9)
+def test_a_search_trains_all_a_little_and_the_better_ones_on(
+    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = iter([Cost(1.0, 100.0)] * 9)
     monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: next(planned))
     words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
     told = json.loads(lmtool.succeeds(*words).out)
@@ -155,35 +161,8 @@ def test_a_search_trains_all_a_little_and_the_better_ones_on(lmtool, home, corpu
     assert (best.path / "recipe.yaml").read_bytes() == Path("runs/search/best.yaml").read_bytes()
 
 
-def test_a_search_that_was_stopped_goes_on_with_what_is_done(lmtool, home, corpus, inside, monkeypatch):
-    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
-    words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
-    with monkeypatch.context() as stopped:
-        stopped.setattr(StopAtStep, "requested", lambda this: len(inside) >= 4)
-        outcome = lmtool(*words)
-    assert outcome.code == 143
-    assert "the same command goes on, with -o runs/search" in outcome.err
-    begun = [name for name, _ in inside]
-    assert len([row for row in json.loads(outcome.out)["rows"] if row["runs"]]) == len(set(begun)) == 4
-    told = json.loads(lmtool.succeeds(*words).out)
-    again = [name for name, share in inside[4:] if share == 1 / 9]
-    assert not {*again} & {*begun}
-    assert len({*again, *begun}) == 9
-    assert told["rows"][0]["runs"][0]["state"] == "finished"
-
-
-def test_a_search_too_short_for_one_run_is_told(lmtool, home, corpus, inside, monkeypatch):
-    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
-    words = ("sweep", corpus, *SMALL, "--minutes", "1", "--jobs", "1", "-q", "-o", "runs/short")
-    outcome = lmtool(*words)
-    assert outcome.code == 2
-    assert "too short for a whole run" in outcome.err
-    assert "--minutes 3" in outcome.err
-
-
-def test_tables_are_swept_as_finetune_trains_them(lmtool, home, inside):
-    rows = "".join(f"{word} {i},{label}\n" for i in range(20) for word, label in (("good", "yes"), ("bad", "no")))
-    Path("rows.csv").write_text(f"text,label\n{rows}")
+def test_tables_are_swept_as_finetune_trains_them(lmtool: CommandLine, home: Path, inside: Trained) -> None:
+    write_table(Path("rows.csv"), film_rows())
     words = ("sweep", "rows.csv", "-s", "model.ngrams=1,2", "-s", "training.steps=4", "-o", "runs/table")
     done = lmtool.succeeds(*words)
     header, first, second, page = done.out.splitlines()
@@ -194,20 +173,21 @@ def test_tables_are_swept_as_finetune_trains_them(lmtool, home, inside):
     lmtool.succeeds("finetune", "-r", "runs/table/best.yaml", "-q", "-o", "runs/again")
 
 
-def test_a_run_is_tuned_with_several_values(lmtool, run, inside):
+def test_a_run_is_tuned_with_several_values(lmtool: CommandLine, run: Path, inside: Trained) -> None:
     """The last one, which by then is one of the sweep."""
-    rows = "".join(f"{word} {i},{label}\n" for i in range(20) for word, label in (("good", "yes"), ("bad", "no")))
-    Path("rows.csv").write_text(f"text,label\n{rows}")
+    write_table(Path("rows.csv"), film_rows())
     values = ("-s", "training.epochs=0.1,0.2", "-s", "training.precision=float32")
     done = lmtool.succeeds("sweep", "rows.csv", "--from", "last", *values, "-o", "runs/tuned")
-    assert {Run.open(path.parent).info.base.run for path in Path("runs/tuned").glob("*/run.json")} == {run.name}
+    assert {json.loads(path.read_text())["base"]["run"] for path in Path("runs/tuned").glob("*/run.json")} == {run.name}
     assert (
         f"lmtool finetune rows.csv --from runs/{run.name} -s data.valid_fraction=0.25 -s training.precision=float32 "
         "-s training.epochs=0." in done.err
     )
 
 
-def test_what_fails_is_a_row_and_the_others_are_trained(lmtool, home, corpus, inside):
+def test_what_fails_is_a_row_and_the_others_are_trained(
+    lmtool: CommandLine, home: Path, corpus: Path, inside: Trained
+) -> None:
     values = ("-s", "optimizer.lr=1e29,0.01", "-s", "training.clip_norm=null", "-s", "optimizer.kind=sgd")
     done = lmtool("sweep", corpus, *SMALL, *values, "-o", "runs/some")
     assert done.code == 6
@@ -219,53 +199,14 @@ def test_what_fails_is_a_row_and_the_others_are_trained(lmtool, home, corpus, in
     assert "optimizer.lr" in Path("runs/some/lr=1e+29.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("code", "told"), [(-9, "ended by signal 9, maybe for lack of memory"), (-15, ""), (143, ""), (5, "no memory")]
-)
-def test_a_process_that_ends_is_a_failure_unless_it_was_told_to_stop(tmp_path, monkeypatch, code, told):
-    this = sweep.Sweep(tmp_path, {"one": {}}, {"one": ["lmtool"]}, 1, lambda: False, lambda name: None)
-    monkeypatch.setattr(this, "_processes", lambda names, until, stop: [(name, code, 1.0) for name in names])
-    (tmp_path / "one.log").write_text("warning: slow\nno memory\n  here\n  take less\n")
-    this.train(["one"])
-    assert this.failures == ({"one": (told, 5)} if told else {})
-    assert [row.failures for row in this.rows()] == [[told] if told else []]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-s", "optimizer.lrr=1,2"], ["optimizer.lrr", "optimizer.lr"]),
-        (["-s", "optimizer.lr=0.1,fast"], ["optimizer.lr", "fast"]),
-        (["-s", "model.n_heads=2,3"], ["n_heads"]),
-        (["-s", "optimizer.lr=5..1"], ["optimizer.lr=5..1", "no values"]),
-        (["-s", "optimizer.lr=1..900", "-s", "model.n_layers=1..9"], ["8,100 runs", "1,000"]),
-        ([], ["nothing to compare", "--minutes"]),
-        (["--minutes", "3", "--seeds", "2"], ["one seed"]),
-        (["-r", "nosuch", "-s", "seed=1,2"], ["no recipe 'nosuch'"]),
-        (["-s", "seed=1,2", "nosuch.txt"], ["does not exist", "nosuch.txt"]),
-        (["--from", "nosuch", "-s", "seed=1,2"], ["there are no runs yet in the folder runs"]),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_the_first_run(lmtool, home, corpus, words, said):
-    code = 4 if "--from" in words else 3 if "nosuch.txt" in words else 2
-    lmtool.refuses(code, "sweep", corpus, *SMALL, *words, "-o", "runs/never", words=said)
-    assert not Path("runs/never").exists()
-
-
-def test_a_folder_of_another_sweep_is_refused(lmtool, home, corpus, inside):
+def test_a_folder_of_another_sweep_is_refused(lmtool: CommandLine, home: Path, corpus: Path, inside: Trained) -> None:
     words = ("sweep", corpus, "-s", "optimizer.lr=0.01,0.02", "-o", "runs/one", *SMALL)
     lmtool.succeeds(*words, "-q")
     lmtool.refuses(2, *words, "-s", "model.d_model=32", words=["another run of this name", "-o"])
 
 
-def test_it_is_for_one_process(lmtool, home, corpus, monkeypatch):
-    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    lmtool.refuses(2, "sweep", corpus, "-s", "seed=1,2", words=["lmtool sweep is for one process"])
-
-
 @pytest.mark.system
-def test_a_signal_saves_all_and_the_same_command_goes_on(work):
+def test_a_signal_saves_all_and_the_same_command_goes_on(work: Work) -> None:
     """In processes of their own, two at once."""
     settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=400"]
     settings += ["-s", "checkpoint.every=20", "-s", "evaluation.every=200"]
@@ -284,7 +225,7 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(work):
 
 
 @pytest.mark.system
-def test_runs_of_a_killed_sweep_save_and_end_and_the_same_command_goes_on(work):
+def test_runs_of_a_killed_sweep_save_and_end_and_the_same_command_goes_on(work: Work) -> None:
     """Also at once, while they still save."""
     settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=1000", "--jobs", "2"]
     settings += ["-s", "checkpoint.every=1000", "-s", "evaluation.every=20"]
@@ -301,22 +242,3 @@ def test_runs_of_a_killed_sweep_save_and_end_and_the_same_command_goes_on(work):
         sessions = Run.open(run).info.sessions
         assert [session.outcome for session in sessions] == ["stopped", "finished"]
         assert sessions[1].step < 1000
-
-
-def test_a_table_is_read_by_the_options_that_finetune_has(lmtool, home, inside):
-    odd = home / "mail.csv"
-    rows = [f"{word} Stück {i};{label}" for i in range(20) for word, label in (("gut", "ja"), ("schlecht", "nein"))]
-    odd.write_text("\n".join(["Äußerung;Urteil", *rows]), encoding="cp1252")
-    values = ["-r", "linear", "-s", "training.steps=4,8", "--json"]
-    columns = ["--text-column", "Äußerung", "--label-column", "Urteil"]
-    lmtool.refuses(3, "sweep", odd, *columns, *values, words=["--encoding"])
-    done = lmtool.succeeds("sweep", odd, "--encoding", "cp1252", *columns, *values)
-    assert [row["runs"][0]["state"] for row in json.loads(done.out)["rows"]] == ["finished", "finished"]
-    lmtool.refuses(2, "sweep", odd, *columns, *values, "-s", "data.label_column=a,b", words=["--label-column"])
-
-
-def test_options_of_tables_are_refused_for_a_text(lmtool, home, corpus):
-    values = ["-s", "training.steps=2,3"]
-    lmtool.refuses(2, "sweep", corpus, *SMALL, *values, "--labels", "class", words=["--labels"])
-    lmtool.refuses(2, "sweep", corpus, *SMALL, *values, "--skip-bad-rows", words=["--skip-bad-rows", "a text"])
-    lmtool.refuses(2, "plan", corpus, *SMALL, "--label-column", "x", words=["--label-column", "a text"])

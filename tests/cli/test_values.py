@@ -1,20 +1,17 @@
 """Values that no option means: numbers beyond all, and what is no text. None of them is an unexpected error."""
 
-import io
 import re
-import sys
+from pathlib import Path
 
 import pytest
-import typer
 
-from lmtool.cli import app
 from lmtool.cost import planning
-from tests.cli.conftest import SMALL
+from tests.support.cli import COMMANDS, SMALL, CommandLine, options_of, pipe_in
 
 NUMBERS = ("9" * 400, "-" + "9" * 400, "1e308", "-1e308", "nan", "inf", "-inf", "-0")
 TEXTS = ("\ud800", "caf\udce9")
 """Half a character, and the bytes of a name that is not UTF-8."""
-COMMANDS = {
+WORDS: dict[str, tuple[str, ...]] = {
     "pretrain": ("tales.txt", *SMALL, "-s", "training.steps=1", "-q", "-o", "out"),
     "plan": ("tiny", *SMALL, "-q"),
     "resume": ("last", "-q"),
@@ -52,72 +49,50 @@ COMMANDS = {
     "data get": ("missing",),
 }
 """Arguments with which each command begins to work."""
+OPTIONS = {
+    name: sorted({max(one.opts, key=len) for one in options_of(command).values() if not getattr(one, "is_flag", False)})
+    for name, command in COMMANDS.items()
+}
+"""The options with a value of each command."""
+DECLARED = {
+    (option, options_of(COMMANDS[name])[option].help): (name, option) for name in WORDS for option in OPTIONS[name]
+}
+"""The options with a value, each with one of the commands that declare it alike."""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("eval", "last", "a.txt", "--stride", "0"), "the least is 1"),
-        (("serve", "last", "--port", "99999"), "the most is 65535"),
-        (("generate", "a", "--temperature", "x"), "not a number"),
-        (("generate", "a", "--seed", "1.5"), "not a whole number"),
-        (("generate", "a", "--strategy", "x"), "'x' is not one of"),
-    ],
-)
-def test_values_are_refused_in_plain_words(lmtool, home, arguments, words):
-    (where, *_) = lmtool.refuses(2, *arguments, words=[words])
-    assert not any(word in where for word in ("Input should", "Value error", "a valid"))
-
-
-def commands(group, name=""):
-    for part, command in getattr(group, "commands", {}).items():
-        yield from commands(command, f"{name} {part}".strip())
-    if not hasattr(group, "commands"):
-        yield name, command_options(group)
-
-
-def command_options(command):
-    return [
-        max(option.opts, key=len)
-        for option in command.params
-        if option.opts[0].startswith("-") and not getattr(option, "is_flag", False)
-    ]
-
-
-OPTIONS = dict(commands(typer.main.get_command(app)))
-
-
-def test_every_command_is_here():
-    assert set(OPTIONS) == set(COMMANDS)
+def test_every_command_is_here() -> None:
+    assert set(OPTIONS) == set(WORDS)
 
 
 @pytest.fixture
-def folder(lmtool, run, home, corpus, monkeypatch):
+def folder(lmtool: CommandLine, run: Path, home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(planning, "ESTIMATE_SECONDS", 0.01)  # that a step is measured
     (home / "tales.txt").write_bytes(corpus.read_bytes())
     (home / "table.csv").write_text("text,label\n" + "".join(f"a map {i},{'xy'[i % 2]}\n" for i in range(20)))
     return home
 
 
-@pytest.mark.sampled(77)
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name in COMMANDS for option in OPTIONS[name]])
-def test_no_value_of_an_option_is_an_unexpected_error(lmtool, folder, monkeypatch, name, option):
-    told = lmtool(*name.split(), *COMMANDS[name], f"{option}=x").err
+@pytest.mark.parametrize(("name", "option"), [*DECLARED.values()])
+def test_no_value_of_an_option_is_an_unexpected_error(
+    lmtool: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    told = lmtool(*name.split(), *WORDS[name], f"{option}=x").err
     for value in NUMBERS if re.search("valid (int|float|number)|is not a (whole )?number", told) else TEXTS:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        outcome = lmtool(*name.split(), *COMMANDS[name], f"{option}={value}")
+        pipe_in(monkeypatch, "")
+        outcome = lmtool(*name.split(), *WORDS[name], f"{option}={value}")
         assert outcome.code != 1, (value, outcome)
         assert outcome.code == 2 or value in ("-0", *TEXTS), (value, outcome)
 
 
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("name", COMMANDS)
-def test_no_argument_is_an_unexpected_error(lmtool, folder, monkeypatch, name):
-    words = COMMANDS[name]
+@pytest.mark.parametrize("name", WORDS)
+def test_no_argument_is_an_unexpected_error(
+    lmtool: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    words = WORDS[name]
     for i, word in enumerate(words):
         if not word.startswith("-") and (i == 0 or not words[i - 1].startswith("-")):
             for value in (*TEXTS, "9" * 400, "", "nan"):
-                monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+                pipe_in(monkeypatch, "")
                 outcome = lmtool(*name.split(), *words[:i], value, *words[i + 1 :])
                 assert outcome.code != 1, (value, outcome)
 
@@ -128,22 +103,24 @@ FILES |= {(name, "--output") for name, options in OPTIONS.items() if "--output" 
 
 
 @pytest.mark.parametrize(("name", "option"), sorted(FILES))
-def test_a_file_to_write_is_refused_before_anything_is_read(lmtool, folder, name, option):
+def test_a_file_to_write_is_refused_before_anything_is_read(
+    lmtool: CommandLine, folder: Path, name: str, option: str
+) -> None:
     """Where its name is none, that of a folder, or in a folder that is not there."""
     for code, value in ((2, ""), (2, "."), (2, ".."), (2, "/"), (2, "runs"), (2, "runs/"), (5, "none/x.html")):
-        lmtool.refuses(code, *name.split(), *COMMANDS[name], f"{option}={value}")
-        lmtool.refuses(code, *name.split(), *COMMANDS[name], option, value)
+        lmtool.refuses(code, *name.split(), *WORDS[name], f"{option}={value}")
+        lmtool.refuses(code, *name.split(), *WORDS[name], option, value)
 
 
 @pytest.mark.parametrize(
-    "words", [*((*name.split(), *COMMANDS[name], "-o") for name in sorted(FOLDERS)), ("export", "last")]
+    "words", [*((*name.split(), *WORDS[name], "-o") for name in sorted(FOLDERS)), ("export", "last")]
 )
-def test_a_folder_to_write_has_a_name(lmtool, folder, words):
+def test_a_folder_to_write_has_a_name(lmtool: CommandLine, folder: Path, words: list[str]) -> None:
     before = sorted(folder.iterdir())
     lmtool.refuses(2, *words, "")
     assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("value", ["", ".", "..", "/", "runs"])
-def test_a_gguf_file_is_no_folder(lmtool, folder, value):
+def test_a_gguf_file_is_no_folder(lmtool: CommandLine, folder: Path, value: str) -> None:
     lmtool.refuses(2, "export", "last", value, "--gguf", "f16")

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests import forks
-from tests.cli.conftest import CommandLine, home, lmtool  # noqa: F401 - fixtures
+from tests.cli.conftest import home, lmtool  # noqa: F401 - fixtures
 from tests.labelling.conftest import TEXTS, write
+from tests.support.cli import CommandLine
 
 IMPORTS = ("starlette.applications", "uvicorn", "sklearn.metrics")
 """What the program imports beside torch."""

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests import forks
-from tests.cli.conftest import CommandLine
+from tests.support.cli import CommandLine
 from tests.training.tiny import Work
 
 ENDLESS = {"1": -100, "3": -100}

@@ -12,9 +12,9 @@ from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_to_cache
 from lmtool.objective import Example, build_objective
-from tests.cli.test_exchange import sentence_transformers
 from tests.export.test_heads import BODIES
 from tests.interop import test_importing
+from tests.support.published import sentence_transformers
 
 WORDS = ["it", "rained", "the", "sea", "went", "boats", "stayed", "and"]
 SIMILARITIES = [0.1, 0.9, 0.4, 0.7, 0.4, 1.0]

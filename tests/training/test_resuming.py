@@ -21,7 +21,7 @@ from lmtool.run.files import ValidationState
 from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, train
 from lmtool.training.events import AlreadyFinished, Info
-from tests.cli.conftest import CommandLine
+from tests.support.cli import CommandLine
 from tests.training.tiny import Work, after, ended, lasting, metrics
 
 ANEW = {
