@@ -145,12 +145,12 @@ def check_cache() -> CheckResult:
 
 
 def check_text(
-    data: Data, seed: int, tokenizer: Tokenizer | None, bytes_per_token: float | None, report: Progress
+    data: Data, seed: int, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, report: Progress
 ) -> CheckResult:
     """Checks the text that `data` names against its validation text, or the part that `seed` would hold out."""
     whole = data.with_values({"stream": False})
     ((train, valid),), data = open_train_and_valid(whole, seed=seed, report=report)
-    notices = tuple(find_text_problems(train, valid, tokenizer, bytes_per_token, brief=False))
+    notices = tuple(find_text_problems(train, valid, tokenizer, usual_bytes_per_token, brief=False))
     survey = train.text.stats
     kind = "one text" if data.split == "slice" else counted(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
@@ -159,10 +159,10 @@ def check_text(
 
 
 def check_labelled_tables(
-    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual_bytes_per_token: float | None
 ) -> CheckResult:
     """Checks the opened tables of a recipe; see `check_tables`."""
-    lines, notices = check_tables(recipe, tables, tokenizer, bytes_per_token)
+    lines, notices = check_tables(recipe, tables, tokenizer, usual_bytes_per_token)
     return CheckResult("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 

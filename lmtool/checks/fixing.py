@@ -39,7 +39,7 @@ def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[Loade
         raise UsageError(what, where=display(file.path), fix=fix)
     parts = read_task(task, recipe, None, None, None).parts
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
-    gone |= find_removals(parts)
+    gone |= find_training_rows_to_remove(parts)
     if near is not None:
         gone |= find_near_removals(parts, gone, *near)
     begins = [line or 0 for line, _, _ in file.read_records()]
@@ -50,7 +50,7 @@ def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[Loade
     return len(gone)
 
 
-def find_removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
+def find_training_rows_to_remove(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
     """Yields training rows that are duplicates, that are held out too, or that have equal texts and other labels.
 
     Keeps the first of duplicates; removes all contradictory rows, because nobody knows which is right. The last reason

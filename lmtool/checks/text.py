@@ -47,12 +47,12 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def find_text_problems(
-    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, bytes_per_token: float | None, *, brief: bool
+    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, *, brief: bool
 ) -> Iterator[Notice]:
     """Yields notices about problems of a training and a validation text.
 
-    tokenizer: one that was not trained on this text, or None. bytes_per_token: see `foreign_texts`. brief: reads the
-    beginnings only, for less than about a second.
+    tokenizer: one that was not trained on this text, or None. usual_bytes_per_token: see `foreign_texts`.
+    brief: reads the beginnings only, for less than about a second.
     """
     most_train, most_valid = BRIEF_CHUNKS if brief else THOROUGH_CHUNKS
     if not train.text.corpus.stream:
@@ -65,7 +65,7 @@ def find_text_problems(
         text = f"{what} of words that the training text has too; first: {quote(shared.example, 80)}"
         yield Notice("validation text in the training text", shared.n_shared, text)
     if tokenizer is not None:
-        yield from foreign_texts(_collect_long_lines(train.chunks()), tokenizer, bytes_per_token, "text")
+        yield from foreign_texts(_collect_long_lines(train.chunks()), tokenizer, usual_bytes_per_token, "text")
 
 
 def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:

@@ -27,7 +27,7 @@ from lmtool.model.layers.kernels import always_fused
 from lmtool.model.size import Held
 from lmtool.objective.cross_entropy import chunk_rows, chunked_cross_entropy
 from lmtool.recipe.spec.recipe import Model
-from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
+from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 MAX_TRACED_LAYERS = 8
@@ -200,7 +200,7 @@ class _FakeFeatureModel(nn.Module):
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
-        read = cast(FeaturesSpec, spec).features
+        read = cast(FeatureReadingModelSpec, spec).features
         assert read is not None
         self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
 

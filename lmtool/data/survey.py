@@ -104,7 +104,7 @@ def _divide_text(data: Data, seed: int, report: Progress, content: str | None = 
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if should_stream(data):
         whole = StreamedText(data, seed)
-        text = _scan(whole.head, report, whole.index_head())
+        text = _scan(whole.head, report, whole.read_head_and_hash())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
         return text, data.with_values(resolved)
     data = data.with_values({"stream": False})

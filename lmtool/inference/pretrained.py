@@ -21,7 +21,7 @@ from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.printable import counted, plain
 from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Model, Recipe
-from lmtool.recipe.spec.recurrent import FeaturesSpec
+from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.directory import FEATURES
@@ -148,10 +148,10 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
     and for features that `base` does not have; CheckpointError if there is no such run.
     """
     model = recipe.model
-    if not isinstance(model, FeaturesSpec) or (features := model.features) is None:
+    if not isinstance(model, FeatureReadingModelSpec) or (features := model.features) is None:
         return recipe, None
     if base is not None:
-        old = base.recipe.model.features if isinstance(base.recipe.model, FeaturesSpec) else None
+        old = base.recipe.model.features if isinstance(base.recipe.model, FeatureReadingModelSpec) else None
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
@@ -160,7 +160,7 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"
         raise UsageError(f"{source.run.name} holds adapters only", where="model.features.run", fix=fix)
-    if isinstance(theirs, FeaturesSpec) and theirs.features is not None:
+    if isinstance(theirs, FeatureReadingModelSpec) and theirs.features is not None:
         what = f"{source.run.name} reads features of another run itself"
         raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
     lm = load_trained_model(source, CPU)
@@ -173,7 +173,7 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
 
 def describe_features(model: Model, source: LoadedModel) -> str:
     """Describes the states that a model reads, in a line. source: the model that computes them."""
-    assert isinstance(model, FeaturesSpec)
+    assert isinstance(model, FeatureReadingModelSpec)
     assert model.features is not None
     place = "beside" if model.features.beside else "in place of"
     extent = f"{model.features.mixed_layers} layers of {model.features.width}"

@@ -217,21 +217,21 @@ class Run:
         self.samples.sync()
 
     def save_validation(
-        self, validated: ValidationState, keep_last: int | None = None, superseded: int | None = None
+        self, validated: ValidationState, keep_last: int | None = None, interrupted_step: int | None = None
     ) -> None:
         """Saves the result of the validation after a checkpoint.
 
         Removes the checkpoint that was the best before, unless it is among the last `keep_last`; None keeps all.
-        superseded: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
+        interrupted_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
         """
         with self._convert_write_errors():
             self._sync_logs()
             durable.replace(self.path / VALIDATED, validated.sealed())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
-                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, superseded)
+                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, interrupted_step)
 
-    def remove_leftover_checkpoints(self, keep_last: int, superseded: int | None = None) -> None:
+    def remove_leftover_checkpoints(self, keep_last: int, interrupted_step: int | None = None) -> None:
         """Removes the checkpoints and partial files of a killed session; see `saving.prune_checkpoints`.
 
         Raises ResourceError, and CheckpointError as `last_validation` does.
@@ -239,7 +239,7 @@ class Run:
         folder = self.path / CHECKPOINTS
         with self._convert_write_errors():
             saving.remove_partial_checkpoints(folder)
-            saving.prune_checkpoints(folder, {self.best_step}, keep_last, superseded)
+            saving.prune_checkpoints(folder, {self.best_step}, keep_last, interrupted_step)
 
     @property
     def last_validation(self) -> ValidationState | None:
@@ -279,7 +279,11 @@ class Run:
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 
     def save_checkpoint(
-        self, snapshot: saving.Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
+        self,
+        snapshot: saving.Snapshot,
+        keep_last: int,
+        interrupted_step: int | None = None,
+        peers: Peers = SINGLE_PROCESS,
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
         try:
@@ -288,7 +292,7 @@ class Run:
         except ResourceError:
             saving.announce_no_checkpoint(peers)
             raise
-        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, superseded, peers)
+        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, interrupted_step, peers)
 
     def newest_checkpoint(
         self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS

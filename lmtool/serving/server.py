@@ -149,7 +149,7 @@ def _client_network(client: tuple[str, int] | None) -> str:
     return str(address.ipv4_mapped or int(address) >> 64)
 
 
-class _UvicornServer(uvicorn.Server):
+class _ServerWithoutSignals(uvicorn.Server):
     """Leaves signals to `serve`."""
 
     @contextmanager
@@ -224,7 +224,7 @@ async def running_server(guard: AccessMiddleware, worker: Worker, listener: sock
         timeout_graceful_shutdown=1,
         backlog=MAX_CONNECTIONS,
     )
-    server = _UvicornServer(config)
+    server = _ServerWithoutSignals(config)
     worker.open(asyncio.get_running_loop())
     gc.collect()
     gc.freeze()  # garbage collection stops all threads, so it skips the model and the libraries

@@ -98,7 +98,7 @@ def test_a_turn_is_read_in_blocks_in_an_order_of_its_own(tmp_path: Path, monkeyp
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 300)
     folder = written(tmp_path / "texts")
     text = StreamedText(Data(train=(str(folder),), stream=True), 1)
-    content = text.index_head()
+    content = text.read_head_and_hash()
     assert 0 < text.head_fraction < 1
     orders, place, sizes = [], BlockPosition(), []
     for turn in range(2):
@@ -115,8 +115,8 @@ def test_a_turn_is_read_in_blocks_in_an_order_of_its_own(tmp_path: Path, monkeyp
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(of_units(text))
     assert max(sizes) < 300 + 5000  # a block ends with a chunk; those of packed files are long here
-    assert StreamedText(Data(train=(str(folder),), stream=True), 1).index_head() == content
-    assert StreamedText(Data(train=(str(folder),), stream=True), 2).index_head() != content
+    assert StreamedText(Data(train=(str(folder),), stream=True), 1).read_head_and_hash() == content
+    assert StreamedText(Data(train=(str(folder),), stream=True), 2).read_head_and_hash() != content
 
 
 def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(long)
     text = StreamedText(Data(train=(str(tmp_path),), documents="whole", stream=True), 1)
-    text.index_head()
+    text.read_head_and_hash()
     place, found, n_blocks = BlockPosition(), "", 0
     while not place.turn:
         block = StreamBlock(text, place)
@@ -143,7 +143,7 @@ def test_documents_of_the_head_are_held_out_in_every_turn(tmp_path: Path, monkey
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 3000)
     folder = written(tmp_path / "texts")
     text = StreamedText(Data(train=(str(folder),), stream=True), 1)
-    text.index_head()
+    text.read_head_and_hash()
     train, valid = (DocumentSplit(5, 1 << 62, valid=valid) for valid in (False, True))
     held_out = joined(list(valid.select(text.head.chunks())))
     assert len(held_out) > 3

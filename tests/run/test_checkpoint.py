@@ -39,7 +39,7 @@ def save(
         folder,
         Snapshot(step, tensors(step), {"moment": torch.tensor([step])}, {"step": step}, best_step),
         keep_last=keep_last,
-        superseded=superseded,
+        interrupted_step=superseded,
     )
 
 
