@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from lmtool import _HOMES, errors
+from lmtool import _MODULES_BY_NAME, errors
 from lmtool.api import TrainedModel
 from lmtool.cli import app
 from lmtool.generation.params import Option
@@ -262,7 +262,7 @@ def pictures() -> dict[str, list[tuple[str, str]]]:
 def python() -> Iterator[str]:
     """The public names with their signatures and what they are, settings as tables."""
     yield from described(TrainedModel, "lmtool.api.TrainedModel")
-    for name, module in _HOMES.items():
+    for name, module in _MODULES_BY_NAME.items():
         yield from described(getattr(import_module(module), name), f"lmtool.{name}")
 
 

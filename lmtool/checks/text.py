@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmtool.data.corpus import Chunk
 from lmtool.data.files import quote
 from lmtool.data.prepare import TextPart
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tasks.notices import LEAST_BYTES, Notice, cut_texts, foreign_texts
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -86,7 +86,7 @@ def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
             elif len(seen) < MAX_COMPARED_DOCUMENTS:
                 seen.add(key)
     if n_twice:
-        what = f"{n_twice:,} of {counted(len(lengths), 'document')} are equal to an earlier one"
+        what = f"{n_twice:,} of {format_count(len(lengths), 'document')} are equal to an earlier one"
         yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
     yield from cut_texts(lengths, "document")
 

@@ -51,7 +51,7 @@ def run_training(
         report, stops = display.report, stop.requested
         invocation = Invocation(command, report, stops, output, retry, until=until, is_baseline_least=is_baseline_least)
         for event in run(invocation):
-            for warning in loggers.take(event):
+            for warning in loggers.log_event(event):
                 display.show(Warn(warning))
             match event:
                 case FitStarted():

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from lmtool.batch import widest
+from lmtool.batch import widest_float_dtype
 from lmtool.compute.machine import keep_freed_memory, machine_memory, n_cores, threads_are_set
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import ResourceError
@@ -77,7 +77,7 @@ class Compute:
     @property
     def sum_dtype(self) -> torch.dtype:
         """The widest floating-point dtype of the device."""
-        return widest(self.device)
+        return widest_float_dtype(self.device)
 
     @property
     def scales_gradients(self) -> bool:

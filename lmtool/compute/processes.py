@@ -25,9 +25,9 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lmtool.batch import widest
+from lmtool.batch import widest_float_dtype
 from lmtool.errors import ResourceError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -93,7 +93,7 @@ class World:
         """All-reduced sum of each value."""
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=widest(self.device), device=self.device)
+        tensor = torch.tensor(values, dtype=widest_float_dtype(self.device), device=self.device)
         return [float(value) for value in _all_reduced(tensor).tolist()]
 
     def most(self, number: int) -> int:
@@ -245,9 +245,9 @@ def _meet(device: torch.device, size: int) -> None:
         _interruptible(partial(dist.init_process_group, backend, timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        what = f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}"
+        what = f"the {size} processes cannot meet: {printable(str(error).splitlines()[0])[:200]}"
         fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
-        raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {plain(address)[:100]}", fix=fix) from error
+        raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {printable(address)[:100]}", fix=fix) from error
     atexit.register(_leave)
     watch_signals()
 

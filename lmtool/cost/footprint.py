@@ -118,7 +118,7 @@ def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices:
         lm = build(spec, vocab_size).train()
         if (part := find_features(lm)) is not None:
             part.attach(cast(LanguageModel, _FakeFeatureModel(spec)))
-        batch = rows.batch if fake is None else rows.batch.mapped(fake.from_tensor)
+        batch = rows.batch if fake is None else rows.batch.map_tensors(fake.from_tensor)
         if devices.on_gpu:
             stack.enter_context(always_fused())
             stack.enter_context(_AttentionWithoutDropout())

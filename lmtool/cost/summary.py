@@ -116,7 +116,7 @@ def make_layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: in
 
 
 def count_attention_pairs(mask: Mask, n_tokens: int) -> int:
-    """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.allowed`."""
+    """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.to_tensor`."""
     query_T = torch.arange(n_tokens)
     # a query sees the keys before this one, but for the window
     end_T = query_T + 1 if mask.causal else torch.full_like(query_T, n_tokens)

@@ -11,7 +11,7 @@ from lmtool.data.delimited import Fault, RowRecord, find_field_fault
 from lmtool.data.files import display, read_text_blocks
 from lmtool.data.rowfile import TextRowFile, clean_text, describe_json_error
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 CONLL_SUFFIX, SQUAD_SUFFIX = ".conll", ".json"
 """Suffixes of these files; each may be followed by one of COMPRESSED_SUFFIXES."""
@@ -74,7 +74,7 @@ def _column_count_fault(line: int, fields: Sequence[str], expected: int) -> Faul
     """Returns the fault of a line with another number of columns; None if there is none."""
     if (width := len(fields)) == expected:
         return None
-    what = f"the line has {counted(width, 'column')}, the first one of the file {expected}"
+    what = f"the line has {format_count(width, 'column')}, the first one of the file {expected}"
     return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
 
 

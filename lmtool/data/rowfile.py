@@ -41,7 +41,7 @@ from lmtool.data.files import (
     read_text_blocks,
 )
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tokenization.tokenizer import replace_surrogates
 
 ROW_FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -211,7 +211,7 @@ class DelimitedFile(TextRowFile):
 
     def _field_count_fault(self, fields: Sequence[str], line: int | None) -> Fault:
         width = len(self.header)
-        what = f"the row has {counted(len(fields), 'field')}, the header {width}"
+        what = f"the row has {format_count(len(fields), 'field')}, the header {width}"
         fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"

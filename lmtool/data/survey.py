@@ -18,7 +18,7 @@ from lmtool.data.streaming import StreamedText, StreamHead, should_stream
 from lmtool.errors import DataError
 from lmtool.recipe.pretraining import TextShape
 from lmtool.recipe.spec.text import Data
-from lmtool.records import FileModel
+from lmtool.records import JsonModel
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage and the amounts done and in total, here characters; a total of 0 is unknown."""
@@ -37,7 +37,7 @@ _VOCABULARY_CHARACTERS = 8_000_000
 _WORD = re.compile(r"\w+")
 
 
-class TextStats(FileModel):
+class TextStats(JsonModel):
     """Counts of one pass over a corpus.
 
     longest: characters of the longest document.
@@ -149,8 +149,8 @@ def _scan(corpus: Corpus, report: Progress, content: str | None = None) -> Scann
     entry = SURVEYS, key, "the survey of a text"
     survey = load_or_create(
         *entry,
-        lambda: records.encode(_compute_statistics(corpus, report).model_dump()),
-        partial(records.read, TextStats),
+        lambda: records.encode_json(_compute_statistics(corpus, report).model_dump()),
+        partial(records.parse_model, TextStats),
     )
     return ScannedCorpus(corpus, content, survey)
 

@@ -28,9 +28,9 @@ from lmtool.data.files import (
 from lmtool.data.hub import HUB_PREFIX, download_dataset
 from lmtool.data.rowfile import ROW_FILE_SUFFIXES, DelimitedFile, RowFile, open_row_file
 from lmtool.errors import DataError, UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.text import Data
-from lmtool.records import finite
+from lmtool.records import replace_nonfinite
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_CHARACTERS = re.compile(r'[",\r\n]')
@@ -66,7 +66,7 @@ class SkippedRows:
 
     def __str__(self) -> str:
         what = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
-        return f"skipped {counted(self.count, 'bad row')}: {what}"
+        return f"skipped {format_count(self.count, 'bad row')}: {what}"
 
 
 def count_or_raise(error: RowError, skipped: SkippedRows | None) -> None:
@@ -138,7 +138,7 @@ class Table:
 
     def describe(self) -> str:
         """Returns format and size in one line; reads the table once."""
-        size = f"{counted(self.n_rows, 'row')}, {counted(len(self.names), 'column')}"
+        size = f"{format_count(self.n_rows, 'row')}, {format_count(len(self.names), 'column')}"
         return f"{self.source}: {size}, {self.file.describe()}"
 
     def row_error(
@@ -249,7 +249,7 @@ def format_json_lines(table: Table, added: Sequence[str], rows: Iterable[tuple[R
     """
     names = [*table.names, *_make_unique_names(table, added)]
     for row, values in rows:
-        yield json.dumps(finite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
+        yield json.dumps(replace_nonfinite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
 
 
 def format_json_list(lines: Iterable[str]) -> Iterator[str]:
@@ -302,5 +302,5 @@ def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
     where = display(path)
     if path.exists() and path.samefile(table.path):
         raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
-    durable.refuse_existing(path)
-    durable.write_output(path, map(str.encode, lines))
+    durable.check_path_is_free(path)
+    durable.write_output_file(path, map(str.encode, lines))

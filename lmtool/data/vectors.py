@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.data.files import convert_read_errors, display, open_decompressed
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 _READ_BYTES = 1 << 20
 """Bytes read at once."""
@@ -94,7 +94,7 @@ class VectorFile:
                     vectors[word] = self._parse_vector(vector, where)
         if self.n_words is not None and n_words != self.n_words:
             raise self._error(
-                f"the header promises {counted(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
+                f"the header promises {format_count(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
             )
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.compute.device import CPU
-from lmtool.durable import filling, refuse_used
+from lmtool.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.errors import UsageError
 from lmtool.export.card import PLACEHOLDER, adapter_card
 from lmtool.export.exporting import Exportable, TypeName, as_type, express, to_json
@@ -45,7 +45,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
     Raises UsageError for a run without adapters, for one that is expressed by another family than its base, for weights
     that `dtype` cannot hold, and for a folder that is in use; CheckpointError when the base is missing; ResourceError.
     """
-    refuse_used(folder)
+    check_folder_is_empty(folder)
     adapted = resolve_reference(reference)
     spec = adapted.recipe.tuning.lora
     if spec is None:
@@ -74,10 +74,12 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
         "README.md": adapter_card(adapted, name, base, labels).encode(),
         **exportable.tokenizer_files(),
     }
-    with filling(folder) as new:
-        durable.write_new(new / "adapter_model.safetensors", tensors.serialize_safetensors(typed, {"format": "pt"}))
+    with atomic_output_folder(folder) as new:
+        durable.write_new_file(
+            new / "adapter_model.safetensors", tensors.serialize_safetensors(typed, {"format": "pt"})
+        )
         for file, content in files.items():
-            durable.write_new(new / file, content)
+            durable.write_new_file(new / file, content)
     return exportable
 
 

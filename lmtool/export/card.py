@@ -12,7 +12,7 @@ from lmtool.export.forms import Form
 from lmtool.inference.reference import Reference
 from lmtool.interop.names import HEAD
 from lmtool.model.heads import pooling
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -91,13 +91,13 @@ def _templates() -> Environment:
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"plain": plain, "without_folders": without_folders}
+    environment.filters |= {"plain": printable, "without_folders": without_folders}
     return environment
 
 
 def _card(template: str, base: Reference, values: Mapping[str, object]) -> str:
     data = base.recipe.data
-    files = [plain(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
+    files = [printable(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
     known = {"base": base, "version": __version__, "files": files, "recipe": dump(base.recipe).rstrip()}
     return _templates().get_template(template).render({**known, "measured": [*_measured(base)], **values})
 

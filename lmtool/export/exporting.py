@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.durable import filling, refuse_used, writing
+from lmtool.durable import atomic_output_folder, check_folder_is_empty, convert_write_errors
 from lmtool.errors import UsageError
 from lmtool.export.card import model_card
 from lmtool.export.forms import Form, form_of
@@ -153,7 +153,7 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     Raises UsageError for a model that no family can express, for weights that `dtype` cannot hold, and for a folder
     that is in use; ResourceError.
     """
-    refuse_used(folder)
+    check_folder_is_empty(folder)
     exportable = express(resolve_reference(reference))
     exportable.config["dtype"] = dtype
     weights = {name: as_type(name, tensor, dtype) for name, tensor in exportable.tensors()}
@@ -164,13 +164,13 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _modules(exportable.recipe.objective, exportable.model)
     head = {name: as_type(name, tensor, dtype).contiguous() for name, tensor in exportable.head()}
-    with filling(folder) as new:
+    with atomic_output_folder(folder) as new:
         _write_weights(new, weights, shard)
         if head:
-            durable.write_new(new / HEAD, tensors.serialize_safetensors(head, {"format": "pt"}))
+            durable.write_new_file(new / HEAD, tensors.serialize_safetensors(head, {"format": "pt"}))
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
-            durable.write_new(new / name, content)
+            durable.write_new_file(new / name, content)
     return exportable
 
 
@@ -203,8 +203,8 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    durable.refuse_existing(file)
-    durable.refuse_existing(beside := beside_gguf(file))
+    durable.check_path_is_free(file)
+    durable.check_path_is_free(beside := beside_gguf(file))
     base = resolve_reference(reference)
     if isinstance(base.recipe.objective, HeadSpec):
         what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
@@ -224,10 +224,10 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
         exportable.model.vocab_size or 0,
         ends_of(_generation(exportable)["eos_token_id"]),
     )
-    with writing(file):
+    with convert_write_errors(file):
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_gguf(file, architecture, values | note, dict(exportable.tensors()), quantization)
-        durable.write_new(beside, modelfile(file.name, _prompting(exportable, settings)).encode())
+        durable.write_new_file(beside, modelfile(file.name, _prompting(exportable, settings)).encode())
     return exportable
 
 
@@ -322,10 +322,10 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], shard: int) -> N
     split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=shard)
     for file, names in split.filename_to_tensors.items():
         group = {name: weights[name].contiguous() for name in names}
-        durable.write_new(folder / file, tensors.serialize_safetensors(group, {"format": "pt"}))
+        durable.write_new_file(folder / file, tensors.serialize_safetensors(group, {"format": "pt"}))
     if split.is_sharded:
         content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        durable.write_new(folder / "model.safetensors.index.json", to_json(content))
+        durable.write_new_file(folder / "model.safetensors.index.json", to_json(content))
 
 
 def to_json(content: Mapping[str, Any]) -> bytes:

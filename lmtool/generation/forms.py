@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 MAX_SCHEMA_DEPTH = 200
 """Maximum nesting of a JSON schema."""
@@ -82,7 +82,7 @@ class TextForm:
         """The grammar in the format of llguidance."""
         from llguidance import LLMatcher
 
-        from lmtool.records import is_deep
+        from lmtool.records import is_nested_deeper
 
         match self.kind:
             case "regex":
@@ -100,7 +100,7 @@ class TextForm:
         value = {} if value is True else value
         if not isinstance(value, dict):
             raise self.wrong("it is not a JSON object, which alone describes values")
-        if is_deep(value, MAX_SCHEMA_DEPTH):
+        if is_nested_deeper(value, MAX_SCHEMA_DEPTH):
             raise self.wrong(f"values lie in others, more than {MAX_SCHEMA_DEPTH} deep")
         for path, keyword in _walk_keywords(value):
             if keyword not in _KEYWORDS and (keyword == "x-guidance" or not keyword.startswith("x-")):
@@ -114,9 +114,9 @@ class TextForm:
         lines = [line.strip() for line in why.splitlines() if line.strip()]
         why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
         titles = {"choices": "the choices", "regex": "the regular expression", "json-schema": "the JSON schema"}
-        file = f"{plain(self.file)}: " if self.file else ""
-        what = f"{file}{titles.get(self.kind, 'the grammar')} cannot be used: {plain(why)[:160]}"
-        return UsageError(what, where=plain(self.source)[:80], fix="omit or replace that part")
+        file = f"{printable(self.file)}: " if self.file else ""
+        what = f"{file}{titles.get(self.kind, 'the grammar')} cannot be used: {printable(why)[:160]}"
+        return UsageError(what, where=printable(self.source)[:80], fix="omit or replace that part")
 
 
 def _walk_keywords(schema: object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.load import LoadedModel, MatchedVectors, load_run, load_trained_model
 from lmtool.inference.reference import Reference, resolve_reference
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
@@ -78,24 +78,24 @@ class VectorSource:
         row_of = {i: rows[form] for name, i in names.items() for form in (lower(name), name) if form in rows}
         if not row_of:
             what = f"none of the {len(names):,} words of the vocabulary has a vector"
-            raise DataError(what, where=plain(self.name), fix="name vectors of the language of the text")
+            raise DataError(what, where=printable(self.name), fix="name vectors of the language of the text")
         ids = list(row_of)
         counts_V = counts_V[: tokenizer.vocab_size].copy()
         counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
         share, of_text = len(ids) / len(names), counts_V[ids].sum() / max(1, counts_V.sum())
-        line = f"embeddings: {plain(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
+        line = f"embeddings: {printable(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
         line += f"({100 * share:.1f} %), {100 * of_text:.1f} % of the running words"
         if vectors.n_repeated:
-            line += (
-                f"; {counted(vectors.n_repeated, 'word comes', 'words come')} again there, and the first vector counts"
-            )
+            repeated = format_count(vectors.n_repeated, "word comes", "words come")
+            line += f"; {repeated} again there, and the first vector counts"
         return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
 
     def check_tokenizer_kind(self, kind: str) -> None:
         """Raises UsageError unless the vectors are for tokens of this kind of tokenizer."""
         expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
         if kind != expected:
-            what = f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one"
+            of = f"of the tokens of a {expected} tokenizer, not of a {kind} one"
+            what = f"the vectors of {printable(self.name)} are {of}"
             raise UsageError(what, where="model.embeddings", fix=f"set tokenizer.kind={expected}")
 
 
@@ -114,7 +114,7 @@ def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
     width = getattr(recipe.model, key)
     if source.vectors.width != width:
         what = f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}"
-        raise UsageError(what, where=plain(name), fix=f"set model.{key}={source.vectors.width}")
+        raise UsageError(what, where=printable(name), fix=f"set model.{key}={source.vectors.width}")
     if base is not None or not isinstance(recipe.tokenizer, TokenizerFile):
         source.check_tokenizer_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
     return source
@@ -177,5 +177,5 @@ def describe_features(model: Model, source: LoadedModel) -> str:
     assert model.features is not None
     place = "beside" if model.features.beside else "in place of"
     extent = f"{model.features.mixed_layers} layers of {model.features.width}"
-    described = f"{plain(model.features.run)}, {source.model.description}, {extent}"
+    described = f"{printable(model.features.run)}, {source.model.description}, {extent}"
     return f"features: {described}, frozen, {place} the embeddings; with its tokenizer"

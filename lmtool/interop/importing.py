@@ -17,7 +17,14 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
-from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
+from lmtool.durable import (
+    atomic_output_folder,
+    check_folder_is_empty,
+    convert_os_errors,
+    convert_write_errors,
+    hold_lock,
+    write_file,
+)
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.families.family import BODY, Described
 from lmtool.interop.families.layouts import Weight
@@ -26,7 +33,7 @@ from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, pa
 from lmtool.interop.sources import Source, download, open_source
 from lmtool.model import with_head
 from lmtool.model.size import BEYOND, outline, size_of
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -69,10 +76,10 @@ def import_run(reference: str, output: Path | None, report: Report) -> Path:
     path = Path(reference)
     if reference.startswith(HUB):
         path, commit = download(reference)
-        with writing(imports_folder()):
+        with convert_write_errors(imports_folder()):
             pointer_of(reference).unlink(missing_ok=True)  # what was downloaded may be newer
     run = output or make_run_path(_name(reference))
-    refuse_used(run)
+    check_folder_is_empty(run)
     check_output_folder(run)
     source = open_source(path)
     _write(source, reference, commit, run, _digests(source), report)
@@ -93,7 +100,7 @@ def _cached(source: Source, reference: str, commit: str | None) -> Path:
     run = imports_folder() / f"{_name(reference)}-{key[:12]}"
     if (run / RUN_INFO_FILE).exists():  # a run is there whole or not at all; the cache may be read-only
         return run
-    with locked(imports_folder() / "locks" / key):
+    with hold_lock(imports_folder() / "locks" / key):
         if not (run / RUN_INFO_FILE).exists():
             shutil.rmtree(run, ignore_errors=True)
             _write(source, reference, commit, run, digests, lambda stage, done, total: None)
@@ -105,13 +112,13 @@ def _digests(source: Source) -> dict[str, str]:
     digests = {}
     for file in source.files:
         real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
-        with refusing("cannot read a file of the model", file, "download or copy it again", CheckpointError):
+        with convert_os_errors("cannot read a file of the model", file, "download or copy it again", CheckpointError):
             entry = real.stat()
         state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
         note = imports_folder() / "digests" / sha256_of_json(state)
         sha = noted(note)
         if re.fullmatch("[0-9a-f]{64}", sha) is None:
-            with refusing("cannot read", real, "check its permissions"):
+            with convert_os_errors("cannot read", real, "check its permissions"):
                 sha = sha256_of_file(real)
             _note(note, sha)
         digests[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
@@ -120,8 +127,11 @@ def _digests(source: Source) -> dict[str, str]:
 
 def _note(file: Path, line: str) -> None:
     """Write what `noted` reads, atomically. Where the cache cannot be written, it is found out again next time."""
-    with suppress(ResourceError), locked(imports_folder() / "locks" / file.name):  # several commands may note the same
-        with writing(file):
+    with (
+        suppress(ResourceError),
+        hold_lock(imports_folder() / "locks" / file.name),
+    ):  # several commands may note the same
+        with convert_write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, line.encode("ascii"))
 
@@ -147,7 +157,7 @@ def _write(
         origin={"reference": reference, "revision": commit, "model_type": source.family.model_type, "sha256": digests},
     )
     files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
-    with filling(folder) as new, create_run(new, info, files) as run:
+    with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
         run.save_checkpoint(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
@@ -199,7 +209,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
         with convert_panics():
             tokenizer = Tokenizer(inner, named)
     except Exception as error:  # the library raises bare Exception
-        raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
+        raise _refusal(source, f"the tokenizer cannot be used: {printable(str(error))[:120]}") from error
     if described.objective["kind"] == "masked" and published.config.get("mask_token") is None:
         raise _refusal(source, "the tokenizer has no mask_token", "name another model")
     return tokenizer
@@ -224,7 +234,7 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
     try:
         return Recipe.model_validate(
             {
-                "description": f"imported from {plain(reference)[:100]}",
+                "description": f"imported from {printable(reference)[:100]}",
                 "model": described.model,
                 "objective": described.objective,
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
@@ -235,7 +245,7 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        told = plain(f"{key}: " * bool(key) + first["msg"])[:160]
+        told = printable(f"{key}: " * bool(key) + first["msg"])[:160]
         raise _refusal(source, f"its configuration is of no model: {told}") from error
 
 
@@ -256,19 +266,19 @@ def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tens
     stored = {*source.config.names, *source.head_names}
     used = {name: None for weight in weights for name in weight.theirs}
     if missing := [name for name in used if name not in stored]:
-        raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
+        raise _unfit(source, f"{printable(missing[0])[:100]} is missing")
     (embedding, *_) = next(weight.theirs for weight in weights if weight.ours.endswith("inputs.tokens.weight"))
     for name in sorted(stored - used.keys()):
         if not any(re.fullmatch(rule, name) for rule in source.family.redundant):
-            raise _unfit(source, f"{plain(name)[:100]} has no place in it")
+            raise _unfit(source, f"{printable(name)[:100]} has no place in it")
         if name.endswith("weight"):
             tensor, tied = source.read(name), source.read(embedding)
             if tensor.shape == tied.shape and not torch.equal(tensor, tied):
-                raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
+                raise _unfit(source, f"{printable(name)[:100]} differs from the embedding that it is tied to")
     if odd := outlines.keys() ^ {weight.ours for weight in weights}:
         if not source.head_names:
             raise AssertionError(f"{source.family.model_type}: {odd}")
-        raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
+        raise _unfit(source, f"{printable(min(odd))[:100]} is missing in its head, or has no place in it")
     total, done = sum(4 * outline.numel() for outline in outlines.values()), 0
 
     by_name = {weight.ours: weight for weight in weights}
@@ -280,13 +290,13 @@ def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tens
         try:
             made = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise _unfit(source, f"{plain(weight.theirs[0])[:100]}: {plain(str(error))[:80]}") from error
+            raise _unfit(source, f"{printable(weight.theirs[0])[:100]}: {printable(str(error))[:80]}") from error
         shape, wanted = tuple(made.shape), tuple(outlines[name].shape)
         if shape != wanted:
-            named = plain(", ".join(weight.theirs))[:100]
+            named = printable(", ".join(weight.theirs))[:100]
             raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
         if not torch.isfinite(made).all():
-            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are not finite numbers")
+            raise _unfit(source, f"{printable(weight.theirs[0])[:100]} has values that are not finite numbers")
         done += 4 * made.numel()
         report("importing", done, total)
         return made.float().contiguous()

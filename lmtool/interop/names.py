@@ -7,7 +7,7 @@ from pathlib import Path
 from lmtool import durable
 from lmtool.checksum import sha256
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.run.paths import RUN_INFO_FILE
 
 HUB = "hf:"
@@ -39,7 +39,7 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
         "@" in reference and not revision
     ):
         fix = "write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit"
-        raise CheckpointError(f"{plain(reference)[:80]} does not name a model", where="RUN", fix=fix)
+        raise CheckpointError(f"{printable(reference)[:80]} does not name a model", where="RUN", fix=fix)
     return name, revision or None
 
 
@@ -66,6 +66,6 @@ def known_run(reference: str) -> Path | None:
 def noted(file: Path) -> str:
     """The line of a file of the cache; empty when it cannot be read."""
     try:
-        return durable.read(file).decode("ascii")
+        return durable.read_file(file).decode("ascii")
     except (OSError, ValueError):
         return ""

@@ -23,7 +23,7 @@ from lmtool.interop.gguf.files import FREQUENCIES
 from lmtool.interop.gguf.vocabulary import describe_tokenizer
 from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.run.tensors import open_safetensors
 from lmtool.tokenization.tokenizer import MAX_TOKENIZER_BYTES
 
@@ -102,7 +102,7 @@ class HuggingFaceDirectory(Source):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._opened: dict[str, Any] = {}
-        with durable.refusing("cannot list the model's files", path, kind=CheckpointError):
+        with durable.convert_os_errors("cannot list the model's files", path, error_type=CheckpointError):
             here = sorted(entry.name for entry in os.scandir(path))
         if CONFIG not in here:
             raise _refusal(
@@ -115,7 +115,7 @@ class HuggingFaceDirectory(Source):
         kind = Config(values, str(path)).take("model_type", str)
         if kind not in FAMILIES:
             fix = f"those that can: {', '.join(FAMILIES)}"
-            raise _refusal(f"the model_type {plain(kind)[:60]!r} cannot be imported", path, fix)
+            raise _refusal(f"the model_type {printable(kind)[:60]!r} cannot be imported", path, fix)
         self.family = FAMILIES[kind]
         self._stored = self.family.canonical_names(shards)
         self.config = Config(values, str(path), self._stored.keys())
@@ -128,7 +128,7 @@ class HuggingFaceDirectory(Source):
         self.files = [path / name for name in used] + pooling
         for file in self.files:
             try:
-                durable.open_regular(file, None if file.name in weights else MAX_TOKENIZER_BYTES).close()
+                durable.open_regular_file(file, None if file.name in weights else MAX_TOKENIZER_BYTES).close()
             except OSError as error:
                 raise self._damaged(str(file.relative_to(path)), error) from error
         if pooling:
@@ -149,24 +149,26 @@ class HuggingFaceDirectory(Source):
             raise _refusal("the index names no files", self.path / INDEX)
         for file in sorted(set(shards.values())):
             if file not in here:
-                raise _refusal(f"the index names {plain(file)[:80]}, which is not there", self.path / INDEX)
+                raise _refusal(f"the index names {printable(file)[:80]}, which is not there", self.path / INDEX)
             inside = set(self._open(file).keys())
             lost = next((name for name, its in shards.items() if its == file and name not in inside), None)
             if lost is not None:
-                raise _refusal(f"the index names {plain(lost)[:80]}, which this file does not have", self.path / file)
+                raise _refusal(
+                    f"the index names {printable(lost)[:80]}, which this file does not have", self.path / file
+                )
         return shards
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
             try:
-                durable.open_regular(self.path / file).close()
+                durable.open_regular_file(self.path / file).close()
                 self._opened[file] = open_safetensors(self.path / file)
             except (SafetensorError, OSError) as error:
                 raise self._damaged(file, error) from error
         return self._opened[file]
 
     def _damaged(self, file: str, error: Exception) -> CheckpointError:
-        told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
+        told = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
         return _refusal(f"{file} cannot be read: {told}", self.path / file)
 
     def read(self, name: str) -> Tensor:
@@ -177,7 +179,7 @@ class HuggingFaceDirectory(Source):
         except (SafetensorError, OSError) as error:
             raise self._damaged(file, error) from error
         if not tensor.is_floating_point():
-            what = f"{plain(name)[:80]} is of type {tensor.dtype}, a quantization that is not known"
+            what = f"{printable(name)[:80]} is of type {tensor.dtype}, a quantization that is not known"
             raise _refusal(what, self.path / file, "name the original model, or a .gguf file of it")
         return tensor
 
@@ -191,7 +193,7 @@ class HuggingFaceDirectory(Source):
         modules = read_json(self.path / MODULES, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            what = f"this sentence-transformers model has the modules {plain(', '.join(kinds))[:80]}"
+            what = f"this sentence-transformers model has the modules {printable(', '.join(kinds))[:80]}"
             importable = "those that can be imported have Transformer, Pooling and maybe Normalize"
             raise _refusal(f"{what}; {importable}", self.path / MODULES, _LISTED)
         folder = str(modules[1].get("path"))
@@ -208,7 +210,7 @@ def _pool(file: Path) -> str:
         chosen = [f"pooling_mode_{mode}"]
     known = {**POOLING, "pooling_mode_cls": "first", "pooling_mode_mean": "mean", "pooling_mode_max": "max"}
     if len(chosen) != 1 or chosen[0] not in known:
-        told = plain(", ".join(chosen))[:80] or "none"
+        told = printable(", ".join(chosen))[:80] or "none"
         raise _refusal(f"its pooling is {told}; first, last, mean and max are known", file, _LISTED)
     return known[chosen[0]]
 
@@ -220,10 +222,10 @@ class GgufFile(Source):
         """Raises CheckpointError for what is damaged, unknown or would compute something else."""
         super().__init__(path)
         container = self._container = Container(path)
-        where, name = plain(str(path)), container.values.get("general.architecture")
+        where, name = printable(str(path)), container.values.get("general.architecture")
         by_name = {family.architecture: family for family in GGUF_FAMILIES}
         if name not in by_name:
-            raise Config({}, where).refusal(f"architecture {plain(str(name))[:40]} is none of {', '.join(by_name)}")
+            raise Config({}, where).refusal(f"architecture {printable(str(name))[:40]} is none of {', '.join(by_name)}")
         self.family = by_name[name]
         if EMBEDDING not in container.tensors:
             raise container.damage(f"the tensor {EMBEDDING} is missing")
@@ -254,8 +256,8 @@ class GgufFile(Source):
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """The object, or the list, in a JSON file. Raises CheckpointError."""
-    with durable.refusing(f"{path.name} cannot be read", path, _FIX, CheckpointError):
-        raw = durable.read(path)
+    with durable.convert_os_errors(f"{path.name} cannot be read", path, _FIX, CheckpointError):
+        raw = durable.read_file(path)
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError):
@@ -275,14 +277,14 @@ def download(reference: str) -> tuple[Path, str]:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub(reference)
-    where = plain(reference)[:120]
+    where = printable(reference)[:120]
     try:
         path = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(_READ)))
     except RepositoryNotFoundError as error:
         fix = "check its name; for a private or gated one, log in with `hf auth login`"
         raise _refusal(f"the Hub has no model {name}, or it is not public", where, fix) from error
     except Exception as error:  # the library raises whatever its back ends raise
-        told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
+        told = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
         fix = "check name, revision and network; what was downloaded before is used offline"
         raise _refusal(f"cannot download the model: {told}", where, fix) from error
     if not any(path.glob("*.safetensors")):

@@ -86,7 +86,7 @@ class TransformerModel(LanguageModel):
         ngrams_BTD = None if self.ngrams is None else self.ngrams.across(batch, positions_PT)
         x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        mask = replace(mask, seen_BQS=batch.seen_BTT)
+        mask = replace(mask, extra_mask_BQS=batch.extra_mask_BTT)
         return stack(x_BTD, positions_PT, mask, past, source_mask, seen)[0]
 
     def _advance(
@@ -99,8 +99,8 @@ class TransformerModel(LanguageModel):
     ) -> tuple[Tensor, DecodeState]:
         """See `advance`. prefix_B: number of prefix positions of each row, with bidirectional attention."""
         after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.slots(tokens_BT.shape[1])
-        mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, seen_BQS=seen_BQS, width=after.width)
+        positions_PS, keep_BS, extra_mask_BQS = after.slots(tokens_BT.shape[1])
+        mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, extra_mask_BQS=extra_mask_BQS, width=after.width)
         tokens_GQ = after.on_lines(tokens_BT)
         positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
         past, ngrams_GQD = state.layers, None

@@ -179,7 +179,7 @@ class Objective(ABC):
 
     def count_computed(self, batch: Batch) -> int:
         """Number of units that a step computes, of which the speed is told: tokens, padding included, or pairs."""
-        return self.count(batch) if self.unit == "pair" else batch.n_computed
+        return self.count(batch) if self.unit == "pair" else batch.n_computed_tokens
 
     def idle(self, model: LanguageModel) -> list[Parameter]:
         """Parameters that the loss does not depend on, such as a head for another objective; not trained."""

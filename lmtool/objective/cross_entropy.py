@@ -116,7 +116,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
     """The cross-entropy of all targets of a batch, and what the model gave. Raises ValueError when it has none."""
-    targets_M = batch.known_targets_BT.flatten()
+    targets_M = batch.required_targets_BT.flatten()
     output: Output = model(batch)
     hidden_MD = output.hidden_BTD.flatten(0, 1)
     return loss_of_hidden(model, hidden_MD, targets_M, label_smoothing), output

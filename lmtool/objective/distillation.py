@@ -66,7 +66,7 @@ class DistilledObjective(Objective):
         read, output = passes[-1]  # with scheduled sampling the last one is of the tokens that it sampled
         with torch.no_grad():
             known_BTD = self.teacher(read).hidden_BTD
-        chosen_BT = read.known_targets_BT != IGNORE
+        chosen_BT = read.required_targets_BT != IGNORE
         known_MD = known_BTD[chosen_BT]
 
         def soft(logits_MV: Tensor, part: slice) -> Tensor:

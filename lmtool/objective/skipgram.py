@@ -85,7 +85,7 @@ class SkipGramObjective(Objective):
 
     def _read(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
         """The loss of all pairs, and the auxiliary losses of the centres, if any."""
-        targets_BN = batch.known_targets_BT
+        targets_BN = batch.required_targets_BT
         output: Output = model(batch)
         hidden_BD = self._hidden(output, batch)
         if batch.negatives_BK is None:

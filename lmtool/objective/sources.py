@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.batch import IGNORE, Batch, padded
+from lmtool.batch import IGNORE, Batch, pad_rows
 from lmtool.objective.base import Cut, Example, Vocabulary, rng_of
 from lmtool.objective.scheduled import TokenObjective, draws
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
@@ -38,11 +38,11 @@ def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
         before = pair.source if shares_row else pair.source[:0]
         rows.append(np.concatenate((before, pair.starts, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])))
         wanted.append(np.concatenate((np.full(len(before) + len(pair.starts) - 1, IGNORE), pair.targets)))
-    tokens_BT, keep_BT = padded(rows, pad)
-    batch = Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
+    tokens_BT, keep_BT = pad_rows(rows, pad)
+    batch = Batch(tokens_BT, pad_rows(wanted, IGNORE)[0], keep_BT)
     if shares_row:
         return replace(batch, prefix_B=torch.tensor([len(pair.source) for pair in pairs]))
-    source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
+    source_BS, source_keep_BS = pad_rows([pair.source for pair in pairs], pad)
     return replace(batch, source_BS=source_BS, source_keep_BS=source_keep_BS)
 
 
@@ -195,8 +195,8 @@ class Seq2SeqObjective(TokenObjective):
             learned = np.zeros(len(source), dtype=bool) if example.learned is None else example.learned
             rows.append(np.concatenate((source, target))[:-1])
             wanted.append(np.concatenate((np.where(learned, source, IGNORE), target))[1:])
-        tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
-        return Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
+        tokens_BT, keep_BT = pad_rows(rows, self.vocabulary.pad)
+        return Batch(tokens_BT, pad_rows(wanted, IGNORE)[0], keep_BT)
 
 
 def _target(example: Example) -> Ints:

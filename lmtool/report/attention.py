@@ -14,7 +14,7 @@ from rich.text import Text
 from lmtool.analysis.attention import AttentionKind, AttentionWeights, TextAttention
 from lmtool.analysis.attribution import Attribution
 from lmtool.errors import UsageError
-from lmtool.printable import aligned, plain
+from lmtool.printable import align_columns, printable
 from lmtool.report.page import Section, asset, embed, page, render, table
 
 PAGE_WEIGHTS = 8_000_000
@@ -58,7 +58,7 @@ def attention_page(
     sections = [Section("Weights", Markup("\n").join((render("attention.html"), embed("attention-data", data))))]
     if decided is not None:
         sections.append(Section("Words that decided", _words(decided)))
-    lead = plain(f"{attended.run}, step {attended.step}")
+    lead = printable(f"{attended.run}, step {attended.step}")
     return page("Attention", sections, lead=lead, styles=[asset("attention.css")], scripts=[asset("attention.js")])
 
 
@@ -80,7 +80,7 @@ def _words(decided: Attribution) -> Markup:
     columns = ("word", *(name for name, _ in decided.columns()))
     rounded = ([round(value, 4) for value in values] for _, values in decided.columns())
     rows = zip(decided.words, *rounded, strict=True)
-    lead = f"{plain(decided.label)}, {decided.score:.3f}" if decided.label else f"{decided.score:.4g}"
+    lead = f"{printable(decided.label)}, {decided.score:.3f}" if decided.label else f"{decided.score:.4g}"
     return table(columns, list(rows), caption=f"Prediction: {lead}", headed=True)
 
 
@@ -116,10 +116,10 @@ def matrix_lines(part: AttentionWeights, layer: int, head: int | None, width: in
 
 def attribution_lines(decided: Attribution) -> Iterator[Text]:
     """The words of a text and what each contributes, for a terminal."""
-    label = plain(decided.label) or "prediction"
+    label = printable(decided.label) or "prediction"
     yield Text(f"{label} {decided.score:.4g}; what each word adds:")
     columns = [("word", *decided.words), *((name, *(f"{x:.3f}" for x in values)) for name, values in decided.columns())]
-    yield from map(Text, aligned(list(zip(*columns, strict=True))))
+    yield from map(Text, align_columns(list(zip(*columns, strict=True))))
 
 
 def _shade(weight: float) -> str:

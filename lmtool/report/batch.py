@@ -25,7 +25,7 @@ from lmtool.model.transformer import positions_in_text
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.causal import BidirectionalObjective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.printable import aligned
+from lmtool.printable import align_columns
 from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens, Tagging, WindowCounts
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_sections
@@ -214,7 +214,7 @@ def as_lines(collated: Collated, width: int, *, ascii_only: bool = False) -> Ite
             ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row]
             for row in rows[: MOST + 1]
         ]
-        yield from aligned(cells, len(part.columns))
+        yield from align_columns(cells, len(part.columns))
         if len(rows) > MOST + 1:
             yield f"and {len(rows) - MOST - 1:,} more, which a page has: -o FILE.html"
         yield from mask_lines(part.masks, ascii_only)

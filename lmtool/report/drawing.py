@@ -17,7 +17,7 @@ from lmtool.errors import RecipeError
 from lmtool.model.layers.memory_attention import earlier
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
 from lmtool.model.size import BEYOND, size_of
-from lmtool.printable import aligned, plain
+from lmtool.printable import align_columns, printable
 from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.objective import HeadSpec
 from lmtool.recipe.spec.recipe import Recipe
@@ -97,7 +97,7 @@ def draw(recipe: Recipe, name: str) -> Drawing:
     if isinstance(spec, Transformer) and spec.shape == "prefix":
         notes.append("of a row the first half is the prefix")
     tree = summarize_model(spec, vocab_size, spec.context)
-    return Drawing(f"{plain(name)}: {spec.title}", tree, spec.context, notes, list(_masks(recipe)), _signal(recipe))
+    return Drawing(f"{printable(name)}: {spec.title}", tree, spec.context, notes, list(_masks(recipe)), _signal(recipe))
 
 
 def _masks(recipe: Recipe) -> Iterator[MaskPicture]:
@@ -124,7 +124,7 @@ def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
             size = row.tokens_BT.shape[1]
             mask = make_layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
             mask = replace(mask, prefix_B=row.prefix_B, keep_BS=row.keep_BT, documents_BS=row.documents_BT)
-            yield _pooled(named + _words(mask, layers), mask.allowed(size, size, CPU)[0])
+            yield _pooled(named + _words(mask, layers), mask.to_tensor(size, size, CPU)[0])
     elif not isinstance(spec, Recurrent) or spec.attention is None:
         return
     elif spec.shape == "decoder":
@@ -133,7 +133,7 @@ def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
         allowed_TT = earlier(mask, n, n, CPU, present)[0]
         yield _pooled("the states up to the own one" if present else "the states before the own one", allowed_TT)
     if source is not None and spec.shape == "encoder-decoder":
-        allowed_TS = Mask(keep_BS=batch.source_keep_BS).allowed(n, source.shape[1], CPU)[0]
+        allowed_TS = Mask(keep_BS=batch.source_keep_BS).to_tensor(n, source.shape[1], CPU)[0]
         yield _pooled("decoder to encoder: all of the source", allowed_TS)
 
 
@@ -283,7 +283,7 @@ def as_lines(drawing: Drawing, width: int, *, ascii_only: bool = False) -> Itera
         (name, shape, f"{parameters:,}", shown(round(flops)), f"{share:.1%}")
         for name, shape, parameters, flops, share in tree_rows(drawing)
     ]
-    yield from (drawing.title, "", *aligned(rows, 2))
+    yield from (drawing.title, "", *align_columns(rows, 2))
     yield _counted(drawing)
     yield from drawing.notes
     yield from mask_lines(drawing.masks, ascii_only)

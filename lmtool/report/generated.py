@@ -9,7 +9,7 @@ from markupsafe import Markup
 from rich.cells import cell_len
 
 from lmtool.generation.request import BeamNode, Completion
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.report.charts import CHARACTER
 from lmtool.report.page import Section, asset, embed, figure, page, render, table
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ def as_page(completions: Sequence[tuple[str, Completion]], tokenizer: Tokenizer,
         sections.append(Section(title, _text(f"tokens-{number}", prompt, completion, tokenizer)))
         if completion.tree:
             sections.append(Section(f"Search of text {number}", _search(completion.tree, tokenizer)))
-    lead = render("generated.html", facts=plain(facts), shades=[f"p{shade}" for shade in range(SHADES + 1)])
+    lead = render("generated.html", facts=printable(facts), shades=[f"p{shade}" for shade in range(SHADES + 1)])
     return page("Generated text", sections, lead=lead, styles=[asset("tokens.css")], scripts=[asset("tokens.js")])
 
 
@@ -57,7 +57,9 @@ def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Token
         numbers = f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}"
         known.append({"text": numbers, "alternatives": others})
         rows.append([number, repr(piece), p, rank, removed, "\n".join(listed)])
-    text = render("tokens.html", prompt=plain(prompt, lines=True), tokens=tokens, data=embed(identifier, known))
+    text = render(
+        "tokens.html", prompt=printable(prompt, keep_line_breaks=True), tokens=tokens, data=embed(identifier, known)
+    )
     columns = ["place", "token", "p", "rank", "removed by filters", "most probable"]
     return text + render("numbers.html", numbers=table(columns, rows))
 

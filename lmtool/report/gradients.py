@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.inference.load import LoadedModel
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, TableCell, figure, page, table, views
 from lmtool.report.terminal import plot
@@ -106,8 +106,8 @@ def as_page(curves: Curves, loaded: LoadedModel) -> str:
     """The curves as an HTML page that stands alone."""
     numbers = table(curves.columns, curves.rows)
     section = Section(curves.heading, figure(curves.chart.for_page(), curves.caption, numbers))
-    lead = plain(f"{loaded.run_path}, step {loaded.step}")
-    return page(plain(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
+    lead = printable(f"{loaded.run_path}, step {loaded.step}")
+    return page(printable(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
 
 
 def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from lmtool.analysis.neighbors import MapName, Neighbors, plane
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.report.page import Section, figure, page, render, table
 
 WIDTH, HEIGHT, MARGIN = 640, 480, 40
@@ -26,7 +26,7 @@ def points(neighbors: Neighbors, method: MapName) -> list[tuple[float, float]]:
 
 
 def _names(neighbors: Neighbors) -> list[str]:
-    return [plain(name) for name in (neighbors.word, *(neighbor.word for neighbor in neighbors.nearest))]
+    return [printable(name) for name in (neighbors.word, *(neighbor.word for neighbor in neighbors.nearest))]
 
 
 def _shares(coordinates: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -69,12 +69,12 @@ def _excerpt(text: str, start: int) -> str:
 def as_page(neighbors: Neighbors, method: MapName) -> str:
     """The map as an HTML page that stands alone."""
     coordinates, names = points(neighbors, method), _names(neighbors)
-    texts = [None, *(None if neighbor.text is None else plain(neighbor.text) for neighbor in neighbors.nearest)]
+    texts = [None, *(None if neighbor.text is None else printable(neighbor.text) for neighbor in neighbors.nearest)]
     words = list(zip(names, texts, _shares(coordinates), strict=True))
     picture = render("scatter.svg", width=WIDTH, height=HEIGHT, margin=MARGIN, words=words)
     similarities = [None, *(neighbor.similarity for neighbor in neighbors.nearest)]
     rows = [[*cells, *point] for *cells, point in zip(names, similarities, texts, coordinates, strict=True)]
     caption = f"{names[0]} and its {len(rows) - 1} nearest neighbours by cosine, drawn by {METHODS[method]}."
     numbers = table(["word", "similarity", "text", "x", "y"], rows)
-    lead = plain(f"{neighbors.loaded.run_path}, step {neighbors.loaded.step}")
+    lead = printable(f"{neighbors.loaded.run_path}, step {neighbors.loaded.step}")
     return page(f"Neighbours of {names[0]}", [Section("Map", figure(picture, caption, numbers))], lead=lead)

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lmtool import __version__, durable
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.report.numbers import short, shown
 
 COLOURS = 8
@@ -64,14 +64,14 @@ def page(
 
 def write_page(path: Path, html: str) -> None:
     """Write a page to a file, replacing it atomically. Raises ResourceError."""
-    with durable.refusing("cannot write the page", path, durable.way_to_write):
-        durable.replace(path, html.encode())
+    with durable.convert_os_errors("cannot write the page", path, durable.suggest_write_fix):
+        durable.replace_file(path, html.encode())
 
 
 def is_page(path: Path, heading: str) -> bool:
     """Whether a file is a page of lmtool with a section whose heading begins so."""
     with suppress(OSError):
-        content = durable.read(path).decode("utf-8", "replace")
+        content = durable.read_file(path).decode("utf-8", "replace")
         return '<meta name="generator" content="lmtool ' in content and f"<h2>{heading}" in content
     return False
 
@@ -79,7 +79,7 @@ def is_page(path: Path, heading: str) -> bool:
 def refuse_other(path: Path, heading: str) -> None:
     """Raise UsageError for a file that exists and is not such a page; see `is_page`."""
     if not is_page(path, heading):
-        durable.refuse_existing(path)
+        durable.check_path_is_free(path)
 
 
 def render(template: str, /, **values: object) -> Markup:
@@ -128,7 +128,7 @@ def embed(identifier: str, value: object) -> Markup:
 
 def clean(text: str) -> str:
     """`text` with control characters and lone surrogates, which no page may hold, escaped as in Python."""
-    return plain(text, lines=True).encode("utf-8", "backslashreplace").decode()
+    return printable(text, keep_line_breaks=True).encode("utf-8", "backslashreplace").decode()
 
 
 def _finalize(value: object) -> object:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.report.page import Section, asset, page, render, table
 from lmtool.tokenization.merging import MergedWord, trace_merges
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ def as_page(tokenizer: Tokenizer, text: str) -> str:
     if words:
         sections.append(Section("Merges, in order", _merges(tokenizer, words)))
     n_bytes = len(text.encode(errors="replace"))
-    size = f"{counted(len(ids), 'piece')} of {counted(n_bytes, 'byte')}"
+    size = f"{format_count(len(ids), 'piece')} of {format_count(n_bytes, 'byte')}"
     lead = f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries: {size}"
     return page("Tokenized text", sections, lead=lead, styles=[asset("pieces.css")])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, spread
 from lmtool.report.gradients import training_figure
 from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
@@ -55,13 +55,13 @@ def write_report(run: Run) -> Path:
 def training_page(histories: Sequence[RunHistory], *, refresh: int | None = None) -> str:
     """A page about one run, or about several beside each other. refresh: as for `page`."""
     several = len(histories) > 1
-    title = f"{len(histories)} runs" if several else plain(histories[0].name)
+    title = f"{len(histories)} runs" if several else printable(histories[0].name)
     over_time = losses(histories)
     sections = [*([Section("Loss", over_time)] if over_time else []), *_metrics(histories), *_pace(histories)]
     if several:
         sections.append(Section("Beside each other", _beside(histories)))
     for colour, history in enumerate(histories):
-        of = f" of {plain(history.name)}" if several else ""
+        of = f" of {printable(history.name)}" if several else ""
         for task, results in history.results.items():
             named = f" {task}" if task else ""
             sections.append(Section(f"Results{named}{of}", _results(results)))

@@ -147,8 +147,8 @@ class Run:
             ]
             for old, new, name in copied:
                 if (old / name).exists():
-                    with durable.open_regular(old / name) as file:
-                        durable.write_new(new / name, iter(partial(file.read, _COPY_BYTES), b""))
+                    with durable.open_regular_file(old / name) as file:
+                        durable.write_new_file(new / name, iter(partial(file.read, _COPY_BYTES), b""))
                     durable.sync_directory(new)
 
     def lock(self) -> None:
@@ -202,7 +202,7 @@ class Run:
             if validated is None:
                 (self.path / VALIDATED).unlink(missing_ok=True)
             else:
-                durable.replace(self.path / VALIDATED, validated.sealed())
+                durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
         add_to_runs_index(self.path)
         return damage
@@ -226,7 +226,7 @@ class Run:
         """
         with self._convert_write_errors():
             self._sync_logs()
-            durable.replace(self.path / VALIDATED, validated.sealed())
+            durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
                 saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, interrupted_step)
@@ -257,7 +257,7 @@ class Run:
         Raises ResourceError.
         """
         with self._convert_write_errors():
-            durable.replace(self.recipe_path, recipe.encode())
+            durable.replace_file(self.recipe_path, recipe.encode())
 
     def end_session(
         self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None
@@ -319,7 +319,7 @@ class Run:
     def write_results(self, content: Mapping[str, Any]) -> None:
         """Writes metrics.json; NaN and infinities become null. Raises ResourceError."""
         with self._convert_write_errors():
-            durable.replace(self.path / RESULTS, records.encode(records.finite(content)))
+            durable.replace_file(self.path / RESULTS, records.encode_json(records.replace_nonfinite(content)))
 
     @property
     def saved_split(self) -> files.SavedSplit | None:
@@ -385,12 +385,12 @@ class Run:
             yield
 
     def _write_info(self, info: RunInfo) -> None:
-        durable.replace(self.path / RUN_INFO_FILE, info.sealed())
+        durable.replace_file(self.path / RUN_INFO_FILE, info.to_json_bytes())
         self.info = info
 
 
 def convert_write_errors(path: Path) -> AbstractContextManager[None]:
-    return durable.refusing("cannot write to the output folder", path, durable.way_to_write)
+    return durable.convert_os_errors("cannot write to the output folder", path, durable.suggest_write_fix)
 
 
 def _read_info(path: Path) -> RunInfo:

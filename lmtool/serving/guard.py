@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.serving.errors import ApiError
 from lmtool.serving.metrics import Metrics
 
@@ -30,7 +30,7 @@ MIN_KEY_CHARACTERS = 16
 
 def read_key(path: Path) -> str:
     """Reads the API key in a file. Raises UsageError if it is missing, short, or not ASCII."""
-    where, fix = plain(str(path)), f"write a line of at least {MIN_KEY_CHARACTERS} ASCII characters into it"
+    where, fix = printable(str(path)), f"write a line of at least {MIN_KEY_CHARACTERS} ASCII characters into it"
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +116,7 @@ class AccessMiddleware:
             self.n_open -= 1
             self._metrics.requests.labels(str(status or "gone")).inc()
             seconds, client = time.perf_counter() - began, (scope.get("client") or ("?",))[0]
-            path = plain(scope["path"])[:100]
+            path = printable(scope["path"])[:100]
             log.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
 
     def _reject(self, scope: Scope) -> ASGIApp | None:

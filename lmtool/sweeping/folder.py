@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.durable import refusing
+from lmtool.durable import convert_os_errors
 from lmtool.report.page import is_page
 from lmtool.run.paths import RUN_INFO_FILE, runs_root
 
@@ -31,7 +31,9 @@ def remove_sweep(folder: Path, runs: Sequence[Path]) -> bool:
 
     Raises ResourceError when a file cannot be removed.
     """
-    with refusing("the sweep cannot be removed", folder, "change the permissions of this folder", names_file=True):
+    with convert_os_errors(
+        "the sweep cannot be removed", folder, "change the permissions of this folder", names_file=True
+    ):
         for path in (*(run.with_name(f"{run.name}.log") for run in runs), folder / BEST, folder / PAGE):
             path.unlink(missing_ok=True)
         if is_empty := not os.listdir(folder):

@@ -184,7 +184,7 @@ class Sweep:
         paths = self.folder / PAGE, self.folder / BEST
         write_page(paths[0], sweep_page(title, rows, axes))
         if rows[0].runs:
-            durable.replace(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
+            durable.replace_file(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
         return paths
 
     def check(self) -> None:
@@ -198,7 +198,7 @@ class Sweep:
         check_output_folder(self.folder)
         refuse_other(self.folder / PAGE, HEADING)
         if not (self.folder / PAGE).exists():
-            durable.refuse_existing(self.folder / BEST)
+            durable.check_path_is_free(self.folder / BEST)
         with convert_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -229,7 +229,7 @@ class Sweep:
         self, names: Sequence[str], until: float, stop: Callable[[], bool]
     ) -> Iterator[tuple[str, int, float]]:
         """Names, exit codes and seconds of processes, as they end."""
-        start = system.process_class(PRELOADED)
+        start = system.get_process_class(PRELOADED)
         waiting, free, is_told = deque(names), list(range(self.slots)), False
         running: dict[int, tuple[str, int, BaseProcess, float]] = {}
         while running or (waiting and not stop()):
@@ -254,8 +254,8 @@ class Sweep:
 
 def _run(command: list[str], log: str, threads: int, device: int) -> None:
     """What a process does: the command, in a group of its own, so that only the sweep stops it, also by its end."""
-    system.leave_group()
-    system.stop_with_parent()
+    system.leave_process_group()
+    system.terminate_with_parent()
     with open(log, "ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

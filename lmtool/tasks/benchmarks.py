@@ -27,12 +27,12 @@ from lmtool.data.files import quote, quote_all
 from lmtool.data.hub import import_datasets
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
-from lmtool.extras import library
+from lmtool.extras import import_extra
 from lmtool.generation.generate import TextGenerator
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import check_predicts_tokens
-from lmtool.printable import aligned
+from lmtool.printable import align_columns
 from lmtool.recipe.grammar import did_you_mean, find_nearest
 from lmtool.recipe.load import bundled_path
 from lmtool.run.paired import bootstrap_interval
@@ -56,7 +56,7 @@ def shipped() -> list[str]:
 
 def import_lm_eval() -> None:
     """Import lm-eval without its bars and notes. Raises ResourceError, with the line to type, where it is missing."""
-    library("lm_eval", "tasks are measured by", "lmeval")
+    import_extra("lm_eval", "tasks are measured by", "lmeval")
     import_datasets()
     import lm_eval.api.task
 
@@ -219,7 +219,7 @@ class BenchmarkResults:
                 lines.append([name, title, f"{one.value:.4f}", inside, f"{self.rows[name]:,}", str(self.shots[name])])
         for name, values in self.groups.items():
             lines += [[name, title, f"{value:.4f}", "", "", ""] for title, value in values.items()]
-        return aligned(lines, left=2)
+        return align_columns(lines, n_left_aligned=2)
 
     def notices(self) -> list[str]:
         """What a reader of the figures should know."""
@@ -228,7 +228,7 @@ class BenchmarkResults:
     def write_rows(self, path: Path) -> None:
         """Write the rows, each with the name of its task, to a new file."""
         rows = ({"task": name, **row} for name, of_task in self.samples.items() for row in of_task)
-        durable.write_output(path, (json.dumps(row, default=str).encode() + b"\n" for row in rows))
+        durable.write_output_file(path, (json.dumps(row, default=str).encode() + b"\n" for row in rows))
 
 
 def measure_tasks(

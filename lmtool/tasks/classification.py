@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.errors import UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks import metrics
 from lmtool.tasks.heads import HeadTask, Misprediction
@@ -55,7 +55,7 @@ class ClassTask(HeadTask):
             shares = (len(train) / (n * counts[name]) if counts[name] else 0.0 for name in spec.labels)
             return spec.with_values({"class_weights": tuple(shares)})
         if weights is not None and len(weights) != n:
-            given, needed = counted(len(weights), "weight"), counted(n, "class", "classes")
+            given, needed = format_count(len(weights), "weight"), format_count(n, "class", "classes")
             what = f"{given} for {needed}: {', '.join(spec.labels)}"[:200]
             fix = "give one for each, in this order, or balanced"
             raise UsageError(what, where="objective.class_weights", fix=fix)

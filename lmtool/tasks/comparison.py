@@ -6,7 +6,7 @@ import numpy as np
 
 from lmtool.errors import DataError
 from lmtool.inference.load import LoadedModel
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import PairedComparison, compare_paired_scores
 from lmtool.tasks.benchmarks import BenchmarkResults
@@ -70,7 +70,7 @@ def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> PairedCompa
     """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
     first, second = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
     if first != second:
-        ways = [f"on {counted(len(of.rows), 'row')} by {of.measure}" for of in (one, other)]
+        ways = [f"on {format_count(len(of.rows), 'row')} by {of.measure}" for of in (one, other)]
         what = f"the runs are not measured alike: {' and '.join(ways)}"
         fix = "name runs that were fine-tuned on the same kind of labels"
         raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.data.files import quote
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tasks.labels import Label
 from lmtool.tasks.notices import Notice, cut_texts, foreign_texts, misspelt
 from lmtool.tasks.reading import LabelledText, LabelledTexts
@@ -71,7 +71,7 @@ def _texts(rows: LabelledTexts, item: LabelledText) -> tuple[str, ...]:
 def _duplicates(rows: LabelledTexts) -> Iterator[Notice]:
     """A notice of rows that are equal to an earlier one; for those that differ in the label see `read_labelled`."""
     if twice := duplicates(rows.items):
-        text = f"{len(twice):,} of {counted(len(rows), 'row')} are equal to an earlier one"
+        text = f"{len(twice):,} of {format_count(len(rows), 'row')} are equal to an earlier one"
         yield Notice("duplicate rows", len(twice), f"{text}; first: row {twice[0][0].row} is row {twice[0][1]}")
 
 
@@ -86,7 +86,7 @@ def _missing_classes(rows: LabelledTexts, name: str, apart: Container[str]) -> I
     if rows.labels is None or rows.labels.kind not in ("class", "multi"):
         return
     if missing := [label for label, count in rows.counts().items() if not count and label not in apart]:
-        text = f"{len(missing):,} of {counted(len(rows.labels.names), 'label')} have no row in the {name} part"
+        text = f"{len(missing):,} of {format_count(len(rows.labels.names), 'label')} have no row in the {name} part"
         yield Notice("classes without rows", len(missing), f"{text}; first: {quote(missing[0], 40)}")
 
 
@@ -97,7 +97,7 @@ def _near(train: Sequence[LabelledText], held: Sequence[LabelledText], name: str
     near = {row: other for block in _blocks(rest) for row, other in _nearest(train, block).items()}
     if near:
         row, other = min(near.items())
-        what = f"{len(near):,} of {counted(len(held), 'row')} of the {name} part are nearly rows for training"
+        what = f"{len(near):,} of {format_count(len(held), 'row')} of the {name} part are nearly rows for training"
         likeness = f"{100 * LIKENESS:.0f} % of their {WORDS}-grams of words or more"
         text = f"{what} (in common: {likeness}); first: row {row} is nearly row {other} there"
         yield Notice("rows nearly shared by train and test", len(near), text)

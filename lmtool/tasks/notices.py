@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool.batch import n_shared
+from lmtool.batch import common_prefix_length
 from lmtool.data.files import quote
 from lmtool.data.rowfile import fold_name
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CUT_LENGTH = 100
@@ -67,7 +67,7 @@ def cut_texts(lengths: Iterable[int], noun: str) -> Iterator[Notice]:
     counts = Counter(lengths)
     longest = max(counts, default=0)
     if longest >= CUT_LENGTH and counts[longest] >= max(5, CUT_SHARE * counts.total()):
-        what = f"{counts[longest]:,} of {counted(counts.total(), noun)} have exactly {longest:,} characters"
+        what = f"{counts[longest]:,} of {format_count(counts.total(), noun)} have exactly {longest:,} characters"
         yield Notice("texts cut at one length", counts[longest], f"{what}, the most of all: they seem to be cut")
 
 
@@ -94,7 +94,7 @@ def foreign_texts(texts: Sequence[str], tokenizer: Tokenizer, usual: float | Non
         first = int(np.flatnonzero(long)[foreign[0]]) + 1
         usage = n_bytes[long][foreign].sum() / lengths[long][foreign].sum()
         text = (
-            f"{len(foreign):,} of {counted(len(texts), noun)} are not in the language of the tokenizer: "
+            f"{len(foreign):,} of {format_count(len(texts), noun)} are not in the language of the tokenizer: "
             f"{usage:.1f} bytes per token, where {expected:.1f} are usual; first: {noun} {first:,}"
         )
         yield Notice("texts in another language", len(foreign), text)
@@ -131,8 +131,8 @@ def misspelt(counts: Mapping[str, int]) -> dict[str, str]:
 
 def _is_one_letter(one: str, other: str) -> bool:
     """Whether texts differ in one letter of a word, or in the order of two."""
-    start = n_shared(one, other)
-    end = n_shared(one[start:][::-1], other[start:][::-1])
+    start = common_prefix_length(one, other)
+    end = common_prefix_length(one[start:][::-1], other[start:][::-1])
     rests = [text[start : len(text) - end] for text in (one, other)]
     is_swap = len(rests[0]) == 2 and rests[0] == rests[1][::-1]
     if not "".join(rests).isalpha() or (max(map(len, rests)) > 1 and not is_swap):
@@ -161,13 +161,14 @@ def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notic
     similar = misspelt(counts)
     if similar:
         n_rows = sum(counts[name] for name in similar)
-        text = f"{counted(n_rows, 'row')} with labels that differ in a letter or in case from commoner ones: "
+        text = f"{format_count(n_rows, 'row')} with labels that differ in a letter or in case from commoner ones: "
         text += " ".join(
-            f"{quote(name, 40)} ({counted(counts[name], 'row')}: {', '.join(lines[name])}"
-            f"{', …' * (counts[name] > TOLD)}), did you mean {quote(common, 40)} ({counted(counts[common], 'row')})?"
+            f"{quote(name, 40)} ({format_count(counts[name], 'row')}: {', '.join(lines[name])}"
+            f"{', …' * (counts[name] > TOLD)}), "
+            f"did you mean {quote(common, 40)} ({format_count(counts[common], 'row')})?"
             for name, common in list(similar.items())[:TOLD]
         )
-        more = f"; and {counted(len(similar) - TOLD, 'more label')}" if len(similar) > TOLD else ""
+        more = f"; and {format_count(len(similar) - TOLD, 'more label')}" if len(similar) > TOLD else ""
         options = dict.fromkeys(merge_option(*pair) for pair in list(similar.items())[:TOLD])
         text += f"{more}; to read them so: {' '.join(options)}"
         yield Notice("similar labels", n_rows, text)
@@ -176,7 +177,9 @@ def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notic
         together[common] += together.pop(name)
     most, least = max(together, key=lambda name: together[name]), min(together, key=lambda name: together[name])
     if together[most] >= IMBALANCE * together[least]:
-        text = f"{quote(most, 40)} has {counted(together[most], 'row')}, {quote(least, 40)} has {together[least]:,}"
+        text = (
+            f"{quote(most, 40)} has {format_count(together[most], 'row')}, {quote(least, 40)} has {together[least]:,}"
+        )
         text += " (similar labels counted together)" if {most, least} & {*similar.values()} else ""
         text = f"heavy imbalance: {text}; macro F1 weights both equally"
         yield Notice("heavy imbalance", together[most] // together[least], text)

@@ -13,7 +13,7 @@ from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import SkippedRows, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import (
     Classification,
     Embedding,
@@ -183,7 +183,7 @@ class _Read:
             if n_cut := len({row.number for row in rows if row.cut}):
                 n_rows, context = len(self.parts[key]), recipe.model.context
                 warnings.append(f"{n_cut:,} of {n_rows:,} {key} rows are truncated to the context of {context}")
-        held = [f"{key}: {counted(len(texts), 'row')}" for key, texts in self.held.items()]
+        held = [f"{key}: {format_count(len(texts), 'row')}" for key, texts in self.held.items()]
         if self.valid is self.train:
             held = [NONE_HELD, *held]
         title = f"task {name}" if name else "table"

@@ -10,7 +10,7 @@ from lmtool.data.files import display, quote, quote_all
 from lmtool.data.rowfile import fold_name
 from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_or_raise
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
 from lmtool.tasks.cells import (
     AnswerSpan,
@@ -108,7 +108,7 @@ class LabelledTexts:
 
     def describe(self) -> str:
         """Rows, kind and classes in one line."""
-        rows = counted(len(self), "row")
+        rows = format_count(len(self), "row")
         kind = self.labels.kind if self.labels else None
         if kind == "number":
             values = [float(cast(float, item.label)) for item in self.items]
@@ -119,11 +119,11 @@ class LabelledTexts:
             if of_entities:
                 counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
             n, n_words = len(counts), sum(len(item.texts) for item in self.items)
-            kinds = counted(n, "type of entities", "types of entities") if of_entities else counted(n, "tag")
+            kinds = format_count(n, "type of entities", "types of entities") if of_entities else format_count(n, "tag")
             what = {
-                "class": f"in {counted(n, 'class', 'classes')}",
-                "multi": f"each with any of {counted(n, 'class', 'classes')}",
-                "tags": f"{counted(n_words, 'word')}, {kinds}",
+                "class": f"in {format_count(n, 'class', 'classes')}",
+                "multi": f"each with any of {format_count(n, 'class', 'classes')}",
+                "tags": f"{format_count(n_words, 'word')}, {kinds}",
             }[kind]
             some = ", ".join(f"{quote(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
             return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
@@ -251,23 +251,22 @@ def label_index(table: Table, columns: Columns) -> int | None:
 def _repairs(n_blank: int, n_open: int, n_unlabelled: int, n_entities: int) -> Iterator[Notice]:
     """What was left out or changed: blank rows, those without a label, and entities that begin with I-."""
     if n_blank:
-        yield Notice("blank rows", n_blank, f"skipped {counted(n_blank, 'row')} without any text")
+        yield Notice("blank rows", n_blank, f"skipped {format_count(n_blank, 'row')} without any text")
     if n_open:
-        what = f"skipped {counted(n_open, 'row')} whose gold label is {NO_AGREEMENT}: no agreement"
+        what = f"skipped {format_count(n_open, 'row')} whose gold label is {NO_AGREEMENT}: no agreement"
         yield Notice("rows without agreement", n_open, what)
     if n_unlabelled:
-        what = f"left out {counted(n_unlabelled, 'row')} without a label"
+        what = f"left out {format_count(n_unlabelled, 'row')} without a label"
         yield Notice("rows without a label", n_unlabelled, what)
     if n_entities:
-        what = (
-            f"{counted(n_entities, 'entity begins', 'entities begin')} with I-, which is read as B- (as by conlleval)"
-        )
+        entities = format_count(n_entities, "entity begins", "entities begin")
+        what = f"{entities} with I-, which is read as B- (as by conlleval)"
         yield Notice("entities that begin with I", n_entities, what)
 
 
 def _describe_merged(merged: Mapping[str, str], found: Counter[str]) -> str:
     """The labels that were read as others, in one line."""
-    each = (f"{quote(name, 40)} as {quote(merged[name], 40)} ({counted(n, 'row')})" for name, n in found.items())
+    each = (f"{quote(name, 40)} as {quote(merged[name], 40)} ({format_count(n, 'row')})" for name, n in found.items())
     more = f" and {len(found) - MOST_MERGED:,} more" if len(found) > MOST_MERGED else ""
     return f"merged labels: {', '.join(islice(each, MOST_MERGED))}{more}" if found else ""
 
@@ -338,13 +337,13 @@ class _Reader:
         self._format = (infer_number_format(cells) if kind == "number" else None) or PLAIN
         if self._format.percent or self._format.thousands:
             odd = [str(cell) for cell in cells if PLAIN.read(str(cell)) is None]
-            what = f"{counted(len(odd), 'label')} such as {quote(odd[0])} are read as numbers: "
+            what = f"{format_count(len(odd), 'label')} such as {quote(odd[0])} are read as numbers: "
             what += f"that one as {self._format.read(odd[0]):.15g}"
             self.numbers.append(Notice("formatted numbers", len(odd), what))
             return
         is_odd = kind == "class" and is_inferred and len(commas) >= SEVERAL * len(cells)
         if commas and (self._format.decimal == "," or is_odd):
-            what = f"{counted(len(commas), 'label')} with a comma, such as {quote(commas[0])}, are read as "
+            what = f"{format_count(len(commas), 'label')} with a comma, such as {quote(commas[0])}, are read as "
             what += "decimals" if self._format.decimal == "," else "classes: --labels number reads decimals"
             self.numbers.append(Notice("decimal commas", len(commas), what))
 
@@ -442,7 +441,7 @@ def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, where: st
 def _notices(items: Sequence[LabelledText], labels: LabelMap | None) -> Iterator[Notice]:
     n_empty = sum(not all(text.strip() for text in item.texts) for item in items)
     if n_empty:
-        yield Notice("empty texts", n_empty, f"{counted(n_empty, 'row')} with an empty text")
+        yield Notice("empty texts", n_empty, f"{format_count(n_empty, 'row')} with an empty text")
     if labels is not None:
         yield from _conflicts(items)
 
@@ -452,7 +451,7 @@ def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
     if bad := contradictions(items):
         count = sum(map(len, bad))
         pair = next([bad[0][0], item] for item in bad[0] if _unordered(item.label) != _unordered(bad[0][0].label))
-        what = f"{counted(count, 'row')} with the text of another row and a different label"
+        what = f"{format_count(count, 'row')} with the text of another row and a different label"
         text = f"{what}; first: rows {pair[0].row} and {pair[1].row}"
         yield Notice("duplicate rows with different labels", count, text)
 
@@ -476,7 +475,9 @@ def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice 
     if not shared:
         return None
     pair = f"row {shared[0][0].row} is row {shared[0][1]} there"
-    text = f"{len(shared):,} of {counted(len(test), 'row')} of {name} are also in the training table; first: {pair}"
+    text = (
+        f"{len(shared):,} of {format_count(len(test), 'row')} of {name} are also in the training table; first: {pair}"
+    )
     return Notice("rows shared by train and test", len(shared), text)
 
 

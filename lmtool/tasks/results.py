@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.run.files import TaskScores
 from lmtool.run.listing import main_metric
 from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval, effective_sample_size
@@ -84,7 +84,7 @@ class Results:
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         how = f"; {self.decoding}" if self.decoding else ""
         title = _title(self.task, self.part)
-        lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        lines = [f"{title}: {format_count(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         if self.part in SCORED_BY_OTHERS:
             name, reach = main_metric(self.figures)[0], self.interval
             limits = "" if reach is None else f"{name} {reach[0]:.4f} to {reach[1]:.4f} (95 %); "

@@ -117,8 +117,8 @@ def log_probabilities(
             windows = text.windows[first : first + ROWS]
             rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
             batch = objective.collate_spans(rows).to(compute.device)
-            scored_BT = batch.known_targets_BT != IGNORE
-            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.known_targets_BT[scored_BT]
+            scored_BT = batch.required_targets_BT != IGNORE
+            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.required_targets_BT[scored_BT]
             if isinstance(model, CountingModel):
                 log_p_M = model.log_p(hidden_MD, target_M)
             else:

@@ -21,7 +21,7 @@ from lmtool.model.averaging import RatioHead, log_ratios
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluating
 from lmtool.objective.heads import ClassificationObjective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.baseline import headline
 
@@ -78,7 +78,7 @@ class Fitted:
     def line(self, metric: str) -> str:
         """The choice as a line."""
         how = "" if self.chosen is None else f", chosen by cross-validation: {metric} {self.chosen:.4f}"
-        return f"head: fitted to {counted(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{how}"
+        return f"head: fitted to {format_count(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{how}"
 
 
 @dataclass(frozen=True)

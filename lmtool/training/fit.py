@@ -25,7 +25,7 @@ from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
 from lmtool.objective.contrastive import BatchObjective, cached_gradients, from_gradient
 from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import derive_seed, sample_numbers_of_rank
@@ -254,7 +254,7 @@ class CountingSteps(Stepper):
         begin = int(model.n_read)
         left = self.examples.n_tokens - begin
         if not left:
-            what = f"the whole text was counted in {counted(step, 'step')}, and a token may be counted only once"
+            what = f"the whole text was counted in {format_count(step, 'step')}, and a token may be counted only once"
             raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
         end = begin + max(1, left // (training.steps - step))
         at_once = training.batch_size * self.recipe.model.context
@@ -287,7 +287,7 @@ class CountingSteps(Stepper):
 @torch.no_grad()
 def _nats(model: CountingModel, batch: Batch) -> float:
     """Sum of -log p over the targets."""
-    targets_BT = batch.known_targets_BT
+    targets_BT = batch.required_targets_BT
     scored_BT = targets_BT != IGNORE
     return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
@@ -375,7 +375,7 @@ class GradientSteps(Stepper):
                 else:
                     fewer = f"set training.micro_batch below {self.rows}"
                     fix = "set model.context or model.d_model lower" if self.rows == 1 else fewer
-                    what = f"out of memory with {counted(self.rows, 'row')} of a batch at once"
+                    what = f"out of memory with {format_count(self.rows, 'row')} of a batch at once"
                     raise ResourceError(what, fix=fix) from error
             # outside of the handler, because the error keeps the tensors of its micro-batch alive
             self.optimizers.forget_gradients()

@@ -8,7 +8,7 @@ from lmtool.durable import write_file
 from lmtool.model.size import outline
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.records import encode
+from lmtool.records import encode_json
 from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo
@@ -36,7 +36,7 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
             if run is not None and job.features is not None:
                 run.copy_features_run(job.features.reference.run, job.features.reference.checkpoint)
             if run is not None and job.data.split is not None:
-                write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
+                write_file(run.path / SPLIT, encode_json(job.data.split.model_dump()))
             yield from train(job, run, invocation)
 
 

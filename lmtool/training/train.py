@@ -35,7 +35,7 @@ from lmtool.recipe.spec.objective import Classification, supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
-from lmtool.records import encode, finite
+from lmtool.records import encode_json, replace_nonfinite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import BASELINE, Run
 from lmtool.run.files import describe_environment
@@ -163,7 +163,7 @@ def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
         data.measure_baselines(partial(_vectors_of, base, compute) if base is not None and is_encoder else None)
         if data.baselines:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
-            write_file(run.path / BASELINE, encode(figures))
+            write_file(run.path / BASELINE, encode_json(figures))
     for name, baseline in data.baselines.items():
         yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
 
@@ -544,7 +544,7 @@ class _TrainingSession:
             is_best = state.is_better(self.interrupted, metric)
             best = (self.last, self.interrupted.value(metric)) if is_best else best
             figures = {"loss": self.interrupted.loss, **(self.interrupted.metrics if self.data.holds_out else {})}
-            note = finite({"step": self.last, **figures, "is_best": is_best})
+            note = replace_nonfinite({"step": self.last, **figures, "is_best": is_best})
         self.manager.close(self.reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
         self.compute.world.wait()

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from lmtool.durable import TEMPORARY
+from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.export.ollama import MODELFILE
 from tests.run.killing import in_child
 
@@ -69,7 +69,7 @@ def die_at_sync(lmtool, *arguments):
 
 
 def left_in(folder):
-    return [path for path in folder.rglob("*") if TEMPORARY in str(path) and path.is_file()]
+    return [path for path in folder.rglob("*") if TEMPORARY_PREFIX in str(path) and path.is_file()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

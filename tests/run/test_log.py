@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.records import FileModel
+from lmtool.records import JsonModel
 from lmtool.run.log import MAX_LINE_BYTES, RunLog
 from tests.errors import refuses
 
 
-class Numbered(FileModel, extra="allow"):
+class Numbered(JsonModel, extra="allow"):
     step: int
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.run.order import (
     LaneOrder,
     MixtureOrder,
@@ -158,7 +158,7 @@ def test_phases_are_uniform_over_what_fits(n_tokens: int, n_phases: int) -> None
 def test_a_text_shorter_than_a_window_is_refused(n_tokens: int) -> None:
     with pytest.raises(DataError) as caught:
         StreamWindows(n_tokens, 16, seed=0)
-    assert counted(n_tokens, "token") in caught.value.what
+    assert format_count(n_tokens, "token") in caught.value.what
     assert "needs 17" in caught.value.what
 
 
@@ -166,7 +166,7 @@ def test_a_text_shorter_than_a_window_is_refused(n_tokens: int) -> None:
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 3))
 def test_lanes_go_on_from_step_to_step_and_cover_what_they_can(n: int, n_lanes: int, seed: int) -> None:
     if n < n_lanes:
-        with pytest.raises(DataError, match=counted(n, "window")):
+        with pytest.raises(DataError, match=format_count(n, "window")):
             LaneOrder(n, n_lanes, seed)
         return
     order = LaneOrder(n, n_lanes, seed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.records import sealed
+from lmtool.records import encode_with_checksum
 from lmtool.run.directory import Run
 from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
@@ -37,14 +37,14 @@ def aged(run: Run, days: float) -> Run:
         session["started"] = when
         if session["ended"]:
             session["ended"] = when
-    (run.path / "run.json").write_bytes(sealed(info))
+    (run.path / "run.json").write_bytes(encode_with_checksum(info))
     return run
 
 
 def adapted(run: Run, base: Run, recipe: str = ADAPTERS) -> None:
     info = unsealed(run)
     info["base"] = {"run": base.name, "path": str(base.path.resolve()), "checkpoint": "step-000010", "sha256": ""}
-    (run.path / "run.json").write_bytes(sealed(info))
+    (run.path / "run.json").write_bytes(encode_with_checksum(info))
     (run.path / "recipe.yaml").write_text(recipe)
 
 
@@ -144,7 +144,7 @@ def test_only_old_runs_are_old(make: MakeRun) -> None:
     imported = aged(make("imported"), 100)
     origin = {"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}}
     info = unsealed(imported) | {"origin": origin}
-    (imported.path / "run.json").write_bytes(sealed(info))
+    (imported.path / "run.json").write_bytes(encode_with_checksum(info))
     assert find_runs_older_than(timedelta(days=30)) == [oldest.path, old.path]
     assert find_runs_older_than(timedelta(days=300)) == [oldest.path]
     assert find_removable_runs([imported.name]) == [imported.path]

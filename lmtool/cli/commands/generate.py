@@ -26,7 +26,7 @@ from lmtool.cli.output import (
 from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.errors import UsageError
 from lmtool.generation.params import COMMON, DEFAULT_DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -185,7 +185,7 @@ def generate(
     if not quiet:
         seconds = time.perf_counter() - began
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
-        tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
+        tell(f"{format_count(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
 def _print_stream(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
@@ -239,6 +239,6 @@ def _print_replay(path: str, as_json: bool) -> None:
             continue
         outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
-        put(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
+        put(printable(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:
         raise typer.Exit(DIFFERENT)

@@ -15,7 +15,7 @@ from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N numbers A..B/N. May be repeated."
 _MINUTES = "Search for N minutes: all runs start, the better third continues. Without values, common ones are tried."
@@ -95,7 +95,9 @@ def sweep(
     this = Sweep(folder, choices, commands, slots, stop.requested, ended)
     this.check()
     if not quiet:
-        about = f"sweep {folder}: {counted(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        about = (
+            f"sweep {folder}: {format_count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        )
         tell(*chosen.splitlines(), about)
     if not quiet and (in_use := this.in_use()):
         tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -105,7 +105,7 @@ class Config:
         """Raise CheckpointError when a key was not read and is not known to be harmless."""
         unread = sorted(self._unread())
         if unread:
-            raise self.refusal(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
+            raise self.refusal(f"unknown keys may change what it computes: {printable(', '.join(unread))[:160]}")
 
     def _unread(self) -> Iterator[str]:
         for key, value in self.values.items():
@@ -126,4 +126,4 @@ class Config:
 
     @staticmethod
     def _shown(value: object) -> str:
-        return plain(repr(value))[:60]
+        return printable(repr(value))[:60]

@@ -22,7 +22,7 @@ from lmtool.interop.families.layouts import SAME, Copied, Joined, Layout, Weight
 from lmtool.interop.families.rules import HEADS, Inexpressible, KeyRule, RecipeValues
 from lmtool.model.heads import pooling
 from lmtool.model.size import outline
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, HeadSpec
 from lmtool.recipe.spec.position import LearnedPosition
@@ -140,7 +140,7 @@ class Family:
         heads = (one for one in self.heads.values() if one.matches(config))
         head = max(heads, key=lambda one: (one.by_class, len(one.required_tensors())))
         if _WITH_HEAD.search(architecture) and not architecture.endswith(head.ending):
-            raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
+            raise config.refusal(f"a recipe has no head as {printable(architecture)[:60]}")
         for other, name in self.aliases.items():
             config.rename(other, name)
         config.assume(self.defaults)

@@ -25,7 +25,7 @@ from lmtool.interop.gguf.container import Container
 from lmtool.interop.gguf.files import inexpressible
 from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
 from lmtool.interop.tokenization.reading import PublishedTokenizer
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import parse_tokenizer_json
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -79,7 +79,7 @@ def describe_tokenizer(
 
     SentencePiece puts a space before any text, also before one that begins with a space, as the original does.
     """
-    keys = Config(container.values, plain(str(container.path)))
+    keys = Config(container.values, printable(str(container.path)))
     tokens: list[str] = list(keys.take("tokenizer.ggml.tokens", list))
     model = keys.take("tokenizer.ggml.model", str)
     special = _special_ids(keys, len(tokens), model)
@@ -96,7 +96,7 @@ def describe_tokenizer(
         case "llama":
             document, begins = _sentencepiece(keys, tokens, kinds, special, architecture)
         case _:
-            raise keys.refusal(f"its tokenizer is {plain(model)[:40]}, not gpt2 or llama")
+            raise keys.refusal(f"its tokenizer is {printable(model)[:40]}, not gpt2 or llama")
     marked = {special[name] for name in ("bos", "eos", "unknown") if name in special}
     document["added_tokens"] = [
         _added_token(n, token, special=kind == TokenType.CONTROL or n in marked)
@@ -109,7 +109,7 @@ def describe_tokenizer(
     try:
         text = parse_tokenizer_json(json.dumps(document)).to_str()
     except Exception as error:  # the library raises nothing more special
-        raise keys.refusal(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
+        raise keys.refusal(f"its tokenizer does not fit together: {printable(str(error))[:100]}") from error
     config: dict[str, Any] = {key: tokens[special[name]] for key, name in _SPECIAL.items() if name in special}
     template = keys.optional("tokenizer.chat_template", str)
     if template is not None:
@@ -160,7 +160,7 @@ def _byte_level(keys: Config, tokens: Sequence[str]) -> tuple[dict[str, Any], bo
     words = next((one for one in _WORDS if name in one.names), None)
     if words is None:
         known = ", ".join(name for one in _WORDS for name in one.names)
-        raise keys.refusal(f"its pre-tokenizer {plain(name)[:40]} is none of {known}")
+        raise keys.refusal(f"its pre-tokenizer {printable(name)[:40]} is none of {known}")
     merges = [merge.split(" ") for merge in keys.take("tokenizer.ggml.merges", list) if type(merge) is str]
     if any(len(merge) != 2 for merge in merges):
         raise keys.refusal("a merge in tokenizer.ggml.merges is not of two parts")

@@ -16,9 +16,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from lmtool.errors import CheckpointError
-from lmtool.extras import library
+from lmtool.extras import import_extra
 from lmtool.interop.tokenization.settings import CLASSES, MARIAN, T5, TokenizerSettings, read_bytes, read_json, refusal
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import ROLE_KEYS, read_charsmap_replacements
 
 SPACE = "\u2581"
@@ -108,7 +108,7 @@ def _by_transformers(kind: str, contents: Mapping[str, bytes]) -> tuple[Tokenize
 def _library(name: str) -> Any:
     """A module of an optional dependency. Raises ResourceError where it is missing."""
     otherwise = ", or save it once with Transformers, which writes tokenizer.json"
-    return library(name, "a tokenizer without tokenizer.json is converted by", "convert", otherwise)
+    return import_extra(name, "a tokenizer without tokenizer.json is converted by", "convert", otherwise)
 
 
 def _sentencepiece(content: bytes, algorithm: int, path: Path) -> Any:
@@ -152,7 +152,7 @@ def marian_tokenizer(vocabulary: Mapping[str, int], source: Any, settings: Token
     if list(range(len(names))) != sorted(vocabulary.values()):
         raise refusal("the ids of vocab.json have gaps", where)
     if missing := [role for role in ("<unk>", *roles.values()) if role not in vocabulary]:
-        raise refusal(f"vocab.json lacks {plain(missing[0])[:40]}", where)
+        raise refusal(f"vocab.json lacks {printable(missing[0])[:40]}", where)
     if any(piece.type in (_USER_DEFINED, _BYTE) for piece in source.pieces):
         raise refusal("source.spm has symbols of its own", where)
     scores = {piece.piece: piece.score for piece in source.pieces if piece.type == _NORMAL}

@@ -22,7 +22,7 @@ from lmtool.interop.tokenization.settings import (
     read_text,
     refusal,
 )
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_growth, convert_panics, parse_tokenizer_json
 
 _PROBE = "a b\n\U0010fffe"
@@ -75,7 +75,7 @@ def _library_errors(where: str) -> Iterator[None]:
     except (LmtoolError, MemoryError):
         raise
     except Exception as error:
-        raise refusal(plain(str(error)[:300])[:120], where) from error
+        raise refusal(printable(str(error)[:300])[:120], where) from error
 
 
 def _check(inner: Tokenizer, where: str) -> None:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import MAX_VOCAB_SIZE, ROLE_KEYS
 from lmtool.tokenization.tokenizer import MAX_TOKENIZER_BYTES, replace_surrogates
 
@@ -128,8 +128,8 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
 
 def read_bytes(path: Path, limit: int = MAX_TOKENIZER_BYTES) -> bytes:
     """The content of a file. Raises CheckpointError when it cannot be read or is too large."""
-    with durable.refusing("cannot read the tokenizer", path, kind=CheckpointError):
-        return durable.read(path, limit)
+    with durable.convert_os_errors("cannot read the tokenizer", path, error_type=CheckpointError):
+        return durable.read_file(path, limit)
 
 
 def read_text(path: Path) -> str:
@@ -145,7 +145,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise refusal(f"it is not JSON: {plain(str(error))[:80]}", str(path)) from error
+        raise refusal(f"it is not JSON: {printable(str(error))[:80]}", str(path)) from error
 
 
 def refusal(what: str, where: str) -> CheckpointError:
@@ -240,4 +240,4 @@ def _chat_template(folder: Path, values: Mapping[str, Any]) -> str | None:
 
 
 def _shown(value: object) -> str:
-    return plain(repr(value)[:200])[:60]
+    return printable(repr(value)[:200])[:60]

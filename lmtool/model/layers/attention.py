@@ -75,7 +75,7 @@ class Attend:
     @property
     def begins_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
-        if self._begins_BT is None and (begins_BS := self.mask.begins_BS) is not None:
+        if self._begins_BT is None and (begins_BS := self.mask.document_starts_BS) is not None:
             self._begins_BT = begins_BS[:, self._n_keys - self._n_queries :]
         return self._begins_BT
 
@@ -143,9 +143,9 @@ class Attend:
             and score.scale is not None
             and not dropout
             and (rule is None or type(rule) in FLEX_POSITIONS)
-            and (isinstance(rule, AlibiPositions) or not (mask.only_causal or mask.sees_all))
+            and (isinstance(rule, AlibiPositions) or not (mask.is_only_causal or mask.allows_all))
             and mask.dilation == 1
-            and mask.seen_BQS is None
+            and mask.extra_mask_BQS is None
         )
 
     def _prepare(self) -> "Kernel | WindowKernel | StepKernel":
@@ -153,14 +153,14 @@ class Attend:
         if self.in_blocks:
             return WindowKernel(mask, self._positions_PS, self._rule)
         few = 1 < n_queries <= min(FEW, n_keys - 1) and mask.width == 1
-        if few and mask.only_causal and device.type == "cpu" and not torch.is_grad_enabled():
+        if few and mask.is_only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
             steps = [Attend(mask, 1, self._positions_PS[:, :n], self._rule) for n in lengths]
             return StepKernel([step._prepare() for step in steps], n_keys)
         bias_PNTS = None if self._rule is None else self._rule.bias(self._query_PT, self._positions_PS)
-        fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
-        sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
-        allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
+        fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
+        sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
+        allowed_BTS = None if sees_all else mask.to_tensor(n_queries, n_keys, device)
         return Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 

@@ -72,9 +72,9 @@ def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tenso
 def earlier(mask: Mask, n_queries: int, n_states: int, device: torch.device, present: bool = False) -> Tensor:
     """The pairs of a causal mask, for the last `n_queries` positions, without the position itself: (1 or B, T, S).
 
-    Unlike by `Mask.allowed` there may be none for a query. present: with the position itself.
+    Unlike by `Mask.to_tensor` there may be none for a query. present: with the position itself.
     """
     state_1S = torch.arange(n_states, device=device)[None]
     query_T1 = state_1S[0, n_states - n_queries :, None]
-    allowed = mask.between(query_T1, state_1S)
+    allowed = mask.allows_in_each_row(query_T1, state_1S)
     return allowed if present else allowed & (state_1S != query_T1)
