@@ -11,7 +11,7 @@ from lmtool.cli import app
 from lmtool.cli.commands import serve
 from lmtool.cli.help import RUN_OPTION, near_words
 from lmtool.labelling.table import TableToLabel
-from lmtool.sweeping.sweep import Typed
+from lmtool.sweeping.sweep import SweepInputs
 from tests.cli.conftest import RUN, SENTENCES, SMALL
 from tests.cli.test_help import ALL, NAMES
 
@@ -107,10 +107,10 @@ def test_a_hyphen_is_standard_input(lmtool, files, monkeypatch, name):
     read = []
 
     def kept(*given, **more):
-        read.append([given[0].data] if isinstance(given[0], Typed) else given)
+        read.append([given[0].data] if isinstance(given[0], SweepInputs) else given)
         raise SystemExit
 
-    monkeypatch.setattr(Typed, "planned", kept)
+    monkeypatch.setattr(SweepInputs, "prepare", kept)
     monkeypatch.setattr(TableToLabel, "read", kept)
     monkeypatch.setattr(serve, "_check_installed", lambda command: None)
     content = (files / file).read_bytes()

@@ -11,7 +11,7 @@ from lmtool.analysis.neighbors import find_token, neighbors, neighbors_in_contex
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.report.neighbors import as_page
+from lmtool.report.neighbors import render_page
 from tests.reference import vectors as reference
 
 TEXTS = ["The baker found a map", "The sailor sold a moon by the sea", "A kettle, at dawn", "The twin painted a map"]
@@ -102,7 +102,7 @@ def test_hostile_words_stay_text(run):
     found = neighbors(load_run(str(run)), "e", 4)
     hostile = "</script><img src=x onerror=alert(1)>\u202e\x1b"
     near = [replace(neighbor, word=hostile, text=hostile) for neighbor in found.nearest]
-    html = as_page(found._replace(word=hostile, nearest=near), "pca")
+    html = render_page(found._replace(word=hostile, nearest=near), "pca")
     for wrong in ("<img", "\u202e", "\x1b"):
         assert wrong not in html
     assert html.count("</script>") == html.count("<script>")

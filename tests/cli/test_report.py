@@ -91,12 +91,12 @@ def test_a_page_that_fails_is_a_warning(lmtool, home, corpus, tmp_path, monkeypa
     def fails(run):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(pages, "write_report", fails)
+    monkeypatch.setattr(pages, "write_run_page", fails)
     outcome = lmtool.succeeds("pretrain", corpus, *SMALL, "-o", tmp_path / "run")
     assert outcome.err.splitlines()[-1] == "warning: no report of this run: the disk is full"
 
 
-@pytest.mark.parametrize("dies", ["write_report", "end_session"])
+@pytest.mark.parametrize("dies", ["write_run_page", "end_session"])
 def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing(
     lmtool, home, corpus, tmp_path, monkeypatch, dies
 ):
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing
     lmtool.succeeds("pretrain", corpus, *SMALL, "--until", "0.5", "-o", folder)
     assert "resumed at step 3" not in page.read_text()
     with monkeypatch.context() as killing:
-        killing.setattr(pages if dies == "write_report" else Run, dies, kill)
+        killing.setattr(pages if dies == "write_run_page" else Run, dies, kill)
         with pytest.raises(Killed):
             lmtool("resume", folder)
     outcome = lmtool.succeeds("resume", folder)

@@ -46,7 +46,7 @@ def inside(monkeypatch):
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
 
-    monkeypatch.setattr(sweep.Sweep, "_processes", processes)
+    monkeypatch.setattr(sweep.Sweep, "_run_processes", processes)
     return trained
 
 
@@ -110,7 +110,7 @@ def test_a_sweep_says_what_its_differences_are_worth(lmtool, home, corpus, insid
 
 
 def test_no_other_file_is_overwritten(lmtool, home, corpus, inside):
-    for name in sweep.PAGE, sweep.BEST:
+    for name in sweep.SWEEP_PAGE_FILE, sweep.BEST_RECIPE_FILE:
         file = Path("runs") / name / name
         file.parent.mkdir(parents=True)
         file.write_text("mine")
@@ -136,8 +136,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus
 
 
 def test_a_search_trains_all_a_little_and_the_better_ones_on(lmtool, home, corpus, inside, monkeypatch):
-    planned = iter([sweep.Cost(1.0, 100.0)] * 9)
-    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: next(planned))
+    planned = iter([sweep.RunCost(1.0, 100.0)] * 9)
+    monkeypatch.setattr(sweep.Sweep, "measure_cost", lambda this, names: next(planned))
     words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
     told = json.loads(lmtool.succeeds(*words).out)
     assert told["keys"] == ["optimizer.lr", "model.dropout"]
@@ -156,7 +156,7 @@ def test_a_search_trains_all_a_little_and_the_better_ones_on(lmtool, home, corpu
 
 
 def test_a_search_that_was_stopped_goes_on_with_what_is_done(lmtool, home, corpus, inside, monkeypatch):
-    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
+    monkeypatch.setattr(sweep.Sweep, "measure_cost", lambda this, names: sweep.RunCost(1.0, 100.0))
     words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
     with monkeypatch.context() as stopped:
         stopped.setattr(StopAtStep, "requested", lambda this: len(inside) >= 4)
@@ -173,7 +173,7 @@ def test_a_search_that_was_stopped_goes_on_with_what_is_done(lmtool, home, corpu
 
 
 def test_a_search_too_short_for_one_run_is_told(lmtool, home, corpus, inside, monkeypatch):
-    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
+    monkeypatch.setattr(sweep.Sweep, "measure_cost", lambda this, names: sweep.RunCost(1.0, 100.0))
     words = ("sweep", corpus, *SMALL, "--minutes", "1", "--jobs", "1", "-q", "-o", "runs/short")
     outcome = lmtool(*words)
     assert outcome.code == 2
@@ -224,11 +224,11 @@ def test_what_fails_is_a_row_and_the_others_are_trained(lmtool, home, corpus, in
 )
 def test_a_process_that_ends_is_a_failure_unless_it_was_told_to_stop(tmp_path, monkeypatch, code, told):
     this = sweep.Sweep(tmp_path, {"one": {}}, {"one": ["lmtool"]}, 1, lambda: False, lambda name: None)
-    monkeypatch.setattr(this, "_processes", lambda names, until, stop: [(name, code, 1.0) for name in names])
+    monkeypatch.setattr(this, "_run_processes", lambda names, until, stop: [(name, code, 1.0) for name in names])
     (tmp_path / "one.log").write_text("warning: slow\nno memory\n  here\n  take less\n")
     this.train(["one"])
     assert this.failures == ({"one": (told, 5)} if told else {})
-    assert [row.failures for row in this.rows()] == [[told] if told else []]
+    assert [row.failures for row in this.collect_results()] == [[told] if told else []]
 
 
 @pytest.mark.parametrize(

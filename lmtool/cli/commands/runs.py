@@ -100,7 +100,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
 
 def _draw_losses(run: "Run", *, held_out: bool) -> None:
     """Draws the losses over the steps, as wide as the terminal, in ASCII without colours."""
-    from lmtool.report.terminal import plot
+    from lmtool.report.terminal import plot_lines
     from lmtool.run.history import finite_number
 
     drawn: dict[str, list[tuple[float, float]]] = {"loss": [], "valid_loss": []}
@@ -110,7 +110,7 @@ def _draw_losses(run: "Run", *, held_out: bool) -> None:
                 points.append((float(record["step"]), value))
     names = "training loss", "validation loss" if held_out else "loss of the rows trained on"
     named = zip(names, drawn.values(), strict=True)
-    print_picture(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
+    print_picture(partial(plot_lines, [(name, points) for name, points in named if len(points) > 1]))
 
 
 @key_options(READ_OPTIONS)
@@ -256,14 +256,14 @@ def rm(
     """
     from lmtool.run import removal
     from lmtool.run.listing import folder_size
-    from lmtool.sweeping.folder import find_sweep, remove_sweep, runs_of_sweep
+    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep
 
     if bool(runs) == (older_than is not None):
         raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
     sweeps: dict[Path, list[Path]] = {}
     if older_than is None:
         found = {name: find_sweep(name) for name in runs or ()}
-        sweeps = {folder: runs_of_sweep(folder) for folder in found.values() if folder is not None}
+        sweeps = {folder: list_sweep_runs(folder) for folder in found.values() if folder is not None}
         alone = [name for name, folder in found.items() if folder is None]
         paths = removal.find_removable_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
     else:

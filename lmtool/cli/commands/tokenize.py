@@ -103,9 +103,9 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
     warn_of_files([text])
     if html is not None:
         from lmtool.report.page import write_page
-        from lmtool.report.tokenized import as_page
+        from lmtool.report.tokenized import render_page
 
-        write_page(html, as_page(tokenizer, text))
+        write_page(html, render_page(tokenizer, text))
     ids = tokenizer.encode(text)
     pieces = [tokenizer.display_token(token) for token in ids]
     if as_json:
