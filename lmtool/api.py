@@ -32,7 +32,7 @@ from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import Scored, score_texts
+from lmtool.inference.scoring import ScoredText, score_texts
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.base import DeviceName
@@ -107,7 +107,7 @@ class TrainedModel(TextGenerator):
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
         return analysis.gradients.two_starts(self._unpacked, text, seed)
 
-    def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[Scored]:
+    def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[ScoredText]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
 
         A bidirectional model predicts each token from all others (Salazar et al. 2020).

@@ -30,7 +30,7 @@ from lmtool.cli.commands.report import report
 from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
-from lmtool.cli.help import HELP_NAMES, flag, group, near_words, register
+from lmtool.cli.help import HELP_NAMES, find_near_words, flag, group, register
 from lmtool.cli.output import prepare_streams, show_logs
 from lmtool.cli.signals import exit_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
@@ -206,7 +206,7 @@ def _to_usage_error(error: Any) -> UsageError:
         from lmtool.recipe.grammar import did_you_mean
 
         known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
-        near = near_words(error.option_name, [name for name in known if name.startswith("--")])
+        near = find_near_words(error.option_name, [name for name in known if name.startswith("--")])
         message = f"No such option: {error.option_name}{did_you_mean(*near)}"
         if fix := _FORMER.get((command, error.option_name)):
             return UsageError(f"No such option: {error.option_name}", fix=fix)

@@ -100,12 +100,12 @@ def estimate_memory(
     return MemoryEstimate(held.weights, gradients, held.moments, activations, logits, stays + baseline)
 
 
-def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, most: int) -> tuple[float, ...]:
-    """The measurement at n; beyond `most` by the line through those at half of it and at it."""
-    if n <= most:
+def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, max_measured: int) -> tuple[float, ...]:
+    """The measurement at n; beyond `max_measured` by the line through those at half of it and at it."""
+    if n <= max_measured:
         return measure(n)
-    low, at_low, at_high = most // 2, measure(most // 2), measure(most)
-    return tuple(a + (b - a) * (n - low) / (most - low) for a, b in zip(at_low, at_high, strict=True))
+    low, at_low, at_high = max_measured // 2, measure(max_measured // 2), measure(max_measured)
+    return tuple(a + (b - a) * (n - low) / (max_measured - low) for a, b in zip(at_low, at_high, strict=True))
 
 
 def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices: DeviceGroup) -> tuple[int, int, int]:

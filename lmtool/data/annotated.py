@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from lmtool.data.delimited import Fault, RowRecord, find_field_fault
-from lmtool.data.files import display, read_text_blocks
+from lmtool.data.files import display_path, read_text_blocks
 from lmtool.data.rowfile import TextRowFile, clean_text, describe_json_error
 from lmtool.errors import DataError
 from lmtool.printable import format_count
@@ -118,7 +118,7 @@ class SquadFile(TextRowFile):
             line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
             fix = "correct it; of a table of one JSON object on each line, the first line is to be one"
             raise DataError(
-                f"not JSON: {line}{describe_json_error(error)}", where=display(self.path), fix=fix
+                f"not JSON: {line}{describe_json_error(error)}", where=display_path(self.path), fix=fix
             ) from error
         articles = content.get("data") if isinstance(content, dict) else None
         paragraphs: list[Any] = []
@@ -128,7 +128,7 @@ class SquadFile(TextRowFile):
         if not all(isinstance(one, dict) and _is_list_of_dicts(one.get("qas")) for one in paragraphs):
             what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
             fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}'
-            raise DataError(what, where=display(self.path), fix=fix)
+            raise DataError(what, where=display_path(self.path), fix=fix)
         return paragraphs
 
     def describe(self) -> str:

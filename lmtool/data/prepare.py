@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtool.compute.machine import n_cores
 from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
 from lmtool.data.corpus import Chunk, find_safe_cut
-from lmtool.data.files import display
+from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpus, split_by_characters, split_by_documents
 from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
@@ -226,7 +226,7 @@ def _split_text(text: ScannedCorpus, data: Data, seed: int, report: Progress) ->
     if data.valid:
         valid = scan_corpus(data.valid, data, report)
         return SplitText(TextPart(text, WholeCorpus()), TextPart(valid, WholeCorpus()))
-    where = ", ".join(map(display, text.corpus.files))[:200]
+    where = ", ".join(map(display_path, text.corpus.files))[:200]
     parts: tuple[CorpusPart, CorpusPart]
     if data.split == "slice":
         parts = first, _ = split_by_characters(text.stats.characters, data.valid_fraction)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, cast
 from lmtool.checksum import sha256_of_file
 from lmtool.data.column_names import CONVENTIONAL_NAMES, TEXT_NAMES, normalize_name
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints, infer_dialect, parse_records
-from lmtool.data.files import display, infer_encoding, is_json_list, quote, read_nonblank_lines
+from lmtool.data.files import display_path, infer_encoding, is_json_list, quote, read_nonblank_lines
 from lmtool.data.rowfile import MAX_NAME_WORDS, DelimitedFile, count_words, fold_name
 from lmtool.data.table import INFERRED_FORMAT
 from lmtool.durable import cache_folder, convert_write_errors, make_scratch_folder, replace_path
@@ -242,7 +242,7 @@ def _read_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
     try:
         yield from read_nonblank_lines(path, encoding)
     except DataError as error:
-        where = error.where.replace(display(path), "standard input")
+        where = error.where.replace(display_path(path), "standard input")
         raise DataError(error.what, where=where, fix=error.fix) from error
 
 

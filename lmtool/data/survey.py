@@ -13,7 +13,7 @@ from lmtool import records
 from lmtool.checksum import sha256_of_json
 from lmtool.data.cached import SURVEYS, load_or_create
 from lmtool.data.corpus import Corpus, open_corpus
-from lmtool.data.files import display, hash_files
+from lmtool.data.files import display_path, hash_files
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
 from lmtool.errors import DataError
 from lmtool.recipe.pretraining import TextShape
@@ -175,7 +175,7 @@ def _compute_statistics(corpus: Corpus, report: Progress) -> TextStats:
                 seen |= new
         report("reading", characters, 0)
     if not documents:
-        where = ", ".join(map(display, corpus.files))[:200]
+        where = ", ".join(map(display_path, corpus.files))[:200]
         raise DataError("there is no text", where=where, fix="name files with text")
     share = _new_word_fraction(words_and_new)
     return TextStats(

@@ -16,7 +16,7 @@ from lmtool import durable
 from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFile, format_conll_sentences
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
-    display,
+    display_path,
     find_files,
     infer_encoding,
     is_json_lines,
@@ -69,7 +69,7 @@ class SkippedRows:
         return f"skipped {format_count(self.count, 'bad row')}: {what}"
 
 
-def count_or_raise(error: RowError, skipped: SkippedRows | None) -> None:
+def count_skipped_or_raise(error: RowError, skipped: SkippedRows | None) -> None:
     """Counts a bad row in `skipped`, or raises its error if `skipped` is None."""
     if skipped is None:
         raise error
@@ -127,7 +127,7 @@ class Table:
             if fault is None:
                 yield Row(number, line, tuple(values))
             else:
-                count_or_raise(
+                count_skipped_or_raise(
                     self.row_error(fault.kind, fault.what, number, fault.line, fault.column, fault.fix), skipped
                 )
 
@@ -171,7 +171,7 @@ def open_table(
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{quote(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
     path = download_dataset(source, None) if source.startswith(HUB_PREFIX) else _find_single_file(source)
-    where = display(path) if not source.startswith(HUB_PREFIX) else quote(source)
+    where = display_path(path) if not source.startswith(HUB_PREFIX) else quote(source)
     ending = _find_table_suffix(path, source)
     encoding = "UTF-8" if source.startswith(HUB_PREFIX) else reading.encoding or infer_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
@@ -199,7 +199,7 @@ def _find_single_file(source: str) -> Path:
         raise DataError("a folder, not a table", where=quote(source), fix="name one file of it")
     files = find_files(source)
     if len(files) > 1:
-        names = ", ".join(display(file) for file in files[:3])
+        names = ", ".join(display_path(file) for file in files[:3])
         raise DataError(f"{len(files)} files, not one table: {names}", where=quote(source), fix="name one of them")
     return files[0]
 
@@ -299,7 +299,7 @@ def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
 
     Raises UsageError when `path` exists or is that of `table`; ResourceError when it cannot be written.
     """
-    where = display(path)
+    where = display_path(path)
     if path.exists() and path.samefile(table.path):
         raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
     durable.check_path_is_free(path)

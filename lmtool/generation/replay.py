@@ -111,7 +111,7 @@ class ReplayResult:
     changed: tuple[str, ...]
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         """Whether tokens and text equal those of the record."""
         return self.differs_at is None and self.text == self.record["text"]
 

@@ -50,9 +50,9 @@ class RunVectors:
         table_VD = loaded.model.token_vectors()[: len(names)].detach().float().numpy()
         return cls(tokenizer.kind, names, table_VD)
 
-    def read(self, wanted: Container[str]) -> WordVectors:
-        """Returns the vectors of the words in `wanted` that the run has."""
-        ids = [i for i, name in enumerate(self.names) if name and name in wanted]
+    def read(self, words: Container[str]) -> WordVectors:
+        """Returns the vectors of the words in `words` that the run has."""
+        ids = [i for i, name in enumerate(self.names) if name and name in words]
         return WordVectors([self.names[i] for i in ids], self.table_VD[ids], 0)
 
 

@@ -38,7 +38,7 @@ ContextPair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """The log-probability of a text under a model.
 
     tokens: see `Tokenizer.display_token`. logprobs: the natural log-probability of each, given all before it, and the
@@ -84,7 +84,7 @@ class _Row:
         return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
 
 
-def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
+def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[ScoredText]:
     """Scores each text, without an end token. sources: one for each text, for a model that generates targets.
 
     A bidirectional model masks each token on its own (Salazar et al. 2020).
@@ -107,7 +107,7 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
         logprobs = [logprob for _ in of_text for logprob in next(read)[0].tolist()]
         before: list[float | None] = [None] * (len(tokens) - len(logprobs))
-        results.append(Scored(text, tuple(map(loaded.tokenizer.display_token, tokens)), (*before, *logprobs)))
+        results.append(ScoredText(text, tuple(map(loaded.tokenizer.display_token, tokens)), (*before, *logprobs)))
     return results
 
 

@@ -30,7 +30,7 @@ from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.drawing import MaskPicture, draw_masks, format_masks, render_mask_sections
 from lmtool.report.page import Section, TableCell, page, table
-from lmtool.run.order import sample_numbers_of_rank
+from lmtool.run.order import sample_numbers_for_rank
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
 from lmtool.training.data import TrainingData
 from lmtool.training.plan import Plan
@@ -73,7 +73,7 @@ def make_batch_of_step(plan: Plan, texts: Sequence[str], step: int, n_rows: int,
     if isinstance(objective, SkipGramObjective) and isinstance(recipe.objective, WindowCounts):
         # pairs are counted in whole windows; the objective is for evaluation, in those that skip-gram has
         objective = replace(objective, spec=objective.spec.with_values({"fixed": True}))
-    samples = sample_numbers_of_rank(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
+    samples = sample_numbers_for_rank(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
     if texts:
         with _cut_windows(texts, recipe, data, objective) as windows:
             examples = windows.read(samples)

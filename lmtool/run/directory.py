@@ -26,7 +26,7 @@ from lmtool.run.files import (
     Session,
     ValidationState,
     current_time,
-    read_optional_file,
+    read_optional_json_file,
 )
 from lmtool.run.lock import RunLock, is_run_locked
 from lmtool.run.log import RunLog
@@ -247,7 +247,7 @@ class Run:
 
         Raises CheckpointError when the file is damaged.
         """
-        return read_optional_file(
+        return read_optional_json_file(
             ValidationState, self.path / VALIDATED, "delete it: lmtool resume then repeats the last validation"
         )
 
@@ -312,7 +312,7 @@ class Run:
         Raises CheckpointError when the file is damaged.
         """
         fix = "delete it: lmtool resume then evaluates the run again"
-        results = read_optional_file(files.SavedResults, self.path / RESULTS, fix, MAX_ROW_FILE_BYTES)
+        results = read_optional_json_file(files.SavedResults, self.path / RESULTS, fix, MAX_ROW_FILE_BYTES)
         by_task = results.scores_by_task if results else {}
         return {name: figures.model_dump(exclude_unset=True) for name, figures in by_task.items()}
 
@@ -324,14 +324,14 @@ class Run:
     @property
     def saved_split(self) -> files.SavedSplit | None:
         """Reads the rows held out from its tables, or None. Raises CheckpointError when the file is damaged."""
-        return read_optional_file(
+        return read_optional_json_file(
             files.SavedSplit, self.path / SPLIT, "restore it from a copy, or start a new run", MAX_ROW_FILE_BYTES
         )
 
     @property
     def saved_baselines(self) -> files.SavedBaselines | None:
         """Reads baseline.json; None if there is none. Raises CheckpointError when the file is damaged."""
-        return read_optional_file(
+        return read_optional_json_file(
             files.SavedBaselines, self.path / BASELINE, "delete it: lmtool resume then measures it again"
         )
 
@@ -395,7 +395,7 @@ def convert_write_errors(path: Path) -> AbstractContextManager[None]:
 
 def _read_info(path: Path) -> RunInfo:
     try:
-        return files.read_file(RunInfo, path / RUN_INFO_FILE, "name another run (lmtool runs ls)")
+        return files.read_json_file(RunInfo, path / RUN_INFO_FILE, "name another run (lmtool runs ls)")
     except CheckpointError as error:
         if (other := add_version_hint(path, error)) is not error:
             raise other from error

@@ -316,7 +316,7 @@ class TaskScores(JsonModel, extra="allow"):
     baseline: BaselineScores | None = None
 
     @model_validator(mode="after")
-    def _is_sound(self) -> "TaskScores":
+    def _check_consistency(self) -> "TaskScores":
         if "tasks" in (self.model_extra or {}):
             raise ValueError("results of several tasks are damaged")
         sizes = {len(row) for row in self.confusion} | ({len(self.confusion)} if self.confusion else set())
@@ -346,21 +346,23 @@ MAX_ROW_FILE_BYTES = 1 << 30
 """Limit of a file with a number for each row of a table, or each pair of classes."""
 
 
-def read_file(kind: type[FileContent], path: Path, fix: str, largest: int = durable.MAX_FILE_BYTES) -> FileContent:
+def read_json_file(
+    kind: type[FileContent], path: Path, fix: str, max_bytes: int = durable.MAX_FILE_BYTES
+) -> FileContent:
     """Reads a file of a run. Raises CheckpointError, with `fix`, when it is missing or damaged."""
     with durable.convert_checkpoint_read_errors(path, fix):
-        raw = durable.read_file(path, largest)
+        raw = durable.read_file(path, max_bytes)
     try:
         return records.parse_model(kind, raw)
     except ValueError as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path), fix=fix, code="damaged") from None
 
 
-def read_optional_file(
-    kind: type[FileContent], path: Path, fix: str, largest: int = durable.MAX_FILE_BYTES
+def read_optional_json_file(
+    kind: type[FileContent], path: Path, fix: str, max_bytes: int = durable.MAX_FILE_BYTES
 ) -> FileContent | None:
-    """Reads a file of a run as `read_file` does; returns None if it does not exist."""
-    return read_file(kind, path, fix, largest) if os.path.lexists(path) else None
+    """Reads a file of a run as `read_json_file` does; returns None if it does not exist."""
+    return read_json_file(kind, path, fix, max_bytes) if os.path.lexists(path) else None
 
 
 def current_time() -> str:

@@ -17,7 +17,7 @@ from lmtool.recipe.load import MAX_RECIPE_BYTES
 from lmtool.records import JsonModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
-from lmtool.run.files import Count, read_optional_file
+from lmtool.run.files import Count, read_optional_json_file
 from lmtool.run.find import find_run
 from lmtool.run.paths import list_runs
 from lmtool.run.uncertainty import effective_sample_size, standard_error
@@ -153,7 +153,9 @@ SavedEvaluations = RootModel[list[SavedEvaluation]]
 
 def read_evaluations(run: Run) -> list[SavedEvaluation]:
     """Reads the saved evaluations of a run in order. Raises CheckpointError when the file is damaged."""
-    saved = read_optional_file(SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval")
+    saved = read_optional_json_file(
+        SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval"
+    )
     return saved.root if saved else []
 
 

@@ -86,7 +86,7 @@ def mix_bits(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x_N ^ (x_N >> np.uint64(31))
 
 
-def sample_numbers_of_rank(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
+def sample_numbers_for_rank(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
     """Returns the sample numbers of batch `step` (from 0) on `rank`, its contiguous share of the batch.
 
     All ranks together have samples step * batch_size to (step + 1) * batch_size - 1, in order.

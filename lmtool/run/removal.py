@@ -96,9 +96,9 @@ def _last_use_time(path: Path) -> datetime | None:
         return None
 
 
-def find_needed_runs(doomed: Sequence[Path]) -> dict[Path, list[str]]:
+def find_needed_runs(runs_to_remove: Sequence[Path]) -> dict[Path, list[str]]:
     """Returns those of the directories that other runs need, which are adapters only, with the names of these runs."""
-    real = {path.resolve(): path for path in doomed}
+    real = {path.resolve(): path for path in runs_to_remove}
     needed_by: dict[Path, list[str]] = {}
     for other in list_runs():
         if other.resolve() in real:

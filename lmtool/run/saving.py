@@ -199,9 +199,9 @@ def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileE
 
 
 def prune_checkpoints(
-    folder: Path, spared: Collection[int | None], keep_last: int, interrupted_step: int | None = None
+    folder: Path, kept_steps: Collection[int | None], keep_last: int, interrupted_step: int | None = None
 ) -> None:
-    """Removes all checkpoints except the last `keep_last` and those of the steps `spared`. Raises OSError.
+    """Removes all checkpoints except the last `keep_last` and those of the steps `kept_steps`. Raises OSError.
 
     interrupted_step: step of an interruption after which training has gone on. It is not counted among the last, so
     that the same checkpoints stay as without the interruption.
@@ -209,7 +209,7 @@ def prune_checkpoints(
     saved = checkpoints.list_checkpoints(folder)
     last = [step for step, _ in saved if step != interrupted_step][-keep_last:]
     for step, path in saved:
-        if step not in last and step not in spared:
+        if step not in last and step not in kept_steps:
             # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.
             doomed = path.with_name(f"{durable.TEMPORARY_PREFIX}{path.name}")
             with system.ignore_open_files():

@@ -61,7 +61,7 @@ class AccessPolicy:
         self._digest = None if key is None else hashlib.sha256(key.encode()).digest()
         self._names = {"localhost", host.lower(), socket.gethostname().lower(), *(name.lower() for name in names)}
 
-    def knows_host(self, host: str) -> bool:
+    def allows_host(self, host: str) -> bool:
         """Whether a Host header names this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -126,7 +126,7 @@ class AccessMiddleware:
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             # a proxy that reads the other length would take part of the body for a request
             return _error_response(400, "the length of the body is ambiguous", connection="close")
-        if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
+        if len(hosts) != 1 or not self._access.allows_host(hosts[0]):
             return _error_response(403, "the Host header does not name this server; see --allow-host")
         scheme, _, name = (*origins, "")[0].lower().partition("://")
         if origins and (len(origins) > 1 or scheme not in ("http", "https") or name != hosts[0].lower()):

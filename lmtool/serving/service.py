@@ -302,7 +302,7 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
         raise BadRequest(400, what, param="tools")
     for tool in called:
         try:
-            TextForm.of(json_schema=tool["function"].get("parameters") or {})
+            TextForm.from_sources(json_schema=tool["function"].get("parameters") or {})
         except UsageError as error:
             raise BadRequest(400, f"tools: {tool['function']['name']}: {error.what}", param="tools") from None
     return calling, TextForm("grammar", grammar, bool(body.guided_complete))

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lmtool.data.files import convert_read_errors, display, quote
+from lmtool.data.files import convert_read_errors, display_path, quote
 from lmtool.errors import DataError, UsageError
 
 ENDINGS = (".yaml", ".yml", ".json", ".csv")
@@ -52,9 +52,9 @@ def _read_file(path: Path) -> dict[str, str]:
             read = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, yaml.BaseLoader)
     except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
         what = f"no labels and those that they are read as: {quote(str(error).splitlines()[0], 80)}"
-        raise DataError(what, where=display(path), fix=fix) from error
+        raise DataError(what, where=display_path(path), fix=fix) from error
     if not isinstance(read, dict) or not all(_is_name(name) for pair in read.items() for name in pair):
-        raise DataError("no labels and those that they are read as", where=display(path), fix=fix)
+        raise DataError("no labels and those that they are read as", where=display_path(path), fix=fix)
     return {str(name).strip(): str(other).strip() for name, other in read.items()}
 
 

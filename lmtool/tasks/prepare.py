@@ -8,19 +8,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.files import display, quote, quote_all
+from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import SkippedRows, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import format_count
-from lmtool.recipe.spec.objective import (
-    Classification,
-    Embedding,
-    HeadSpec,
-    Seq2Seq,
-    Tagging,
-)
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
 from lmtool.run.files import SavedSplit, TableSplit
@@ -259,7 +253,7 @@ def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
     """Raise UsageError or DataError for tables that the model of a recipe cannot learn from."""
     spec = recipe.objective
     for task in tasks:
-        where = f"{display(task.table.path)}, column {quote(task.columns.messages or '')}"
+        where = f"{display_path(task.table.path)}, column {quote(task.columns.messages or '')}"
         if task.columns.messages is not None and task.name:
             raise DataError("conversations are for one table, not for tasks", where=where, fix="name it as TABLE")
         if task.columns.messages is not None and (not isinstance(spec, Seq2Seq) or recipe.model.reads != "past"):
@@ -338,7 +332,7 @@ def _refuse_other_names(train: Table, other: Table, names: Mapping[str, Any]) ->
         nouns = "column" if len(missing) == 1 else "columns"
         what = f"no {nouns} {quote_all(missing)}, which {train.path.name} has; found {quote_all(other.names)}"
         fix = f"give both tables the same header: name the columns as in {train.path.name}"
-        raise DataError(what, where=display(other.path), fix=fix)
+        raise DataError(what, where=display_path(other.path), fix=fix)
 
 
 def _skipped(skipped: SkippedRows, of: str = "") -> list[Notice]:

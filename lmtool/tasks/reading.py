@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
-from lmtool.data.files import display, quote, quote_all
+from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import fold_name
-from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_or_raise
+from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_skipped_or_raise
 from lmtool.errors import DataError
 from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
@@ -155,7 +155,7 @@ def _sound(rows: Iterable[T], read: Callable[[T], R], skipped: SkippedRows | Non
         try:
             sound = read(row)
         except RowError as fault:
-            count_or_raise(fault, skipped)
+            count_skipped_or_raise(fault, skipped)
         else:
             yield sound
 
@@ -227,7 +227,7 @@ def read_labelled(
         fix = str(skipped) if skipped.count else "name a table with rows"
         if n_unlabelled and not skipped.count:
             what, fix = "no row has a label", "fill some, or name another column with --label-column"
-        raise DataError(what, where=display(table.path), fix=fix)
+        raise DataError(what, where=display_path(table.path), fix=fix)
     repairs = _repairs(n_blank, n_open, n_unlabelled, reader.n_repaired)
     notices = [*repairs, *reader.numbers, *_notices(items, label_map)]
     if labels is None and (absent := [name for name in merged if name not in found]):
@@ -279,7 +279,7 @@ class _Reader:
     ) -> None:
         """chat: refuses conversations. labels: of the training table. answered: conversations end with an answer."""
         self._columns = columns
-        self.where = f"{display(table.path)}, column {quote(str(columns.label))}"
+        self.where = f"{display_path(table.path)}, column {quote(str(columns.label))}"
         self._chat = chat
         self._labels = labels
         self._answered = answered
@@ -411,7 +411,7 @@ class _Reader:
             if len(alone) > 1:
                 what += f"; {len(alone):,} of {len(counts):,} classes have one row"
                 fix = f"is {quote(str(self._columns.label))} the label column? If so, {fix}"
-            count_or_raise(
+            count_skipped_or_raise(
                 self._row_error("class with one row", what, example.row, line, self._columns.label, fix), skipped
             )
 

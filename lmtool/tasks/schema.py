@@ -29,7 +29,7 @@ from lmtool.data.column_names import (
     find_named_column,
     normalize_name,
 )
-from lmtool.data.files import display, quote, quote_all
+from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column, fold_name, missing_columns_error
 from lmtool.data.table import SkippedRows, Table, Value
 from lmtool.errors import DataError, UsageError
@@ -345,7 +345,7 @@ def choose_columns(
     if is_known and header.kind != kind and header.kind in ANNOTATED:
         (of, _, option), (needed, *_) = ANNOTATED[header.kind], ANNOTATED.get(kind, (kind,))
         fix = f"name one of {needed}, or train another model on this one: lmtool finetune FILE --labels {option}"
-        raise DataError(f"a table of {of}, where one of {needed} is needed", where=display(table.path), fix=fix)
+        raise DataError(f"a table of {of}, where one of {needed} is needed", where=display_path(table.path), fix=fix)
     if kind == "related":
         return _related(header, named, labelled)
     if kind != "texts":
@@ -371,7 +371,9 @@ def choose_columns(
         if normalize_name(label) in CATEGORY_NAMES and labelled and not header.pair(TEXT_PAIR_NAMES):
             pair = f"--source-column {shlex.quote(written.texts[0])} --target-column {shlex.quote(str(written.target))}"
             what = f"cannot infer whether {quote(label)} or {quote(str(written.target))} is to be learned"
-            raise DataError(what, where=display(table.path), fix=f"name {pair}, or --label-column {shlex.quote(label)}")
+            raise DataError(
+                what, where=display_path(table.path), fix=f"name {pair}, or --label-column {shlex.quote(label)}"
+            )
     return _texts_and_label(header, named, labelled)
 
 
@@ -404,7 +406,7 @@ def _in_table(table: Table, names: Data) -> Data:
     flags += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]
     columns = [find_matching_column(name, table.names) for name, _ in flags]
     if missing := [flag for flag, column in zip(flags, columns, strict=True) if column is None]:
-        raise missing_columns_error(missing, table.names, display(table.path))
+        raise missing_columns_error(missing, table.names, display_path(table.path))
     if twice := next((name for name in columns if columns.count(name) > 1), None):
         raise UsageError(f"column {quote(twice)} is named twice", fix="name each column once")
     n_texts = len(names.text_columns)
@@ -423,7 +425,7 @@ def _refuse_choices(header: Header) -> None:
         if len(found) >= least:
             fix = "name what is to be learned: --text-column and --label-column, or --source-column and --target-column"
             what = f"{quote_all(found)} {what}, which no task learns"
-            raise DataError(what, where=display(header.table.path), fix=fix)
+            raise DataError(what, where=display_path(header.table.path), fix=fix)
 
 
 def _related(header: Header, named: Data, labelled: bool) -> Columns:
@@ -610,7 +612,7 @@ def _refuse_lists(header: Header, label: str | None) -> None:
         if is_usual and any(isinstance(cell, list | dict) for cell in header.filled(name)):
             what = f"{quote(name)} holds lists or objects, not texts"
             fix = "name the texts with --text-column, and the label with --label-column"
-            raise DataError(what, where=display(header.table.path), fix=fix)
+            raise DataError(what, where=display_path(header.table.path), fix=fix)
 
 
 def _texts_by_cells(header: Header, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
@@ -734,12 +736,14 @@ def _cannot_tell(header: Header, unknown: Mapping[str, str]) -> DataError:
     columns = "column is" if len(unknown) == 1 else "columns are"
     what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(header.names)}"
     fix = f"name {'it' if len(unknown) == 1 else 'them'} with {' and '.join(unknown)}"
-    return DataError(what, where=display(header.table.path), fix=f"{fix}; the first row of a table names its columns")
+    return DataError(
+        what, where=display_path(header.table.path), fix=f"{fix}; the first row of a table names its columns"
+    )
 
 
 def _ambiguous(header: Header, names: Sequence[str]) -> DataError:
     what = f"cannot infer which column is the label: {quote_all(names)} may be"
-    return DataError(what, where=display(header.table.path), fix="name it with --label-column")
+    return DataError(what, where=display_path(header.table.path), fix="name it with --label-column")
 
 
 def is_code(cells: Sequence[Value]) -> bool:

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lmtool.data.files import display
+from lmtool.data.files import display_path
 from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import TableSplit
@@ -34,7 +34,7 @@ def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> TableSplit:
     if not held:
         what = "no row can be held out for testing: all have the same text"
         fix = "add rows, or name a test table with --test"
-        raise DataError(what, where=display(examples.table.path), fix=fix)
+        raise DataError(what, where=display_path(examples.table.path), fix=fix)
     train = [item.row for i, item in enumerate(examples.items) if i not in held]
     test = [examples.items[i].row for i in sorted(held)]
     return TableSplit(table=examples.table.source, train=train, test=test)
@@ -64,7 +64,7 @@ def divide(examples: LabelledTexts, held: TableSplit) -> tuple[LabelledTexts, La
         return train, test
     what = "the saved split does not fit the table"
     fix = "put the table back as it was, or start a new run"
-    raise CheckpointError(what, where=display(examples.table.path), fix=fix)
+    raise CheckpointError(what, where=display_path(examples.table.path), fix=fix)
 
 
 def _shuffled_strata(examples: LabelledTexts, seed: int) -> list[list[list[int]]]:

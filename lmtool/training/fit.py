@@ -28,7 +28,7 @@ from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
-from lmtool.run.order import derive_seed, sample_numbers_of_rank
+from lmtool.run.order import derive_seed, sample_numbers_for_rank
 from lmtool.tasks.baseline import METRICS
 from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import PLAIN_PENALTY, Fitted, fit_head
@@ -427,7 +427,7 @@ class GradientSteps(Stepper):
         torch.manual_seed(derive_seed(self.recipe.seed, "step", step, self.world.rank, index))
 
     def _not_finite(self, what: str, value: float, step: int) -> NumericalError:
-        documents = self.examples.documents(sample_numbers_of_rank(step, self.recipe.training.batch_size))
+        documents = self.examples.documents(sample_numbers_for_rank(step, self.recipe.training.batch_size))
         listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
         return NumericalError(
             f"the {what} of step {step + 1} is {value}; no weight was changed",
@@ -474,7 +474,7 @@ class _Loader:
 
     def _read(self, step: int, rows: int, least: int = 1) -> list[Batch]:
         training, world = self.training, self.compute.world
-        examples = self.examples.read(sample_numbers_of_rank(step, training.batch_size, world.rank, world.size))
+        examples = self.examples.read(sample_numbers_for_rank(step, training.batch_size, world.rank, world.size))
         parts = micro_batches(examples, rows, training.micro_tokens, least)
         batches = [self.objective.collate(part, step / training.steps) for part in parts]
         return [batch.pin() for batch in batches] if self.compute.device.type == "cuda" else batches
@@ -489,7 +489,7 @@ def tokens_of_a_step(examples: ExampleSource, objective: Objective, recipe: Reci
     n_steps = max(1, examples.per_epoch // training.batch_size)
     steps = np.unique(np.linspace(0, n_steps - 1, AVERAGED).round().astype(int)).tolist()
     rows = training.rows_per_process(1)
-    read = (examples.read(sample_numbers_of_rank(step, training.batch_size)) for step in steps)
+    read = (examples.read(sample_numbers_for_rank(step, training.batch_size)) for step in steps)
     parts = (part for batch in read for part in micro_batches(batch, rows, training.micro_tokens))
     return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)
 

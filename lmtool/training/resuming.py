@@ -44,7 +44,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
     Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
     if reference is None:
-        run, passed = find_resumable_run(longer=any(setting.key in PROLONGING for setting in settings))
+        run, passed = find_resumable_run(or_finished=any(setting.key in PROLONGING for setting in settings))
         if passed:
             yield Info(f"resuming {run.name}, since {', '.join(passed)}")
         reference = str(run.path)

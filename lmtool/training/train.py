@@ -39,7 +39,7 @@ from lmtool.records import encode_json, replace_nonfinite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import BASELINE, Run
 from lmtool.run.files import describe_environment
-from lmtool.run.order import sample_numbers_of_rank
+from lmtool.run.order import sample_numbers_for_rank
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.search.index import embed_texts
 from lmtool.tasks.baseline import Baseline
@@ -269,7 +269,7 @@ class _TrainingSession:
         """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
         # what fails later is computed without being compiled; private names, read in torch 2.13
         torch._dynamo.config.suppress_errors = True
-        samples = sample_numbers_of_rank(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
+        samples = sample_numbers_for_rank(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
         batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
         with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
             plain_BTD = self.lm(batch).hidden_BTD

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.cli.commands import serve
-from lmtool.cli.help import RUN_OPTION, near_words
+from lmtool.cli.help import RUN_OPTION, find_near_words
 from lmtool.labelling.table import TableToLabel
 from lmtool.sweeping.sweep import SweepInputs
 from tests.cli.conftest import RUN, SENTENCES, SMALL
@@ -190,7 +190,7 @@ def test_only_near_names_are_suggested(lmtool, home):
         "--tok": [],
         "--format": [],
     }.items():
-        assert near_words(typed, options) == meant
+        assert find_near_words(typed, options) == meant
     (line, _) = lmtool.refuses(2, "generate", "a", "--from", "last")
     assert "mean" not in line
     lmtool.refuses(2, "generate", "a", "--temprature", "1", words=["--temperature"])

@@ -59,9 +59,9 @@ def test_alternatives_are_the_most_probable_tokens():
 
 
 def test_alternatives_of_filled_masks():
-    from lmtool.generation.mask_predict import fill
+    from lmtool.generation.mask_predict import fill_masks
 
-    (filled,) = fill(SidesModel(), [[1, 10, 2]], 10, MaskPredict(rounds=1), details=True)
+    (filled,) = fill_masks(SidesModel(), [[1, 10, 2]], 10, MaskPredict(rounds=1), details=True)
     (alternatives,) = filled.alternatives
     best = max(alternatives, key=lambda other: (other.kept, other.logprob))
     assert (best.id,) == filled.tokens

@@ -218,7 +218,7 @@ def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None
     used = make()
     with used:
         used.lock()
-        run, passed = find_resumable_run(longer=False)
+        run, passed = find_resumable_run(or_finished=False)
         assert run.name == stopped.name
         assert passed == [
             f"{used.name} is running",
@@ -227,15 +227,15 @@ def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None
             "2 other newer runs are finished",
         ]
         shutil.rmtree(empty.path)
-        assert find_resumable_run(longer=False)[1][2:] == ["2 other newer runs are finished"]
+        assert find_resumable_run(or_finished=False)[1][2:] == ["2 other newer runs are finished"]
         shutil.rmtree(another.path)
-        assert find_resumable_run(longer=True)[0].name == finished.name
-    assert find_resumable_run(longer=False)[0].name == used.name
+        assert find_resumable_run(or_finished=True)[0].name == finished.name
+    assert find_resumable_run(or_finished=False)[0].name == used.name
     for other in (used, stopped):
         shutil.rmtree(other.path)
-    assert find_resumable_run(longer=False)[0].name == older.name
+    assert find_resumable_run(or_finished=False)[0].name == older.name
     shutil.rmtree(older.path)
-    assert find_resumable_run(longer=False)[0].name == finished.name
+    assert find_resumable_run(or_finished=False)[0].name == finished.name
 
 
 def test_a_misspelt_last_is_recognized_and_a_file_is_no_run(make: MakeRun, tmp_path: Path) -> None:

@@ -232,12 +232,16 @@ def _print_replay(path: str, as_json: bool) -> None:
 
     all_same = True
     for replayed in replay(read_records(path)):
-        all_same &= replayed.same
+        all_same &= replayed.is_same
         if as_json:
-            answer = {"prompt": replayed.record["prompt"], "sample": replayed.record["sample"], "same": replayed.same}
+            answer = {
+                "prompt": replayed.record["prompt"],
+                "sample": replayed.record["sample"],
+                "same": replayed.is_same,
+            }
             put_json({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed})
             continue
-        outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
+        outcome = "same" if replayed.is_same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
         put(printable(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:

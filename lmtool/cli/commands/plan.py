@@ -101,9 +101,8 @@ def _format_forecast(forecast: "Forecast") -> list[str]:
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")
     else:
-        lines.append(
-            f"time: {_format_duration(forecast.seconds)}, {_short(forecast.step_seconds)} a step ({forecast.basis})"
-        )
+        step = _format_seconds(forecast.step_seconds)
+        lines.append(f"time: {_format_duration(forecast.seconds)}, {step} a step ({forecast.basis})")
     if forecast.tokens is not None and forecast.optimal_tokens:
         share = forecast.tokens / forecast.optimal_tokens
         times = f"{share:,.3g} times" if share >= 2 else f"{100 * share:.3g} % of"
@@ -113,7 +112,7 @@ def _format_forecast(forecast: "Forecast") -> list[str]:
     return [*lines, *(f"note: {note}" for note in forecast.notes)]
 
 
-def _short(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
