@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from lmtool.cli import app
 from lmtool.data import bundled
-from lmtool.system import try_lock
+from lmtool.system import try_to_lock_file
 
 DATA = bundled.data_folder()
 SEEDS = 3
@@ -157,7 +157,7 @@ class Series:
         kept = self.folder / f"{name}.json"
         if not kept.exists():
             with (self.folder / f"{name}.lock").open("w") as handle:
-                if not try_lock(handle.fileno()):
+                if not try_to_lock_file(handle.fileno()):
                     raise Busy(name)
                 if not kept.exists():
                     self._run(kept, command, made)

@@ -186,7 +186,7 @@ def attention(setup: Setup) -> None:
     print()
     print_head(f"T {length}, B {n_rows}, {sizes.heads} heads", "dense mask", "lmtool, compiled", "lmtool", "ratio")
     for name, (mask, rule) in kinds.items():
-        allowed = mask.allowed(length, length, device)[:, None]
+        allowed = mask.to_tensor(length, length, device)[:, None]
         if rule is not None:
             places_PS = torch.arange(length, device=device)[None]
             allowed = torch.where(allowed, rule.bias(places_PS, places_PS), -torch.inf).to(dtype)

@@ -29,7 +29,7 @@ from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.order import sample_numbers_of_rank
+from lmtool.run.order import sample_numbers_for_rank
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
@@ -81,7 +81,7 @@ def theirs(model: GPT2LMHeadModel, examples: Windows, recipe: Recipe, compute: C
     for step in range(STEPS):
         rows = torch.from_numpy(
             np.stack(
-                [example.tokens for example in examples.read(sample_numbers_of_rank(step, recipe.training.batch_size))]
+                [example.tokens for example in examples.read(sample_numbers_for_rank(step, recipe.training.batch_size))]
             )
         )
         inputs, targets = rows[:, :-1].to(compute.device), rows[:, 1:].to(compute.device)

@@ -12,18 +12,16 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
-"""Variables by which a person chooses how the threads of OpenMP wait."""
-
-if not any(name in os.environ for name in _WAITING):
-    # spins of libgomp, else milliseconds; read when torch is imported: docs/decisions/kernels.md
+# unless the user chooses how the threads of OpenMP wait; read when torch is imported
+if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"}:
+    # spins of libgomp, milliseconds of the others: docs/decisions/kernels.md
     os.environ |= {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
 
-for _name in ("PYTORCH_ENABLE_MPS_FALLBACK", "HF_HUB_DISABLE_TELEMETRY"):
-    # operations that Apple's GPUs lack run on the CPU; nothing is counted elsewhere. Read when libraries are imported
-    os.environ.setdefault(_name, "1")
+# operations that Apple's GPUs lack run on the CPU; libraries report no usage. Read when the libraries are imported
+os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-_HOMES = {
+_MODULES_BY_NAME = {
     "load": "lmtool.api",
     "pretrain": "lmtool.api",
     "finetune": "lmtool.api",
@@ -34,14 +32,14 @@ _HOMES = {
     "MaskPredict": "lmtool.generation.params",
     "TextForm": "lmtool.generation.forms",
 }
-"""Public names and their modules, which are imported lazily, since importing torch takes seconds."""
+"""Public names and their modules, which are imported on first use, because importing torch takes seconds."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES_BY_NAME:
+        return getattr(import_module(_MODULES_BY_NAME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES_BY_NAME])

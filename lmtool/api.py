@@ -1,4 +1,4 @@
-"""The Python face: what the command line does, for notebooks and programs.
+"""The Python interface: does what the command line does, for notebooks and programs.
 
 from lmtool import load, pretrain
 
@@ -32,7 +32,7 @@ from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import Scored, score_texts
+from lmtool.inference.scoring import ScoredText, score_texts
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.base import DeviceName
@@ -71,7 +71,7 @@ class TrainedModel(TextGenerator):
 
     @cached_property
     def _unpacked(self) -> LoadedModel:
-        """The same model, with its weights as they are."""
+        """The same model in float32, without packed weights."""
         device = cast(DeviceName, self.loaded.device.type)
         return load_run(self.loaded.reference, choose_compute(device, "float32"))
 
@@ -107,12 +107,12 @@ class TrainedModel(TextGenerator):
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
         return analysis.gradients.measure_convergence(self._unpacked, text, seed)
 
-    def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[Scored]:
+    def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[ScoredText]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
 
         A bidirectional model predicts each token from all others (Salazar et al. 2020).
         """
-        return score_texts(self.loaded, _listed(texts), None if sources is None else _listed(sources))
+        return score_texts(self.loaded, _to_list(texts), None if sources is None else _to_list(sources))
 
     def embed(
         self, texts: str | Sequence[str], *, layer: int = -1, pool: PoolName = "own", truncate: bool = False
@@ -121,8 +121,8 @@ class TrainedModel(TextGenerator):
         if pool == "none":
             fix = "pool each text: mean, max, first, last"
             raise UsageError("vectors of words are written by lmtool embed", fix=fix)
-        embedded = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
-        return np.concatenate([one.vectors for one in embedded])
+        embeddings = embed(self.loaded, _to_list(texts), layer, pool, truncate=truncate)
+        return np.concatenate([embedding.vectors for embedding in embeddings])
 
     def index(self, path: str | Path, *files: str, id_column: str | None = None, **reading: Any) -> Index:
         """Add the texts of files to an index, a new one or not, as `lmtool search index` does, and open it.
@@ -130,12 +130,8 @@ class TrainedModel(TextGenerator):
         reading: keys of `data` by which tables are read, such as text_columns and encoding.
         """
         data = Data(**{"column": self.recipe.data.column, **reading})
-        add_texts(
-            Path(path),
-            self.loaded,
-            list(read_entries(files, data, id_column, text_columns_of_run(self.recipe))),
-            no_progress,
-        )
+        entries = read_entries(files, data, id_column, text_columns_of_run(self.recipe))
+        add_texts(Path(path), self.loaded, list(entries), no_progress)
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Any) -> list[Prediction]:
@@ -151,30 +147,30 @@ class TrainedModel(TextGenerator):
         if not isinstance(spec, HeadSpec | Seq2Seq):
             fix = "fine-tune it first: lmtool finetune TABLE"
             raise UsageError("this model was not fine-tuned on a table", fix=fix)
-        rows = self._texts_of(rows)
+        rows = self._rows_to_texts(rows)
         if not rows:
             return []
         if isinstance(spec, HeadSpec):
-            classifier = TablePredictor.from_model(loaded)
-            return classifier.predict(classifier.encode(rows))
-        items = [LabelledRow(row if isinstance(row, tuple) else (row,), None, None, i) for i, row in enumerate(rows, 1)]
+            predictor = TablePredictor.from_model(loaded)
+            return predictor.predict(predictor.encode(rows))
+        items = [LabelledRow((row,) if isinstance(row, str) else row, None, None, i) for i, row in enumerate(rows, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
         task = build_trained_task(loaded, "", Columns(names), ())
         answers = task.predict_cells(make_task_model(loaded), task.encode(items))
         return [Prediction(str(answer), {}) for answer, *_ in answers]
 
-    def _texts_of(self, rows: Any) -> list[str | tuple[str, ...]]:
-        """Each row as a text, or as a tuple of its texts."""
+    def _rows_to_texts(self, rows: Any) -> list[str | tuple[str, ...]]:
+        """Returns each row as a text, or as a tuple of its texts."""
         if not hasattr(rows, "columns") and not any(isinstance(row, Mapping) for row in rows):
             return [row if isinstance(row, str) else tuple(row) for row in rows]
         columns, _ = get_text_columns(self.loaded)
-        found: list[str | tuple[str, ...]] = []
+        texts: list[str | tuple[str, ...]] = []
         for number, row in enumerate(rows_to_dicts(rows, has_labels=False), 1):
             if missing := [name for name in columns if name not in row]:
                 fix = f"give the columns {', '.join(columns)}"
                 raise UsageError(f"there is no column {missing[0]}", where=f"row {number}", fix=fix)
-            found.append(row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns))
-        return found
+            texts.append(row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns))
+        return texts
 
     def chat(self, messages: Sequence[Message], params: AnyParams | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
@@ -207,11 +203,11 @@ Files = str | Path | Sequence[str | Path]
 Values = Mapping[str, object]
 """Keys of a recipe, dotted, and their values, as after `-s`."""
 
-NO_VALUES: Values = {}
+NO_SETTINGS: Values = {}
 
 
 def pretrain(
-    text: Files, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
+    text: Files, recipe: str | None = None, *, settings: Values = NO_SETTINGS, source: str | None = None, out: str = ""
 ) -> TrainedModel:
     """Train a model on text, as `lmtool pretrain` does, and load its best checkpoint.
 
@@ -219,14 +215,15 @@ def pretrain(
     goes on, as --from. out: the run directory; a new one in runs/ when empty. Raises the errors of the command; its
     warnings are those of Python.
     """
-    paths = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
-    names, texts = ([one for one in paths if ("\n" in one) is is_text] for is_text in (False, True))
-    with open_text_sources(names, texts) as files:
-        return _trained(lambda report: plan_pretraining(source, recipe, _settings(files, settings), report), out)
+    given = [str(path) for path in ([text] if isinstance(text, str | Path) else text)]
+    paths, texts = ([one for one in given if ("\n" in one) is is_text] for is_text in (False, True))
+    with open_text_sources(paths, texts) as files:
+        parsed = _parse_settings(files, settings)
+        return _train_and_load(lambda report: plan_pretraining(source, recipe, parsed, report), out)
 
 
 def finetune(
-    table: Any, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
+    table: Any, recipe: str | None = None, *, settings: Values = NO_SETTINGS, source: str | None = None, out: str = ""
 ) -> TrainedModel:
     """Train a model on a labelled table, as `lmtool finetune` does, and load its best checkpoint; see `pretrain`.
 
@@ -235,15 +232,16 @@ def finetune(
     fine-tuned. Its scores are in `figures`.
     """
     path = str(table) if isinstance(table, str | Path) else cache_rows(table)
-    return _trained(lambda report: plan_finetuning(source, recipe, _settings([path], settings), report), out)
+    parsed = _parse_settings([path], settings)
+    return _train_and_load(lambda report: plan_finetuning(source, recipe, parsed, report), out)
 
 
-def _settings(train: list[str], settings: Values) -> list[Setting]:
-    stated = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
-    return parse_settings(stated, [Setting("data.train", train, "the first argument")])
+def _parse_settings(train_files: list[str], settings: Values) -> list[Setting]:
+    assignments = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
+    return parse_settings(assignments, [Setting("data.train", train_files, "the first argument")])
 
 
-def _trained(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
+def _train_and_load(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
     if world_size() > 1:
         raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
     folder = Path(out) if out else None
@@ -251,11 +249,12 @@ def _trained(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
     run = ""
     with closing(Loggers()) as loggers:
         for event in train(make_plan(no_progress), options):
-            run = str(event.path) if isinstance(event, Started) else run
-            for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
+            if isinstance(event, Started):
+                run = str(event.path)
+            for warning in (*loggers.log_event(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)
     return load(run)
 
 
-def _listed(texts: str | Sequence[str]) -> list[str]:
+def _to_list(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)

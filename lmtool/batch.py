@@ -1,4 +1,4 @@
-"""The types that text, models and objectives share: Batch, the input of a model, and Mask, the attention mask.
+"""Types that data, models and objectives share: Batch, the input of a model, and Mask, the attention mask.
 
 Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels,
 W words of a row, N rows of a table, K texts of such a row.
@@ -20,8 +20,8 @@ IGNORE = -100
 """Target value of positions without a loss."""
 
 
-def widest(device: torch.device) -> torch.dtype:
-    """The widest floating-point dtype of a device: float64, which Apple's GPUs (mps) lack."""
+def widest_float_dtype(device: torch.device) -> torch.dtype:
+    """Returns float64, or float32 for Apple's GPUs (mps), which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -46,8 +46,8 @@ class Batch:
     places_BW: int64 position of the first token of each word that is tagged, -1 at padding; None without tags.
     tags_BW: int64 tag of each of these words, IGNORE at padding; None where they are unknown.
     spans_B2: int64 positions of the first and the last token of the answer of each row; None without them.
-    seen_BTT: bool, False where a position (second) does not attend to another (third), beside the model's own mask;
-        None without such a mask.
+    extra_mask_BTT: bool, False where a position (second) must not attend to another (third), in addition to the
+        model's own mask; None without such a mask.
     positions_BT: int64 position of each token in its text, where that is not its number in the row; else None.
     texts_NK: int64, for each of N rows of a table, the rows of this batch that are its K texts; None where each row of
         a table is one of the batch.
@@ -68,17 +68,17 @@ class Batch:
     places_BW: Tensor | None = None
     tags_BW: Tensor | None = None
     spans_B2: Tensor | None = None
-    seen_BTT: Tensor | None = None
+    extra_mask_BTT: Tensor | None = None
     positions_BT: Tensor | None = None
     texts_NK: Tensor | None = None
 
     @property
-    def n_computed(self) -> int:
-        """Number of tokens that a model computes: of rows and sources, padding included."""
+    def n_computed_tokens(self) -> int:
+        """Number of tokens that a model computes, in rows and sources, padding included."""
         return self.tokens_BT.numel() + (0 if self.source_BS is None else self.source_BS.numel())
 
     @property
-    def known_targets_BT(self) -> Tensor:
+    def required_targets_BT(self) -> Tensor:
         """The targets. Raises ValueError for a batch that has none."""
         if self.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
@@ -89,31 +89,31 @@ class Batch:
         """Number of positions with a loss."""
         return 0 if self.targets_BT is None else int((self.targets_BT != IGNORE).sum())
 
-    def row(self, number: int) -> Self:
-        """One row of it."""
-        return self.mapped(lambda t: t[number : number + 1])
+    def row(self, index: int) -> Self:
+        """Returns one row as a batch."""
+        return self.map_tensors(lambda t: t[index : index + 1])
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on `device`; from pinned memory the copy does not block."""
-        return self.mapped(lambda t: t.to(device, non_blocking=True))
+        """Copies the batch to a device; from pinned memory without blocking."""
+        return self.map_tensors(lambda t: t.to(device, non_blocking=True))
 
     def pin(self) -> Self:
-        """The same batch in pinned memory, from which copies to a GPU are asynchronous."""
-        return self.mapped(Tensor.pin_memory)
+        """Copies the batch to pinned memory, from which copies to a GPU are asynchronous."""
+        return self.map_tensors(Tensor.pin_memory)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With each of its tensors changed."""
-        return replace(self, **{f.name: change(t) for f in fields(self) if (t := getattr(self, f.name)) is not None})
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Returns a batch of the results of a function of each tensor."""
+        return replace(self, **{f.name: function(t) for f in fields(self) if (t := getattr(self, f.name)) is not None})
 
 
-def n_shared(*texts: Sequence[object]) -> int:
-    """Length of their longest common prefix."""
+def common_prefix_length(*texts: Sequence[object]) -> int:
+    """Returns the length of the longest common prefix of sequences."""
     return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))))
 
 
-def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> tuple[Tensor, Tensor | None]:
-    """Right-padded rows of ids (B, T), and the padding mask; None without padding."""
-    tokens_BT = pad_sequence([torch.from_numpy(row) for row in rows], True, filler)
+def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[Tensor, Tensor | None]:
+    """Returns right-padded rows of ids (B, T), and a mask that is False at padding; None without padding."""
+    tokens_BT = pad_sequence([torch.from_numpy(row) for row in rows], True, pad_id)
     keep_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
     return tokens_BT, None if keep_BT.all() else keep_BT
 
@@ -131,7 +131,7 @@ class Mask:
     prefix_B: every query of the row attends to keys before this position, past or future (prefix LM).
     keep_BS: bool, False at padding keys, which no query attends to.
     documents_BS: a query attends only to keys of its own document.
-    seen_BQS: bool, an additional mask of the last Q queries, False at masked keys.
+    extra_mask_BQS: bool, an additional mask of the last Q queries, False at masked keys.
     text_positions_PS: int64, for the window and global tokens: position of each key in its text, for all rows or for
         each; None where that is its position in the row.
     width: number of rows that share a line of the KV cache, with their queries concatenated; see `Branches`.
@@ -144,22 +144,22 @@ class Mask:
     prefix_B: Tensor | None = None
     keep_BS: Tensor | None = None
     documents_BS: Tensor | None = None
-    seen_BQS: Tensor | None = None
+    extra_mask_BQS: Tensor | None = None
     text_positions_PS: Tensor | None = None
     width: int = 1
 
     @property
-    def only_causal(self) -> bool:
-        """True for the plain causal mask, which kernels have built in."""
-        return self.causal and not self._has_rows and self.window is None
+    def is_only_causal(self) -> bool:
+        """Whether this is the plain causal mask, which kernels have built in."""
+        return self.causal and not self._has_tensors and self.window is None
 
     @property
-    def sees_all(self) -> bool:
-        """True when no mask is needed at all."""
-        return not self.causal and not self._has_rows and self.window is None
+    def allows_all(self) -> bool:
+        """Whether every query attends to every key, so that no mask is needed."""
+        return not self.causal and not self._has_tensors and self.window is None
 
     @property
-    def begins_BS(self) -> Tensor | None:
+    def document_starts_BS(self) -> Tensor | None:
         """True at the first token of each document after the first of a row; None where a row is one text."""
         if self.documents_BS is None:
             return None
@@ -172,38 +172,42 @@ class Mask:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of `between`; 1 where all have the same mask."""
-        of_rows = (self.prefix_B, self.keep_BS, self.documents_BS, self.text_positions_PS)
-        return max([1, *(len(t) for t in of_rows if t is not None)])
+        """Number of rows of `allows_in_each_row`; 1 where all rows have the same mask."""
+        by_row = (self.prefix_B, self.keep_BS, self.documents_BS, self.text_positions_PS)
+        return max([1, *(len(t) for t in by_row if t is not None)])
 
     @property
-    def _has_rows(self) -> bool:
-        return any(t is not None for t in (self.prefix_B, self.keep_BS, self.documents_BS, self.seen_BQS))
+    def _has_tensors(self) -> bool:
+        return any(t is not None for t in (self.prefix_B, self.keep_BS, self.documents_BS, self.extra_mask_BQS))
 
-    def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-        """Bool mask of the last `n_queries` of `n_keys` positions: (1, Q, S), or (B, Q, S) when rows differ.
+    def to_tensor(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Returns a bool mask of the last `n_queries` of `n_keys` positions: (1, Q, S), or (B, Q, S) if rows differ.
 
         A fully masked query (padding) attends to itself, so that softmax stays finite. Queries may outnumber the keys
-        when these are of another text; the first ones are then at the position of the first key.
+        of another text; the first queries are then at the position of the first key.
         """
         key_1S = torch.arange(n_keys, device=device)[None]
         query_Q1 = torch.arange(n_keys - n_queries, n_keys, device=device).clamp(min=0)[:, None]
-        allowed = self.between(query_Q1, key_1S)
-        if self.seen_BQS is not None:
-            allowed = allowed & self.seen_BQS
+        allowed = self.allows_in_each_row(query_Q1, key_1S)
+        if self.extra_mask_BQS is not None:
+            allowed = allowed & self.extra_mask_BQS
         return allowed | (~allowed.any(-1, keepdim=True) & (key_1S == query_Q1))
 
-    def between(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether queries attend to keys, both given by position in broadcastable shapes: (1 or B, broadcast shape)."""
+    def allows_in_each_row(self, query: Tensor, key: Tensor) -> Tensor:
+        """Returns whether queries attend to keys in each row: (1 or B, broadcast shape).
+
+        query, key: positions, in broadcastable shapes.
+        """
         ndim = max(query.ndim, key.ndim)
         row_B = torch.arange(self.n_rows, device=key.device)
-        allowed = self.sees(row_B.view(-1, *(1,) * ndim), query, key)
+        allowed = self.allows(row_B.view(-1, *(1,) * ndim), query, key)
         return allowed if allowed.ndim > ndim else allowed[None]
 
-    def sees(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a query of a row attends to a key of it, all given by number in broadcastable shapes.
+    def allows(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Returns whether a query of a row attends to a key of that row.
 
-        Without the shape of the rows where all have the same mask.
+        row, query, key: indices, in broadcastable shapes. The result lacks the shape of `row` if all rows have the
+        same mask.
         """
         allowed = torch.ones_like(query == key)
         if self.causal:

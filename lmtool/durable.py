@@ -1,7 +1,7 @@
-"""Files that survive a crash: written under a temporary name, synced to disk, then renamed into place.
+"""Files that survive a crash: they are written under a temporary name, synced to disk, then renamed into place.
 
-And those that are read whole: no more of them than they may have, and nothing that is no regular file. Locks between
-processes, and errors of the operating system as those of lmtool.
+Also reads regular files up to a limit of bytes, locks files between processes, and converts errors of the operating
+system to those of lmtool.
 """
 
 import errno
@@ -18,27 +18,26 @@ from pathlib import Path
 
 from lmtool import system
 from lmtool.errors import CheckpointError, Code, LmtoolError, ResourceError, UsageError
-from lmtool.system import rename as rename
+from lmtool.system import replace_path as replace_path
 from lmtool.system import sync_directory as sync_directory
 
-TEMPORARY = ".tmp-"
+TEMPORARY_PREFIX = ".tmp-"
 """Prefix of the names of unfinished files and directories."""
 
-MARK = f"{TEMPORARY}lock"
-"""In a scratch folder: the file that its process holds locked."""
+SCRATCH_LOCK_FILE = f"{TEMPORARY_PREFIX}lock"
+"""File in a scratch folder that the process which uses the folder keeps locked."""
 
-LARGEST = 64 << 20
-"""Bytes of a file of settings or records that is read whole."""
+MAX_FILE_BYTES = 64 << 20
+"""Largest file of settings or records that `read_file` reads by default."""
 
-
-Chunks = bytes | memoryview | Iterable[bytes | memoryview]
-"""Of a file: whole, or in pieces that are made while it is written."""
+BytesOrChunks = bytes | memoryview | Iterable[bytes | memoryview]
+"""Content of a file: the whole of it, or pieces that are produced while it is written."""
 
 
 def cache_folder() -> Path:
-    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool; of a user without a home a temporary folder.
+    """Returns $LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool, else a folder in the temporary folder.
 
-    Raises ResourceError where such a user has no temporary folder either.
+    Raises ResourceError for a user who has neither a home nor a private temporary folder.
     """
     if folder := os.environ.get("LMTOOL_CACHE"):
         return Path(folder)
@@ -47,63 +46,60 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "lmtool"
     except RuntimeError:
-        return _make_private_cache()
+        return _make_private_cache_folder()
 
 
-def _make_private_cache() -> Path:
-    """The cache in the temporary folder, which is made if need be: code is loaded from it, so nobody else may write it.
+def _make_private_cache_folder() -> Path:
+    """Makes and returns the cache folder of a user without a home. Raises ResourceError.
 
-    Raises ResourceError.
+    Nobody else may write to it, because code is loaded from it.
     """
     what, fix = "there is no home folder for the cache", "name a folder for it: LMTOOL_CACHE"
-    with refusing(what, "HOME", fix, names_file=True):
-        folder = Path(tempfile.gettempdir()) / f"lmtool-{system.user_id()}"
+    with convert_os_errors(what, "HOME", fix, names_file=True):
+        folder = Path(tempfile.gettempdir()) / f"lmtool-{system.get_user_id()}"
         with suppress(FileExistsError):
             folder.mkdir(0o700)
-        if not system.is_private(folder):
+        if not system.is_private_folder(folder):
             raise ResourceError(f"{what}, and others may write to this one", where=str(folder), fix=fix)
     return folder
 
 
-def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
-    """A regular file, open for reading. limit: the most bytes that it may have.
+def open_regular_file(path: Path, max_bytes: int | None = None) -> BufferedReader:
+    """Opens a regular file of at most `max_bytes` for reading.
 
-    Raises OSError, also for others: a device may have no end, and a pipe no writer.
+    Raises OSError, also for other kinds of files, because a device may have no end and a pipe no writer.
     """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | system.NO_WAIT))  # noqa: SIM115 - returned
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | system.OPEN_WITHOUT_WAITING))  # noqa: SIM115 - returned
     status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
+    if stat.S_ISREG(status.st_mode) and (max_bytes is None or status.st_size <= max_bytes):
         return file
     file.close()
     if stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
     raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
-def read(path: Path, limit: int = LARGEST) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises OSError for others, without reading them."""
-    with open_regular(path, limit) as file:
+def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Returns the content of a regular file of at most `max_bytes`. Raises OSError for others, without reading them."""
+    with open_regular_file(path, max_bytes) as file:
         return file.read()
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
-    """The content of a regular file, memory-mapped; where its file system has no mmap, read into memory.
-
-    Raises OSError.
-    """
-    with open_regular(path) as file:
+    """Memory-maps a regular file, or reads it where its file system has no mmap. Raises OSError."""
+    with open_regular_file(path) as file:
         if not os.fstat(file.fileno()).st_size:
             return b""  # mmap refuses it
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            if not system.lacks_mmap(error):
+            if not system.is_mmap_unsupported(error):
                 raise
             return file.read()
 
 
-def write_new(path: Path, content: Chunks) -> None:
-    """Write a new file, and sync it to disk. Raises OSError."""
+def write_new_file(path: Path, content: BytesOrChunks) -> None:
+    """Writes a file that does not exist yet and syncs it to disk. Raises OSError."""
     with path.open("xb") as file:
         for chunk in [content] if isinstance(content, bytes | memoryview) else content:
             file.write(chunk)
@@ -111,16 +107,16 @@ def write_new(path: Path, content: Chunks) -> None:
         os.fsync(file.fileno())
 
 
-def replace(path: Path, content: Chunks) -> None:
-    """Replace the file `path` atomically: a reader sees the old file or the new one. One writer at a time.
+def replace_file(path: Path, content: BytesOrChunks) -> None:
+    """Replaces the file `path` atomically: a reader sees the old file or the new one. Raises OSError.
 
-    Raises OSError.
+    Only one process may do so at a time.
     """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
     try:
         temporary.unlink(missing_ok=True)
-        write_new(temporary, content)
-        rename(temporary, path)
+        write_new_file(temporary, content)
+        replace_path(temporary, path)
         sync_directory(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -128,62 +124,62 @@ def replace(path: Path, content: Chunks) -> None:
 
 
 @contextmanager
-def staged(path: Path) -> Iterator[Path]:
-    """Where to write a file or folder, which becomes `path` at the end of the block; after an error nothing stays.
+def atomic_output(path: Path) -> Iterator[Path]:
+    """Yields a temporary path for a file or folder, and renames it to `path` after the block. Raises OSError.
 
-    Takes the place of a file and of an empty folder. Several processes may write the same. Raises OSError.
+    Replaces a file or an empty folder. After an error nothing is left. Several processes may write the same path.
     """
     path = Path(os.path.realpath(path))
-    with scratch(path.parent) as folder:
+    with scratch_folder(path.parent) as folder:
         new = folder / path.name
         yield new
         if new.is_dir():
             sync_directory(new)
-        rename(new, path)
+        replace_path(new, path)
         sync_directory(path.parent)
 
 
 @contextmanager
-def scratch(parent: Path) -> Iterator[Path]:
-    """A new hidden folder, which is removed at the end of the block, or by the next one here if this process is killed.
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yields a new hidden folder in `parent` and removes it after the block. Raises OSError.
 
-    Raises OSError.
+    If this process is killed, the next call with this parent removes the folder.
     """
-    for mark in parent.glob(f"{TEMPORARY}*/{MARK}"):
-        with suppress(OSError):  # of somebody else, or just removed
-            if not is_locked(mark):
-                _remove(mark.parent)
-    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
-    # others remove what is marked and not locked; without locks there is no mark to be taken for a killed process's
-    handle = system.open_locked(folder / MARK)
+    for lock_file in parent.glob(f"{TEMPORARY_PREFIX}*/{SCRATCH_LOCK_FILE}"):
+        with suppress(OSError):  # it belongs to somebody else, or was just removed
+            if not is_file_locked(lock_file):
+                _remove_scratch_folder(lock_file.parent)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=parent))
+    # a file system without locks gets no lock file, because others remove folders whose lock file is not locked
+    descriptor = system.create_locked_file(folder / SCRATCH_LOCK_FILE)
     try:
         yield folder
     finally:
-        system.close_and_remove(handle, partial(_remove, folder))
+        system.close_and_remove(descriptor, partial(_remove_scratch_folder, folder))
 
 
 @contextmanager
-def scratch_in(parent: Path) -> Iterator[Path]:
-    """A `scratch` folder in one that is made if need be. Raises ResourceError when they cannot be made."""
+def make_scratch_folder(parent: Path) -> Iterator[Path]:
+    """Makes `parent` if need be, and yields a scratch folder in it. Raises ResourceError when it cannot be made."""
     with ExitStack() as stack:
-        with writing(parent):
+        with convert_write_errors(parent):
             parent.mkdir(parents=True, exist_ok=True)
-            folder = stack.enter_context(scratch(parent))
+            folder = stack.enter_context(scratch_folder(parent))
         yield folder
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether the process that has made a scratch folder still has it."""
+def is_scratch_folder_in_use(folder: Path) -> bool:
+    """Returns whether the process that made a scratch folder still uses it."""
     try:
-        return is_locked(folder / MARK)
+        return is_file_locked(folder / SCRATCH_LOCK_FILE)
     except OSError:  # it is removed, or its file system has no locks
         return folder.is_dir()
 
 
-def _remove(folder: Path) -> None:
-    """Remove a scratch folder, its mark last: what a process leaves that is killed here is found by the next one."""
+def _remove_scratch_folder(folder: Path) -> None:
+    """Removes a scratch folder, its lock file last, so that another process can finish if this one is killed."""
     with suppress(OSError):
-        for inside in sorted(folder.iterdir(), key=lambda inside: inside.name == MARK):
+        for inside in sorted(folder.iterdir(), key=lambda inside: inside.name == SCRATCH_LOCK_FILE):
             if inside.is_dir() and not inside.is_symlink():
                 shutil.rmtree(inside, ignore_errors=True)
             else:
@@ -191,162 +187,148 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it, if there is one. Raises OSError."""
+def remove_path(path: Path) -> None:
+    """Removes a file, a link, or a folder with its content, if it exists. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def is_locked(file: Path) -> bool:
-    """Whether some process, this one included, holds the lock of a file. Raises OSError."""
-    handle = os.open(file, os.O_RDONLY)
+def is_file_locked(path: Path) -> bool:
+    """Returns whether any process, including this one, holds the lock of a file. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        return not system.try_lock(handle, shared=True)
+        return not system.try_to_lock_file(descriptor, shared=True)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; a second process waits until the first one releases it or dies.
+def hold_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Holds the lock file `path` during the block, and yields whether this process holds it. Raises ResourceError.
 
-    Raises ResourceError.
+    wait: waits until another process releases the lock or ends; otherwise yields False.
     """
-    with writing(path):
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with locking(path):
-            system.wait_for_lock(handle)
-        yield
+        with convert_lock_errors(path):
+            is_held = system.try_to_lock_file(descriptor)
+            if wait and not is_held:
+                system.lock_file(descriptor)
+        yield is_held or wait
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 @contextmanager
-def locked_if_free(path: Path) -> Iterator[bool]:
-    """Hold the lock file `path`, unless another process does; whether it is held. Raises ResourceError."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        with writing(path):
-            is_free = system.try_lock(handle)
-        yield is_free
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def refusing(
+def convert_os_errors(
     what: str,
     where: Path | str,
     fix: str | Callable[[OSError], str] = "",
-    kind: type[LmtoolError] = ResourceError,
+    error_type: type[LmtoolError] = ResourceError,
     *,
-    missing: str = "",
+    missing_message: str = "",
     names_file: bool = False,
 ) -> Iterator[None]:
-    """Turn errors of the operating system into one of lmtool: what cannot be done, and the system's reason.
+    """Converts an OSError of the block to an error of lmtool: "WHAT: the system's reason".
 
     fix: may depend on the error.
-    missing: the whole message where there is no such file.
-    names_file: the error names the file that the system names, if it does.
+    missing_message: the whole message where the file does not exist.
+    names_file: as the place, name the file that the system reports instead of `where`, if it reports one.
     """
     try:
         yield
     except OSError as error:
-        is_missing = missing and isinstance(error, FileNotFoundError)
-        message = missing if is_missing else f"{what}: {error.strerror or error}"
+        is_missing = missing_message and isinstance(error, FileNotFoundError)
+        message = missing_message if is_missing else f"{what}: {error.strerror or error}"
         if names_file and error.filename:
             where = error.filename
         fix = fix if isinstance(fix, str) else fix(error)
-        code = "no_space" if is_full(error) else _CODES.get(type(error))
-        raise kind(message, where=str(where), fix=fix, code=code) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        code = "no_space" if is_full else _ERROR_CODES.get(type(error))
+        raise error_type(message, where=str(where), fix=fix, code=code) from error
 
 
-_CODES: dict[type[OSError], Code] = {FileNotFoundError: "file_not_found", PermissionError: "not_permitted"}
+_ERROR_CODES: dict[type[OSError], Code] = {FileNotFoundError: "file_not_found", PermissionError: "not_permitted"}
 
 
-def writing(path: Path) -> AbstractContextManager[None]:
-    """Turn errors of the operating system in writing an output or the cache into a ResourceError."""
-    return refusing("cannot write", path, way_to_write)
+def convert_write_errors(path: Path) -> AbstractContextManager[None]:
+    """Converts an OSError in writing an output or the cache to a ResourceError."""
+    return convert_os_errors("cannot write", path, suggest_write_fix)
 
 
-def locking(path: Path) -> AbstractContextManager[None]:
-    """Turn errors of the operating system in locking a file into a ResourceError: its file system has no locks."""
+def convert_lock_errors(path: Path) -> AbstractContextManager[None]:
+    """Converts an OSError in locking a file to a ResourceError that says that the file system has no locks."""
     what = "two processes could write here at once, since the file system has no locks"
-    return refusing(what, path, f"choose a folder on a file system with locks: {_NAMED}")
+    return convert_os_errors(what, path, f"choose a folder on a file system with locks: {_FOLDER_OPTIONS}")
 
 
-def reading_part(path: Path, fix: str) -> AbstractContextManager[None]:
-    """Turn errors of the operating system in reading a file of a run or a model into a CheckpointError."""
-    return refusing(f"{path.name} cannot be read", path, fix, CheckpointError, missing=f"{path.name} is missing")
+def convert_checkpoint_read_errors(path: Path, fix: str) -> AbstractContextManager[None]:
+    """Converts an OSError in reading a file of a run or a model to a CheckpointError."""
+    return convert_os_errors(
+        f"{path.name} cannot be read", path, fix, CheckpointError, missing_message=f"{path.name} is missing"
+    )
 
 
-_NAMED = "-o names the output, LMTOOL_CACHE the cache, LMTOOL_RUNS the folder of runs"
-_WAYS_TO_WRITE = {
-    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR), f"choose another name: {_NAMED}"),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTEMPTY), f"choose a new name: {_NAMED}"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), f"make it writable, or choose another: {_NAMED}"),
-    errno.EROFS: f"choose a folder on a disk that is not read-only: {_NAMED}",
+_FOLDER_OPTIONS = "-o names the output, LMTOOL_CACHE the cache, LMTOOL_RUNS the folder of runs"
+_WRITE_FIXES = {
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR), f"choose another name: {_FOLDER_OPTIONS}"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTEMPTY), f"choose a new name: {_FOLDER_OPTIONS}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"make it writable, or choose another: {_FOLDER_OPTIONS}"),
+    errno.EROFS: f"choose a folder on a disk that is not read-only: {_FOLDER_OPTIONS}",
     errno.ENOSPC: "free some disk space, then start again: what is finished is kept",
     errno.EDQUOT: "free some disk space, or ask for a larger quota, then start again: what is finished is kept",
-    errno.EIO: f"the disk may be failing: save what is on it, and choose a folder on another: {_NAMED}",
-    errno.ENAMETOOLONG: f"choose a shorter name: {_NAMED}",
-    errno.EFBIG: f"raise the limit on the size of files, ulimit -f, or choose a folder on another disk: {_NAMED}",
+    errno.EIO: f"the disk may be failing: save what is on it, and choose a folder on another: {_FOLDER_OPTIONS}",
+    errno.ENAMETOOLONG: f"choose a shorter name: {_FOLDER_OPTIONS}",
+    errno.EFBIG: f"raise the limit on file sizes, ulimit -f, or choose a folder on another disk: {_FOLDER_OPTIONS}",
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "close some programs: all of them together have too many files open",
 }
 
 
-def way_to_write(error: OSError) -> str:
-    """What to do about an error in writing an output or the cache."""
-    return _WAYS_TO_WRITE.get(error.errno or 0, f"check the disk, or choose a folder on another: {_NAMED}")
+def suggest_write_fix(error: OSError) -> str:
+    """Returns what to do about an error in writing an output or the cache."""
+    return _WRITE_FIXES.get(error.errno or 0, f"check the disk, or choose a folder on another: {_FOLDER_OPTIONS}")
 
 
-def is_full(error: OSError) -> bool:
-    """Whether the disk or a quota is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+def write_file(path: Path, content: BytesOrChunks) -> None:
+    """Replaces a file atomically, as `replace_file` does. Raises ResourceError."""
+    with convert_write_errors(path):
+        replace_file(path, content)
 
 
-def write_file(path: Path, content: Chunks) -> None:
-    """`replace`. Raises ResourceError."""
-    with writing(path):
-        replace(path, content)
+def write_output_file(path: Path, content: BytesOrChunks) -> None:
+    """Writes a file atomically; unlike with `write_file`, several processes may write it. Raises ResourceError."""
+    with convert_write_errors(path), atomic_output(path) as new:
+        write_new_file(new, content)
 
 
-def write_output(path: Path, content: Chunks) -> None:
-    """Write a file atomically, whose name is a person's: several processes may write it. Raises ResourceError."""
-    with writing(path), staged(path) as new:
-        write_new(new, content)
-
-
-def refuse_existing(path: Path) -> None:
-    """Raise UsageError for a path where something is."""
+def check_path_is_free(path: Path) -> None:
+    """Raises UsageError if the path exists."""
     if os.path.lexists(path):
         fix = "choose another name, or remove it"
         raise UsageError("the file exists already", where=str(path), fix=fix, code="output_exists")
 
 
-def refuse_used(folder: Path) -> None:
-    """Raise UsageError for a path that is no new or empty folder."""
-    with writing(folder):
+def check_folder_is_empty(folder: Path) -> None:
+    """Raises UsageError for a path that exists, unless it is an empty folder."""
+    with convert_write_errors(folder):
         if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             what = "the output folder is not empty"
             raise UsageError(what, where=str(folder), fix="name a new one", code="output_exists")
 
 
 @contextmanager
-def filling(folder: Path) -> Iterator[Path]:
-    """A hidden folder to write to, which becomes `folder` at the end; after an error nothing stays behind.
+def atomic_output_folder(folder: Path) -> Iterator[Path]:
+    """Yields a hidden folder to write to, and renames it to `folder` after the block. Raises ResourceError.
 
-    Raises ResourceError for all errors of the operating system.
+    After an error nothing is left.
     """
-    with writing(folder):
+    with convert_write_errors(folder):
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with staged(folder) as new:
+        with atomic_output(folder) as new:
             new.mkdir()
             yield new

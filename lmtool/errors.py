@@ -7,7 +7,7 @@ Code = (
     | Literal["output_exists", "run_in_use", "run_not_found", "no_checkpoint", "damaged", "data_changed"]
     | Literal["file_not_found", "not_permitted", "no_space"]
 )
-"""What went wrong, in a word that stays when messages are reworded."""
+"""Identifies what went wrong, for programs; it stays when messages are reworded."""
 
 
 class LmtoolError(Exception):
@@ -28,7 +28,7 @@ class LmtoolError(Exception):
         self.fix = fix
 
     def lines(self) -> list[str]:
-        """The message as printed, one string a line."""
+        """Returns the printed lines of the message."""
         return [self.what, *(f"  {part}" for part in (self.where, self.fix) if part)]
 
     def __str__(self) -> str:
@@ -42,8 +42,8 @@ class UsageError(LmtoolError):
     code = "usage"
 
 
-MOST_MISTAKES = 20
-"""Mistakes of a recipe that are printed; a file with more is not one that someone mends line by line."""
+MAX_SHOWN_MISTAKES = 20
+"""Mistakes of a recipe that an error lists; nobody mends a file with more line by line."""
 
 
 class RecipeError(LmtoolError):
@@ -57,7 +57,7 @@ class RecipeError(LmtoolError):
         self.mistakes = mistakes
 
     def lines(self) -> list[str]:
-        if len(self.mistakes) <= MOST_MISTAKES:
+        if len(self.mistakes) <= MAX_SHOWN_MISTAKES:
             return self.mistakes
         return [*self.mistakes[:2], f"and {len(self.mistakes) - 2:,} more mistakes: is this a recipe?"]
 

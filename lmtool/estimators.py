@@ -20,11 +20,11 @@ from lmtool.errors import UsageError
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both have.
+    """Base of both estimators.
 
     source: the run, or published model, that is fine-tuned, as `lmtool finetune --from`. recipe: trains from scratch,
     as --recipe. Without both the best of the linear models is trained. settings: keys of the recipe, as after -s. seed:
-    of all that is drawn. out: the run directory; a new one in runs/ when empty.
+    of all random numbers. out: the run directory; a new one in runs/ when empty.
     """
 
     model_: TrainedModel
@@ -49,10 +49,10 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             raise UsageError("the rows have a column named label", fix="give the columns of texts alone, or rename it")
         columns = {"data.text_columns": list(rows[0]) if rows else [], "data.label_column": "label"}
         seed = {} if self.seed is None else {"seed": self.seed}
-        values = {"objective.kind": "classification", "objective.task": self._task, **columns, **seed}
-        labelled = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
-        given = values | dict(self.settings or {})
-        self.model_ = finetune(labelled, self.recipe, settings=given, source=self.source, out=self.out)
+        objective = {"objective.kind": "classification", "objective.task": self._task}
+        settings = {**objective, **columns, **seed, **(self.settings or {})}
+        labelled_rows = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
+        self.model_ = finetune(labelled_rows, self.recipe, settings=settings, source=self.source, out=self.out)
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]

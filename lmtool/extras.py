@@ -1,4 +1,4 @@
-"""Libraries that only some commands need, and that `pip install lmtool` leaves out."""
+"""Imports libraries that only some commands need and that `pip install lmtool` does not install."""
 
 from importlib import import_module
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from lmtool.errors import ResourceError
 
 
-def library(name: str, what: str, extra: str, otherwise: str = "") -> Any:
-    """A module of an extra of lmtool. Raises ResourceError, with the line to type, where it is not installed.
+def import_extra(module: str, purpose: str, extra: str, alternative: str = "") -> Any:
+    """Imports a module of an extra of lmtool. Raises ResourceError, with the command to type, if it is not installed.
 
-    what: is done by it, in words. otherwise: what else can be done.
+    purpose: begins the message, such as "this needs". alternative: what else the user can do, after the command.
     """
     try:
-        return import_module(name)
+        return import_module(module)
     except ModuleNotFoundError as error:
-        missing = f"{what} {name.partition('.')[0]}, which is not installed"
-        raise ResourceError(missing, fix=f"pip install 'lmtool[{extra}]'{otherwise}") from error
+        missing = f"{purpose} {module.partition('.')[0]}, which is not installed"
+        raise ResourceError(missing, fix=f"pip install 'lmtool[{extra}]'{alternative}") from error

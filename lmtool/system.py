@@ -1,7 +1,7 @@
-"""What operating systems do each in their way: POSIX, as on Linux and macOS, and Windows; what some file systems lack.
+"""Differences between operating systems, POSIX and Windows, and between file systems.
 
-Only this module asks which one it is, and imports what only one of them has. On Windows an open file can be neither
-renamed nor removed, a folder has no handle to sync, locks are of ranges of bytes, and nothing is forked.
+Only this module asks which one it is and imports modules that only one of them has. On Windows an open file can be
+neither renamed nor removed, folders cannot be synced, locks are on ranges of bytes, and processes do not fork.
 """
 
 import errno
@@ -26,99 +26,99 @@ if TYPE_CHECKING:  # they take a tenth of a second to import
     from asyncio import AbstractEventLoop
     from multiprocessing.process import BaseProcess
 
-WINDOWS = sys.platform == "win32"
-"""Whether files that are open stay where they are."""
+IS_WINDOWS = sys.platform == "win32"
+"""Whether open files can be neither renamed nor removed."""
 
-NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
-"""Flag of opening a file: what has no other end is not waited for."""
+OPEN_WITHOUT_WAITING: int = getattr(os, "O_NONBLOCK", 0)
+"""Flag for `os.open` that does not wait for the other end of a pipe."""
 
-leave_group: Callable[[], Any] = getattr(os, "setpgrp", lambda: None)
-"""From then on Ctrl-C is not for this process, but for the one that started it; on Windows it is for both."""
+leave_process_group: Callable[[], Any] = getattr(os, "setpgrp", lambda: None)
+"""Lets Ctrl-C stop only the process that started this one; on Windows it stops both."""
 
 _LOCKED_BYTE = 1 << 30
-"""On Windows: the byte that is locked, beyond all content, since what is locked there cannot be read by others."""
+"""On Windows, the byte that is locked: beyond all content, because others cannot read a locked byte."""
 
-_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
-"""Errors of syncing a folder by file systems that sync none; fsync(2) tells of EINVAL."""
+_SYNC_UNSUPPORTED_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+"""Errors of file systems that cannot sync a folder; fsync(2) documents EINVAL."""
 
-_PATIENCE_SECONDS, _POLL_SECONDS = 2.0, 0.02
-"""On Windows: how long and how often a file is tried that somebody has open, a virus scanner for instance."""
+_RENAME_TIMEOUT_SECONDS, _POLL_SECONDS = 2.0, 0.02
+"""On Windows, how long and how often renaming is retried while somebody, such as a virus scanner, has the file open."""
 
 
-def try_lock(handle: int, shared: bool = False) -> bool:
-    """Lock an open file until it is closed, unless another process has; whether it is locked now.
+def try_to_lock_file(descriptor: int, shared: bool = False) -> bool:
+    """Locks an open file until it is closed, unless another process has locked it; returns whether it is locked now.
 
-    shared: with others that share it; not on Windows. Raises OSError where the file system has no locks.
+    shared: several processes may hold the lock at once; not on Windows. Raises OSError if the file system has no locks.
     """
     try:
         if sys.platform == "win32":
-            os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
             try:
-                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
             finally:
-                os.lseek(handle, 0, os.SEEK_SET)
+                os.lseek(descriptor, 0, os.SEEK_SET)
         else:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
 
 
-def wait_for_lock(handle: int) -> None:
-    """Lock an open file as soon as no other process has. Raises OSError as `try_lock`."""
+def lock_file(descriptor: int) -> None:
+    """Waits until no other process locks an open file, then locks it. Raises OSError as `try_to_lock_file` does."""
     if sys.platform == "win32":
-        while not try_lock(handle):
+        while not try_to_lock_file(descriptor):
             time.sleep(_POLL_SECONDS)
     else:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def open_locked(path: Path) -> int:
-    """A new file, open and locked, that others cannot have removed because it was not yet locked. Raises OSError.
+def create_locked_file(path: Path) -> int:
+    """Creates, opens and locks a file, and returns its descriptor. Raises OSError.
 
-    On POSIX it has this name only once it is locked, so never where the file system has no locks; on Windows it stays
-    because it is open.
+    No other process sees the file before it is locked. On POSIX the file gets its name after it is locked, so never if
+    the file system has no locks; on Windows nobody can remove it because it is open.
     """
-    new = path if WINDOWS else path.with_name("lock")
-    handle = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
+    new = path if IS_WINDOWS else path.with_name("lock")
+    descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
     with suppress(OSError):
-        wait_for_lock(handle)
-        if not WINDOWS:
+        lock_file(descriptor)
+        if not IS_WINDOWS:
             os.rename(new, path)
-    return handle
+    return descriptor
 
 
-def close_and_remove(handle: int, remove: Callable[[], None]) -> None:
-    """Close the locked file in a folder, and remove the folder: under the lock where an open file can be removed."""
-    if WINDOWS:
-        os.close(handle)
+def close_and_remove(descriptor: int, remove: Callable[[], None]) -> None:
+    """Closes a locked file and calls `remove` for its folder, before closing where open files can be removed."""
+    if IS_WINDOWS:
+        os.close(descriptor)
     remove()
-    if not WINDOWS:
-        os.close(handle)
+    if not IS_WINDOWS:
+        os.close(descriptor)
 
 
-def sparing_open_files() -> AbstractContextManager[None]:
-    """A context in which, on Windows, what somebody reads stays where it is, and no PermissionError is raised."""
-    return suppress(PermissionError) if WINDOWS else nullcontext()
+def ignore_open_files() -> AbstractContextManager[None]:
+    """Suppresses the PermissionError that Windows raises for files that somebody has open."""
+    return suppress(PermissionError) if IS_WINDOWS else nullcontext()
 
 
 def sync_directory(path: Path) -> None:
-    """Sync the entries of a directory to disk, unless Windows or the file system offers no way to. Raises OSError."""
+    """Syncs the entries of a directory to disk, if the system and the file system can. Raises OSError."""
     if sys.platform != "win32":
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(handle)
+            os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in _NO_SYNC:
+            if error.errno not in _SYNC_UNSUPPORTED_ERRORS:
                 raise
         finally:
-            os.close(handle)
+            os.close(descriptor)
 
 
 def is_written_by_others(status: os.stat_result) -> bool:
-    """Whether a file or folder belongs to a user other than this one and root, or can be written by one.
+    """Returns whether a user other than this one and root owns a file or folder or can write to it.
 
-    Never on Windows, where a profile's folders are its user's.
+    False on Windows, where only the user can write to the folders of a profile.
     """
     if sys.platform == "win32":
         return False
@@ -126,7 +126,7 @@ def is_written_by_others(status: os.stat_result) -> bool:
 
 
 def deny_others_writing(path: Path) -> bool:
-    """Let only its owner write a file or folder. Returns whether that is this user or root. Raises OSError."""
+    """Lets only its owner write to a file or folder; returns whether that is this user or root. Raises OSError."""
     status = path.stat()
     if sys.platform != "win32" and status.st_uid == os.geteuid() and status.st_mode & 0o022:
         path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
@@ -134,68 +134,68 @@ def deny_others_writing(path: Path) -> bool:
     return not is_written_by_others(status)
 
 
-def lacks_mmap(error: OSError) -> bool:
-    """Whether a file could not be memory-mapped because its file system has no mmap.
+def is_mmap_unsupported(error: OSError) -> bool:
+    """Returns whether a file could not be memory-mapped because its file system has no mmap.
 
-    Libraries in Rust give the number of an error in its text only.
+    Libraries in Rust give the error number only in the message.
     """
     return error.errno == errno.ENODEV or str(error).endswith(f"(os error {errno.ENODEV})")
 
 
-def user_id() -> int:
-    """The number of the user of this process; 0 on Windows, where each user has another temporary folder."""
+def get_user_id() -> int:
+    """Returns the id of the user of this process; 0 on Windows, where each user has another temporary folder."""
     return os.geteuid() if sys.platform != "win32" else 0
 
 
-def is_private(folder: Path) -> bool:
-    """Whether this is a folder, no link, that only the user of this process can read and write. Raises OSError.
+def is_private_folder(folder: Path) -> bool:
+    """Returns whether this is a folder, no link, that only this user can read and write. Raises OSError.
 
-    On Windows, which has other permissions, all folders are taken to be private.
+    On Windows, which has other permissions, every folder counts as private.
     """
     status = os.lstat(folder)
-    is_own = WINDOWS or (status.st_uid == user_id() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    is_own = IS_WINDOWS or (status.st_uid == get_user_id() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
     return stat.S_ISDIR(status.st_mode) and is_own
 
 
-def rename(old: Path, new: Path) -> None:
-    """Give a file or folder another name, in place of a file or an empty folder. Raises OSError."""
-    if WINDOWS and new.is_dir() and old.is_dir():
-        new.rmdir()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+def replace_path(source: Path, target: Path) -> None:
+    """Renames a file or folder, replacing a file or an empty folder at `target`. Raises OSError."""
+    if IS_WINDOWS and target.is_dir() and source.is_dir():
+        target.rmdir()
+    deadline = time.monotonic() + _RENAME_TIMEOUT_SECONDS
     while True:
         try:
-            return os.replace(old, new)
+            return os.replace(source, target)
         except PermissionError:
-            if not WINDOWS or time.monotonic() > deadline:
+            if not IS_WINDOWS or time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_SECONDS)
 
 
-def after_fork(action: Callable[[], None]) -> None:
-    """Call an action in each child that this process forks."""
+def call_after_fork(action: Callable[[], None]) -> None:
+    """Registers an action that each child of this process calls after a fork."""
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=action)
 
 
 def lower_priority(nice: int) -> None:
-    """Let this thread, and those that it starts, compute when others do not; only Linux has priorities of threads."""
+    """Lowers the priority of this thread and of those that it starts; only Linux has priorities of threads."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def process_class(preloaded: Sequence[str]) -> "type[BaseProcess]":
-    """Of processes that are forked from one that has imported these modules, or started anew where there is no fork."""
+def get_process_class(preloaded_modules: Sequence[str]) -> "type[BaseProcess]":
+    """Returns a process class that forks from a process which has imported these modules, or spawns on Windows."""
     import multiprocessing
 
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn").Process
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*preloaded])
+    context.set_forkserver_preload([*preloaded_modules])
     return context.Process
 
 
-def stop_with_parent() -> None:
-    """Stop this process, one of `process_class`, by SIGTERM when the one that started it ends, even by SIGKILL."""
+def terminate_with_parent() -> None:
+    """Sends this process, one of `get_process_class`, SIGTERM when its parent ends, even by SIGKILL."""
     from multiprocessing import connection, parent_process
 
     parent = parent_process()
@@ -208,28 +208,28 @@ def stop_with_parent() -> None:
     Thread(target=watch, name="parent", daemon=True).start()
 
 
-def on_signals(loop: "AbstractEventLoop", numbers: Sequence[signal.Signals], call: Callable[[int], Any]) -> None:
-    """Call a function with the number of each such signal, in an event loop that runs in the main thread."""
-    for number in numbers:
-        if WINDOWS:
-            signal.signal(number, lambda received, _: loop.call_soon_threadsafe(call, received))
+def handle_signals(loop: "AbstractEventLoop", signals: Sequence[signal.Signals], handler: Callable[[int], Any]) -> None:
+    """Calls a handler with the number of each such signal, in an event loop that runs in the main thread."""
+    for number in signals:
+        if IS_WINDOWS:
+            signal.signal(number, lambda received, _: loop.call_soon_threadsafe(handler, received))
         else:
-            loop.add_signal_handler(number, call, int(number))
+            loop.add_signal_handler(number, handler, int(number))
 
 
-def text_settings(is_terminal: bool) -> dict[str, Any]:
-    """What `reconfigure` of an output stream is given: a file or pipe on Windows is UTF-8 too, as elsewhere."""
-    is_foreign = WINDOWS and not is_terminal and "PYTHONIOENCODING" not in os.environ
+def output_stream_settings(is_terminal: bool) -> dict[str, Any]:
+    """Returns the arguments of an output stream's `reconfigure` that make files and pipes on Windows UTF-8 too."""
+    is_foreign = IS_WINDOWS and not is_terminal and "PYTHONIOENCODING" not in os.environ
     return {"encoding": "utf-8", "newline": "\n"} if is_foreign else {}
 
 
 def is_broken_pipe(error: OSError) -> bool:
-    """Whether writing failed because nobody reads any longer."""
-    return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
+    """Returns whether writing failed because nobody reads the other end."""
+    return isinstance(error, BrokenPipeError) or (IS_WINDOWS and error.errno == errno.EINVAL)
 
 
-def unbuffered(stream: io.TextIOWrapper) -> IO[bytes]:
-    """A file of what a stream writes to; on Windows its own, which a console needs for most characters."""
-    if WINDOWS:
+def open_unbuffered(stream: io.TextIOWrapper) -> IO[bytes]:
+    """Opens a stream's output unbuffered; on Windows returns the stream's own raw file, which consoles need."""
+    if IS_WINDOWS:
         return cast(IO[bytes], getattr(stream.buffer, "raw", stream.buffer))
     return cast(IO[bytes], io.FileIO(stream.fileno(), "w", closefd=False))

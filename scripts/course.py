@@ -183,7 +183,7 @@ class Course:
         kinds = json.loads(path.read_text(encoding="utf-8"))["attention"]
         (kind,) = [kind for kind in kinds if kind["kind"] == part]
         mean = [[fmean(heads) for heads in zip(*rows, strict=True)] for rows in zip(*kind["weights"][-1], strict=True)]
-        return HeatMap(mean, kind["queries"], kind["keys"], label=shows, high=1.0).svg()
+        return HeatMap(mean, kind["queries"], kind["keys"], label=shows, max_value=1.0).svg()
 
     def _chosen(self, how: str, which: str) -> list[str]:
         lines = self.printed[-int(which) :] if how == "last" else [x for x in self.printed if re.search(which, x)]

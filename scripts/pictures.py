@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from lmtool.analysis.attention import compute_attention
 from lmtool.analysis.gradients import compute_gradient_flow
 from lmtool.inference.load import load_run
-from lmtool.report.charts import HeatMap, Line, LineChart, standalone
+from lmtool.report.charts import HeatMap, Line, LineChart, to_svg_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "build" / "pictures"
@@ -75,7 +75,7 @@ def main(names: list[str]) -> None:
 def write(name: str, picture: str, folder: Path = PICTURES) -> None:
     """Write a picture of a page as NAME.svg of a folder."""
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.svg").write_text(standalone(picture), encoding="utf-8")
+    (folder / f"{name}.svg").write_text(to_svg_file(picture), encoding="utf-8")
 
 
 def pictures_of(page: Path) -> list[str]:
@@ -96,13 +96,13 @@ def on_page(name: str) -> str:
 def attention_of_a_story(name: str) -> str:
     part = compute_attention(load_run(run("stories")), [STORY]).part(None)
     label = f"Attention of the first head of the last layer: {STORY}"
-    return HeatMap(part.head(-1, 0).tolist(), part.queries, part.keys, label=label, high=1.0).svg()
+    return HeatMap(part.head(-1, 0).tolist(), part.queries, part.keys, label=label, max_value=1.0).svg()
 
 
 def alignment_of_a_translation(name: str) -> str:
     part = compute_attention(load_run(run("translation")), source=SENTENCE).part("cross")
     label = f"What each token of a translation attends to: {SENTENCE}"
-    return HeatMap(part.head(-1, None).tolist(), part.queries, part.keys, label=label, high=1.0).svg()
+    return HeatMap(part.head(-1, None).tolist(), part.queries, part.keys, label=label, max_value=1.0).svg()
 
 
 def gradients_of_recurrent_models(name: str) -> str:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from lmtool import _HOMES, errors
+from lmtool import _MODULES_BY_NAME, errors
 from lmtool.api import TrainedModel
 from lmtool.cli import app
 from lmtool.generation.params import Option
@@ -30,7 +30,7 @@ from lmtool.interop.families import FAMILIES, GGUF_FAMILIES, tables
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report import drawing
-from lmtool.report.charts import standalone
+from lmtool.report.charts import to_svg_file
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ("cli.md", "recipe.md", "python.md", "serve.md")
@@ -221,9 +221,9 @@ def recipes() -> Iterator[str]:
     """A heading for each recipe, what it is, its parts, and the pictures that `drawings` has made of it."""
     for name in shipped_recipes():
         recipe = load(name).recipe
-        drawn = drawing.draw(recipe, name)
+        drawn = drawing.draw_model(recipe, name)
         yield from (f"### {name}", "", f"{recipe.description}. *{drawn.title.partition(': ')[2]}*", "")
-        lines = drawing.as_lines(drawn, 100)
+        lines = drawing.format_lines(drawn, 100)
         tree = [str(line) for line in lines]
         end = next((i for i, line in enumerate(tree) if line.startswith("FLOPs are")), len(tree) - 1)
         yield from ("<details markdown><summary>Drawing</summary>", "", "```text", *tree[2 : end + 1], "```", "")
@@ -249,9 +249,9 @@ def picture_files() -> dict[str, str]:
 @cache
 def pictures() -> dict[str, list[tuple[str, str]]]:
     """What each picture of a recipe shows, and the picture, by the name of the recipe."""
-    pages = {name: drawing.as_page(drawing.draw(load(name).recipe, name)) for name in shipped_recipes()}
+    pages = {name: drawing.render_page(drawing.draw_model(load(name).recipe, name)) for name in shipped_recipes()}
     return {
-        name: [(re.search(r'aria-label="([^"]*)"', one)[1], standalone(one)) for one in PICTURE.findall(page)]
+        name: [(re.search(r'aria-label="([^"]*)"', one)[1], to_svg_file(one)) for one in PICTURE.findall(page)]
         for name, page in pages.items()
     }
 
@@ -262,7 +262,7 @@ def pictures() -> dict[str, list[tuple[str, str]]]:
 def python() -> Iterator[str]:
     """The public names with their signatures and what they are, settings as tables."""
     yield from described(TrainedModel, "lmtool.api.TrainedModel")
-    for name, module in _HOMES.items():
+    for name, module in _MODULES_BY_NAME.items():
         yield from described(getattr(import_module(module), name), f"lmtool.{name}")
 
 

@@ -40,7 +40,7 @@ def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, int]:
 def test_allowed_equals_three_loops(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     fields, rows, n_queries, n_keys = drawn
     mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
-    allowed = mask.allowed(n_queries, n_keys, CPU)
+    allowed = mask.to_tensor(n_queries, n_keys, CPU)
     has_rows = any(fields[name] is not None for name in ("prefix_B", "keep_BS", "documents_BS"))
     assert allowed.shape in ((rows, n_queries, n_keys), (1, n_queries, n_keys))
     assert has_rows or len(allowed) == 1
@@ -76,7 +76,7 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
         keep_BS=None if fields["keep_BS"] is None else torch.tensor(keep),
     )
     if documents is None:
-        assert mask.begins_BS is None
+        assert mask.document_starts_BS is None
         return
     wanted = []
     for row, kept in zip(documents, keep, strict=True):
@@ -84,8 +84,8 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
         for document, is_text in zip(row, kept, strict=True):
             wanted.append(is_text and last is not None and document != last)
             last = document if is_text else last
-    assert mask.begins_BS is not None
-    assert mask.begins_BS.flatten().tolist() == wanted
+    assert mask.document_starts_BS is not None
+    assert mask.document_starts_BS.flatten().tolist() == wanted
 
 
 @settings(deadline=None)
@@ -93,10 +93,10 @@ def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, i
 def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     fields, _, n_queries, n_keys = drawn
     mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
-    allowed = mask.allowed(n_queries, n_keys, CPU)
-    if mask.sees_all:
+    allowed = mask.to_tensor(n_queries, n_keys, CPU)
+    if mask.allows_all:
         assert allowed.all()
-    if mask.only_causal:
+    if mask.is_only_causal:
         lower = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
         assert torch.equal(allowed, lower[None])
 
@@ -107,15 +107,15 @@ def test_when_the_shortcuts_hold() -> None:
         "documents_BS": torch.zeros(1, 2),
         "prefix_B": torch.zeros(1),
     }
-    assert Mask().sees_all
-    assert Mask(causal=True).only_causal
-    assert not Mask(causal=True).sees_all
-    assert not Mask().only_causal
-    assert not Mask(window=3).sees_all
-    assert not Mask(causal=True, window=3).only_causal
+    assert Mask().allows_all
+    assert Mask(causal=True).is_only_causal
+    assert not Mask(causal=True).allows_all
+    assert not Mask().is_only_causal
+    assert not Mask(window=3).allows_all
+    assert not Mask(causal=True, window=3).is_only_causal
     for name, value in rows.items():
-        assert not Mask(**{name: value}).sees_all
-        assert not Mask(causal=True, **{name: value}).only_causal
+        assert not Mask(**{name: value}).allows_all
+        assert not Mask(causal=True, **{name: value}).is_only_causal
 
 
 def test_the_number_of_targets() -> None:

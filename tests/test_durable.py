@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import durable
-from lmtool.durable import TEMPORARY
+from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.errors import ResourceError
 from lmtool.labelling.journal import Journal
 from lmtool.run import creation
@@ -23,23 +23,23 @@ from tests.run.killing import die_at_event, in_child
 
 def left_in(folder: Path) -> list[Path]:
     """Folders with content; a process that is killed before it has one may leave an empty one."""
-    return [path for path in folder.glob(f"{TEMPORARY}*") if any(file.stat().st_size for file in path.iterdir())]
+    return [path for path in folder.glob(f"{TEMPORARY_PREFIX}*") if any(file.stat().st_size for file in path.iterdir())]
 
 
 def write(path: Path, content: bytes = b"whole" * 1000) -> None:
-    with durable.staged(path) as new:
-        durable.write_new(new, [content[:2500], content[2500:]])
+    with durable.atomic_output(path) as new:
+        durable.write_new_file(new, [content[:2500], content[2500:]])
 
 
 def test_the_name_appears_with_the_whole_content(tmp_path: Path) -> None:
-    with durable.staged(tmp_path / "a") as new:
+    with durable.atomic_output(tmp_path / "a") as new:
         new.write_bytes(b"1")
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a").read_bytes() == b"1"
-    with durable.staged(tmp_path / "a") as new:
+    with durable.atomic_output(tmp_path / "a") as new:
         new.write_bytes(b"2")
     assert (tmp_path / "a").read_bytes() == b"2"
-    with durable.staged(tmp_path / "folder") as new:
+    with durable.atomic_output(tmp_path / "folder") as new:
         new.mkdir()
         (new / "b").write_bytes(b"3")
     assert (tmp_path / "folder" / "b").read_bytes() == b"3"
@@ -58,9 +58,9 @@ def test_a_link_stays_one_and_the_longest_name_is_written(tmp_path: Path) -> Non
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").touch()
-    with pytest.raises(OSError, match=r"not empty|exists"), durable.staged(tmp_path / "folder") as new:
+    with pytest.raises(OSError, match=r"not empty|exists"), durable.atomic_output(tmp_path / "folder") as new:
         new.mkdir()
-    with pytest.raises(KeyError), durable.staged(tmp_path / "a") as new:
+    with pytest.raises(KeyError), durable.atomic_output(tmp_path / "a") as new:
         raise KeyError(new)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "mine"]
 
@@ -89,13 +89,13 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file_and_a_repeat_nothin
 
 def test_what_a_living_process_writes_is_never_touched(tmp_path: Path) -> None:
     """Nor anything else that is named so, such as a run of which somebody chose the name."""
-    (tmp_path / f"{TEMPORARY}run").mkdir()
-    (tmp_path / f"{TEMPORARY}run" / ".lock").write_text("1")
+    (tmp_path / f"{TEMPORARY_PREFIX}run").mkdir()
+    (tmp_path / f"{TEMPORARY_PREFIX}run" / ".lock").write_text("1")
     ready, begun = os.pipe()
     wait, go = os.pipe()
 
     def work() -> None:
-        with durable.staged(tmp_path / "a") as new:
+        with durable.atomic_output(tmp_path / "a") as new:
             new.write_bytes(b"half")
             os.write(begun, b".")
             os.read(wait, 1)
@@ -109,7 +109,7 @@ def test_what_a_living_process_writes_is_never_touched(tmp_path: Path) -> None:
     os.write(go, b".")
     assert os.waitpid(pid, 0)[1] == 0
     assert (tmp_path / "a").read_bytes() == b"whole"
-    assert [path.name for path in left_in(tmp_path)] == [f"{TEMPORARY}run"]
+    assert [path.name for path in left_in(tmp_path)] == [f"{TEMPORARY_PREFIX}run"]
     for handle in (ready, begun, wait, go):
         os.close(handle)
 
@@ -134,21 +134,21 @@ def test_several_may_write_the_same(tmp_path: Path) -> None:
 def test_only_regular_files_of_the_expected_size_are_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("file")
-    assert durable.read(tmp_path / "file", 5) == durable.read(tmp_path / "link") == b"12345"
+    assert durable.read_file(tmp_path / "file", 5) == durable.read_file(tmp_path / "link") == b"12345"
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 36)
     for name, limit, what in (
         ("file", 4, "more than 4 bytes"),
-        ("sparse", durable.LARGEST, "more than"),
+        ("sparse", durable.MAX_FILE_BYTES, "more than"),
         ("pipe", 5, "no regular file"),
         ("device", 5, "no regular file"),
         (".", 5, "Is a directory"),
         ("missing", 5, "No such file"),
     ):
         with pytest.raises(OSError, match=what):
-            durable.read(tmp_path / name, limit)
+            durable.read_file(tmp_path / name, limit)
 
 
 def raising(number: int, *, where=lambda *_: True, otherwise=None):
@@ -169,12 +169,12 @@ def test_a_file_system_that_syncs_no_folders_is_written_to(number, tmp_path, mon
 
     monkeypatch.setattr(os, "fsync", raising(number, where=is_folder, otherwise=os.fsync))
     durable.write_file(tmp_path / "a", b"1")
-    with durable.filling(tmp_path / "folder") as new:
-        durable.write_new(new / "b", b"2")
+    with durable.atomic_output_folder(tmp_path / "folder") as new:
+        durable.write_new_file(new / "b", b"2")
     assert (tmp_path / "a").read_bytes() + (tmp_path / "folder" / "b").read_bytes() == b"12"
     monkeypatch.setattr(os, "fsync", raising(number))  # that of a file is no courtesy
     with pytest.raises(OSError, match=os.strerror(number)):
-        durable.write_new(tmp_path / "c", b"3")
+        durable.write_new_file(tmp_path / "c", b"3")
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
@@ -182,7 +182,7 @@ def test_without_locks_nothing_is_written_that_two_processes_could_write(number,
     """The error names the file and what it needs; what one process writes under a name of its own needs no lock."""
     monkeypatch.setattr(fcntl, "flock", raising(number))
     for path, use in (
-        (tmp_path / "cache" / "key.lock", lambda: durable.locked(tmp_path / "cache" / "key.lock").__enter__()),
+        (tmp_path / "cache" / "key.lock", lambda: durable.hold_lock(tmp_path / "cache" / "key.lock").__enter__()),
         (tmp_path / ".lock", lambda: RunLock(tmp_path)),
         (tmp_path / "run", lambda: creation.check_output_folder(tmp_path / "run")),
         (tmp_path / "answers", lambda: Journal(tmp_path / "answers", {})),
@@ -194,8 +194,8 @@ def test_without_locks_nothing_is_written_that_two_processes_could_write(number,
     assert not is_run_locked(tmp_path)
     assert not (tmp_path / "run").exists()
     write(tmp_path / "a")
-    durable.write_output(tmp_path / "b", b"1")
-    assert not [*tmp_path.glob(f"{TEMPORARY}*")]
+    durable.write_output_file(tmp_path / "b", b"1")
+    assert not [*tmp_path.glob(f"{TEMPORARY_PREFIX}*")]
 
 
 def test_without_mmap_files_are_read(tmp_path, monkeypatch):
@@ -258,6 +258,6 @@ def test_each_error_of_a_disk_has_its_own_advice():
     """Space helps only where there is none; what is no known error is not guessed at."""
     names = ("EACCES", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "EFBIG", "EMFILE", "ENFILE", "EEXIST")
     numbers = [getattr(errno, name) for name in (*names, "ENOENT", "ENXIO")]
-    ways = [durable.way_to_write(OSError(number, os.strerror(number))) for number in numbers]
+    ways = [durable.suggest_write_fix(OSError(number, os.strerror(number))) for number in numbers]
     assert len({*ways}) == len(ways)
     assert [name for name, way in zip(names, ways, strict=False) if "free" in way] == ["ENOSPC", "EDQUOT"]

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import ResourceError
-from lmtool.extras import library
+from lmtool.extras import import_extra
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def test_a_library_that_is_there_is_imported():
-    assert library("json.decoder", "texts are read by", "serve").JSONDecoder
+    assert import_extra("json.decoder", "texts are read by", "serve").JSONDecoder
     with pytest.raises(ResourceError) as caught:
-        library("no_such.library", "texts are read by", "serve", ", or read them yourself")
+        import_extra("no_such.library", "texts are read by", "serve", ", or read them yourself")
     assert caught.value.lines() == [
         "texts are read by no_such, which is not installed",
         "  pip install 'lmtool[serve]', or read them yourself",

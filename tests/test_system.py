@@ -43,7 +43,7 @@ def windows(monkeypatch):
     monkeypatch.setattr(other.sys, "platform", "win32")
     for user in (durable, lock, removal, saving):
         monkeypatch.setattr(user, "system", other)
-    for name in ("rename", "sync_directory"):
+    for name in ("replace_path", "sync_directory"):
         monkeypatch.setattr(durable, name, getattr(other, name))
     monkeypatch.setattr(os, "replace", _replace)
     return other
@@ -71,14 +71,14 @@ def open_files():
 
 
 def test_this_platform_is_told_apart(windows):
-    assert windows.WINDOWS
-    assert not system.WINDOWS
-    assert windows.NO_WAIT == 0
-    windows.leave_group()
+    assert windows.IS_WINDOWS
+    assert not system.IS_WINDOWS
+    assert windows.OPEN_WITHOUT_WAITING == 0
+    windows.leave_process_group()
     windows.sync_directory(Path("none"))
-    windows.after_fork(lambda: None)
+    windows.call_after_fork(lambda: None)
     windows.lower_priority(5)
-    assert windows.process_class(["lmtool"]) is multiprocessing.get_context("spawn").Process
+    assert windows.get_process_class(["lmtool"]) is multiprocessing.get_context("spawn").Process
 
 
 def test_one_process_locks_a_file_and_the_others_read_it(windows, tmp_path):
@@ -96,10 +96,10 @@ def test_a_second_one_waits(windows, tmp_path):
     done = []
 
     def second() -> None:
-        with durable.locked(tmp_path / "lock"):
+        with durable.hold_lock(tmp_path / "lock"):
             done.append("second")
 
-    with durable.locked(tmp_path / "lock"):
+    with durable.hold_lock(tmp_path / "lock"):
         waiting = threading.Thread(target=second)
         waiting.start()
         time.sleep(0.1)
@@ -110,27 +110,27 @@ def test_a_second_one_waits(windows, tmp_path):
 
 def test_files_and_folders_take_their_names(windows, tmp_path):
     for content in (b"1", b"2"):
-        durable.replace(tmp_path / "a", content)
-        with durable.staged(tmp_path / "b") as new:
-            durable.write_new(new, content)
+        durable.replace_file(tmp_path / "a", content)
+        with durable.atomic_output(tmp_path / "b") as new:
+            durable.write_new_file(new, content)
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == content
     (tmp_path / "folder").mkdir()
-    with durable.filling(tmp_path / "folder") as new:
-        durable.write_new(new / "c", b"3")
+    with durable.atomic_output_folder(tmp_path / "folder") as new:
+        durable.write_new_file(new / "c", b"3")
     assert (tmp_path / "folder" / "c").read_bytes() == b"3"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "folder"]
 
 
 def test_a_scratch_folder_is_seen_to_be_in_use_and_goes_when_its_process_has_gone(windows, tmp_path):
-    with durable.scratch(tmp_path) as folder:
-        assert durable.is_in_use(folder)
-        with durable.scratch(tmp_path):
+    with durable.scratch_folder(tmp_path) as folder:
+        assert durable.is_scratch_folder_in_use(folder)
+        with durable.scratch_folder(tmp_path):
             assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []
-    left = tmp_path / f"{durable.TEMPORARY}left"
+    left = tmp_path / f"{durable.TEMPORARY_PREFIX}left"
     left.mkdir()
-    (left / f"{durable.TEMPORARY}lock").touch()
-    with durable.scratch(tmp_path) as folder:
+    (left / f"{durable.TEMPORARY_PREFIX}lock").touch()
+    with durable.scratch_folder(tmp_path) as folder:
         assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -138,16 +138,16 @@ def test_a_file_that_is_read_for_a_moment_is_renamed_after_it(windows, tmp_path,
     (tmp_path / "a").write_bytes(b"old")
     reading = (tmp_path / "a").open("rb")
     threading.Timer(0.1, reading.close).start()
-    durable.replace(tmp_path / "a", b"new")
+    durable.replace_file(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
-    monkeypatch.setattr(windows, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(windows, "_RENAME_TIMEOUT_SECONDS", 0.05)
     with (tmp_path / "a").open("rb"), pytest.raises(PermissionError):
-        durable.replace(tmp_path / "a", b"newer")
+        durable.replace_file(tmp_path / "a", b"newer")
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
 def test_a_checkpoint_that_is_read_stays_until_the_next_time(windows, tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(windows, "_RENAME_TIMEOUT_SECONDS", 0.05)
     for step in (1, 2, 3):
         (tmp_path / f"step-{step:06d}").mkdir()
         (tmp_path / f"step-{step:06d}" / "model.safetensors").touch()
@@ -177,7 +177,7 @@ def test_a_run_is_removed_with_its_lock(windows, tmp_path, monkeypatch):
 def test_a_server_ends_by_a_signal(windows):
     async def served() -> int:
         received: asyncio.Queue[int] = asyncio.Queue()
-        windows.on_signals(asyncio.get_running_loop(), (signal.SIGTERM,), received.put_nowait)
+        windows.handle_signals(asyncio.get_running_loop(), (signal.SIGTERM,), received.put_nowait)
         signal.raise_signal(signal.SIGTERM)
         return await received.get()
 
@@ -194,17 +194,17 @@ def test_pipes_are_utf_8_and_a_terminal_is_left_alone(windows, is_terminal, vari
     if variable:
         monkeypatch.setenv("PYTHONIOENCODING", variable)
     stream = io.TextIOWrapper(io.BytesIO(), "cp1252", newline="\r\n", write_through=True)
-    stream.reconfigure(errors="backslashreplace", **windows.text_settings(is_terminal))
+    stream.reconfigure(errors="backslashreplace", **windows.output_stream_settings(is_terminal))
     stream.write("雨\n")
     is_left = is_terminal or bool(variable)
     assert stream.buffer.getvalue() == (b"\\u96e8\r\n" if is_left else "雨\n".encode())
-    assert system.text_settings(is_terminal) == {}
+    assert system.output_stream_settings(is_terminal) == {}
 
 
 def test_messages_go_to_the_console_itself(windows, tmp_path):
     with (tmp_path / "a").open("w") as stream:
-        assert windows.unbuffered(stream) is stream.buffer.raw
-        assert system.unbuffered(stream) is not stream.buffer.raw
+        assert windows.open_unbuffered(stream) is stream.buffer.raw
+        assert system.open_unbuffered(stream) is not stream.buffer.raw
 
 
 AS_ON_WINDOWS = """
@@ -216,7 +216,7 @@ from tests.windows import pretend
 pretend()
 import lmtool, lmtool.system
 
-assert lmtool.system.WINDOWS
+assert lmtool.system.IS_WINDOWS
 for module in pkgutil.walk_packages(lmtool.__path__, "lmtool."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)

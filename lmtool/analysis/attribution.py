@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.analysis.attention import TextAttention, make_row_input
-from lmtool.batch import Batch, padded
+from lmtool.batch import Batch, pad_rows
 from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tokenization.prompt_format import TokenIds
 from lmtool.tokenization.tokenizer import Tokenizer, find_word_spans
@@ -140,7 +140,7 @@ def _match_words(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[
         tokens = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
         free = [i for i in free if i not in tokens]
         if tokens:
-            yield plain(text[start:stop]), tokens
+            yield printable(text[start:stop]), tokens
 
 
 def remove_tokens(
@@ -166,9 +166,9 @@ def score_without_words(
     scores = [np.zeros(0)]
     at_once = max(1, BATCH_POSITIONS // len(tokens_T))
     for chosen in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
-        tokens_BT, keep_BT = padded([tokens for tokens, _ in chosen], filler)
+        tokens_BT, keep_BT = pad_rows([tokens for tokens, _ in chosen], filler)
         segments = [segments for _, segments in chosen if segments is not None]
-        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=padded(segments, 0)[0] if segments else None)
+        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows(segments, 0)[0] if segments else None)
         scores.append(score(part.to(batch.tokens_BT.device)).double().cpu().numpy())
     return np.concatenate(scores)
 

@@ -16,7 +16,7 @@ from lmtool.data.hub import DATASETS_FOLDER
 from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.references import IMPORTS_FOLDER
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.run.removal import find_needed_runs
 
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
@@ -77,8 +77,8 @@ def describe_entry(entry: CacheEntry) -> str:
         return name
     try:
         store = read_store_manifest(entry.path)
-        size = f"{counted(store.documents, 'document')}, a vocabulary of {store.vocab_size:,}"
-        return f"{name[:12]}: {counted(store.tokens, 'token')}, {size}"
+        size = f"{format_count(store.documents, 'document')}, a vocabulary of {store.vocab_size:,}"
+        return f"{name[:12]}: {format_count(store.tokens, 'token')}, {size}"
     except (OSError, ValueError):
         return f"{name[:12]}: unfinished, or damaged"
 
@@ -106,13 +106,13 @@ def remove_cache_entry(entry: CacheEntry) -> str:
     """
     if entry.kind == "models" and (needed_by := find_needed_runs([entry.path])):
         return f"{next(iter(needed_by.values()))[0]} holds only adapters to its weights"
-    with durable.locked_if_free(entry.lock) as is_free:
+    with durable.hold_lock(entry.lock, wait=False) as is_free:
         if not is_free:
             return "a process is making it"
         if entry.path.is_dir() and not entry.path.is_symlink():
             remove_cache_folder(entry.path)
         else:
-            with durable.refusing("cannot remove", entry.path, "change the permissions of its folder"):
+            with durable.convert_os_errors("cannot remove", entry.path, "change the permissions of its folder"):
                 entry.path.unlink(missing_ok=True)
     return ""
 
@@ -123,11 +123,13 @@ def _iterate_entries(kind: str) -> Iterator[CacheEntry]:
         if folder.is_symlink():
             return
         for path in folder.iterdir():
-            match = re.fullmatch(CACHE_KINDS[kind].name_pattern, path.name.removeprefix(durable.TEMPORARY), re.ASCII)
+            match = re.fullmatch(
+                CACHE_KINDS[kind].name_pattern, path.name.removeprefix(durable.TEMPORARY_PREFIX), re.ASCII
+            )
             if match is not None:
                 lock = CACHE_KINDS[kind].find_lock(folder, match["key"])
-            elif path.name.startswith(durable.TEMPORARY) and os.path.lexists(path / durable.MARK):
-                lock = path / durable.MARK
+            elif path.name.startswith(durable.TEMPORARY_PREFIX) and os.path.lexists(path / durable.SCRATCH_LOCK_FILE):
+                lock = path / durable.SCRATCH_LOCK_FILE
             else:
                 continue
             with suppress(FileNotFoundError):  # a process has removed it since

@@ -20,7 +20,7 @@ from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.load import load_trained_model
 from lmtool.inference.reference import Reference, read_tokenizer
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
@@ -64,7 +64,7 @@ class CheckResult:
         if self.damage:
             path, problem = self.damage[0]
             n = len(self.damage)
-            what = f"{counted(n, 'problem makes', 'problems make')} files unusable; the first: {problem}"
+            what = f"{format_count(n, 'problem makes', 'problems make')} files unusable; the first: {problem}"
             if self.subject == "run":
                 fix = "restore these files from a copy, or name an intact checkpoint, RUN@STEP"
                 raise CheckpointError(what, where=str(path), fix=fix)
@@ -72,7 +72,7 @@ class CheckResult:
             raise DataError(what, where=str(path), fix=fix)
         if strict and self.notices:
             n = len(self.notices)
-            what = f"{counted(n, 'finding')}, and --strict allows none"
+            what = f"{format_count(n, 'finding')}, and --strict allows none"
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
@@ -149,24 +149,24 @@ def check_cache() -> CheckResult:
 
 
 def check_text(
-    data: Data, seed: int, tokenizer: Tokenizer | None, bytes_per_token: float | None, report: Progress
+    data: Data, seed: int, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, report: Progress
 ) -> CheckResult:
     """Checks the text that `data` names against its validation text, or the part that `seed` would hold out."""
     whole = data.with_values({"stream": False})
     ((train, valid),), data = open_train_and_valid(whole, seed=seed, report=report)
-    notices = tuple(find_text_problems(train, valid, tokenizer, bytes_per_token, brief=False))
+    notices = tuple(find_text_problems(train, valid, tokenizer, usual_bytes_per_token, brief=False))
     survey = train.text.stats
-    kind = "one text" if data.split == "slice" else counted(survey.documents, "document")
+    kind = "one text" if data.split == "slice" else format_count(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
     line = f"{kind}, {survey.characters:,} characters; validation: {held}"
     return CheckResult("text", ", ".join(data.train), (line,), (), notices)
 
 
 def check_labelled_tables(
-    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, bytes_per_token: float | None
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual_bytes_per_token: float | None
 ) -> CheckResult:
     """Checks the opened tables of a recipe; see `check_tables`."""
-    lines, notices = check_tables(recipe, tables, tokenizer, bytes_per_token)
+    lines, notices = check_tables(recipe, tables, tokenizer, usual_bytes_per_token)
     return CheckResult("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 

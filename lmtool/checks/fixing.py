@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.data.files import display
+from lmtool.data.files import display_path
 from lmtool.data.rowfile import DelimitedFile, JsonLinesFile
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
@@ -36,10 +36,10 @@ def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[Loade
     file = task.table.file
     if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
-        raise UsageError(what, where=display(file.path), fix=fix)
+        raise UsageError(what, where=display_path(file.path), fix=fix)
     parts = read_task(task, recipe, None, None, None).parts
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
-    gone |= find_removals(parts)
+    gone |= find_training_rows_to_remove(parts)
     if near is not None:
         gone |= find_near_removals(parts, gone, *near)
     begins = [line or 0 for line, _, _ in file.read_records()]
@@ -50,7 +50,7 @@ def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[Loade
     return len(gone)
 
 
-def find_removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
+def find_training_rows_to_remove(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
     """Yields training rows that are duplicates, that are held out too, or that have equal texts and other labels.
 
     Keeps the first of duplicates; removes all contradictory rows, because nobody knows which is right. The last reason
@@ -69,11 +69,11 @@ def find_removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
 
 
 def find_near_removals(
-    parts: RowsByPart, gone: Container[int], loaded: LoadedModel, min_similarity: float
+    parts: RowsByPart, removed_rows: Container[int], loaded: LoadedModel, min_similarity: float
 ) -> dict[int, Removal]:
     """Finds remaining training rows whose vectors are at least as similar to a held-out or earlier row."""
     held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
-    named = held + [("train", item) for item in parts["train"].items if item.row not in gone]
+    named = held + [("train", item) for item in parts["train"].items if item.row not in removed_rows]
     near = {}
     vectors_ND = embed_texts(loaded, (" ".join(item.texts) for _, item in named))
     for row, other, similarity in find_near_duplicates(vectors_ND, min_similarity, len(held)):

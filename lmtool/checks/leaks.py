@@ -15,7 +15,7 @@ from lmtool.data.survey import no_progress
 from lmtool.data.table import SkippedRows
 from lmtool.errors import LmtoolError
 from lmtool.inference.reference import Reference
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
 from lmtool.run.listing import iterate_ancestors
@@ -61,7 +61,7 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], max_chunks: int = BRI
             leaked = [rows[i] for i in np.flatnonzero((shared_R >= MIN_SHARED_FRACTION * words_R) & (words_R > 0))]
             is_part = next(chunks, None) is not None
             if leaked or is_part:
-                share = f"{len(leaked):,} of {counted(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
+                share = f"{len(leaked):,} of {format_count(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
                 what = f"{share} are in the training text of {trained.name}, {source}: the whole row"
                 first = "".join(f"; {name}: {quote(text, 60)}" for name, text in leaked[:SHOWN_ROWS])
                 part = f"; only its first {shared.n_trained:,} words were looked through" * is_part

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmtool.data.corpus import Chunk
 from lmtool.data.files import quote
 from lmtool.data.prepare import TextPart
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tasks.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_truncation_notices
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -47,11 +47,12 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def find_text_problems(
-    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, bytes_per_token: float | None, *, brief: bool
+    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, *, brief: bool
 ) -> Iterator[Notice]:
     """Yields notices about problems of a training and a validation text.
 
-    tokenizer: one that was not trained on this text, or None. bytes_per_token: see `make_language_notices`. brief:
+    tokenizer: one that was not trained on this text, or None. usual_bytes_per_token: see `make_language_notices`.
+    brief:
     reads the beginnings only, for less than about a second.
     """
     most_train, most_valid = BRIEF_CHUNKS if brief else THOROUGH_CHUNKS
@@ -65,7 +66,7 @@ def find_text_problems(
         text = f"{what} of words that the training text has too; first: {quote(shared.example, 80)}"
         yield Notice("validation text in the training text", shared.n_shared, text)
     if tokenizer is not None:
-        yield from make_language_notices(_collect_long_lines(train.chunks()), tokenizer, bytes_per_token, "text")
+        yield from make_language_notices(_collect_long_lines(train.chunks()), tokenizer, usual_bytes_per_token, "text")
 
 
 def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
@@ -86,7 +87,7 @@ def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
             elif len(seen) < MAX_COMPARED_DOCUMENTS:
                 seen.add(key)
     if n_twice:
-        what = f"{n_twice:,} of {counted(len(lengths), 'document')} are equal to an earlier one"
+        what = f"{n_twice:,} of {format_count(len(lengths), 'document')} are equal to an earlier one"
         yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
     yield from make_truncation_notices(lengths, "document")
 

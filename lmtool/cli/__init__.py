@@ -30,11 +30,11 @@ from lmtool.cli.commands.report import report
 from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
-from lmtool.cli.help import HELP_NAMES, flag, group, near_words, register
+from lmtool.cli.help import HELP_NAMES, find_near_words, flag, group, register
 from lmtool.cli.output import prepare_streams, show_logs
 from lmtool.cli.signals import exit_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Base class of Typer's errors for a wrong command, option or argument, for which Typer has no public name."""
@@ -115,10 +115,10 @@ def main() -> None:
         code = app(prog_name="lmtool", standalone_mode=False)
     except Exception as error:
         if debug and not isinstance(error, USAGE_ERROR):
-            typer.echo(plain(traceback.format_exc(), lines=True), err=True, nl=False)
+            typer.echo(printable(traceback.format_exc(), keep_line_breaks=True), err=True, nl=False)
         explained = to_lmtool_error(error)
         for line in filter(None, explained.lines()):
-            typer.echo(_shorten(plain(line)), err=True)
+            typer.echo(_shorten(printable(line)), err=True)
         code = explained.exit_code
     sys.exit(code)
 
@@ -206,7 +206,7 @@ def _to_usage_error(error: Any) -> UsageError:
         from lmtool.recipe.grammar import did_you_mean
 
         known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
-        near = near_words(error.option_name, [name for name in known if name.startswith("--")])
+        near = find_near_words(error.option_name, [name for name in known if name.startswith("--")])
         message = f"No such option: {error.option_name}{did_you_mean(*near)}"
         if fix := _FORMER.get((command, error.option_name)):
             return UsageError(f"No such option: {error.option_name}", fix=fix)

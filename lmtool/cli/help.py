@@ -122,7 +122,7 @@ def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
     """Adds `--run` to a command if its first argument is a run."""
     parameters = [*inspect.signature(command).parameters.values()]
     first = parameters[0] if parameters else None
-    if first is None or not _names_run(first):
+    if first is None or not _is_run_argument(first):
         return command
     is_list = get_origin(first.annotation) is list or list[str] in get_args(first.annotation)
     made = option("RUN", "Another way to name the run.", "--run")
@@ -140,7 +140,7 @@ def _add_run_option(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _names_run(parameter: inspect.Parameter) -> bool:
+def _is_run_argument(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is an argument that names runs."""
     made = [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
     is_argument = [one for one in made if isinstance(one, typer.models.ArgumentInfo)]
@@ -215,7 +215,7 @@ class Group(_HelpMixin, TyperGroup):
                 raise UsageError(f"a file is no command: {name}", fix=f"train on it: lmtool pretrain {name}")
             from lmtool.recipe.grammar import did_you_mean
 
-            near = did_you_mean(*near_words(name, self.commands))
+            near = did_you_mean(*find_near_words(name, self.commands))
             raise UsageError(f"No such command {name!r}{near}", fix=f"see {ctx.command_path} --help")
         return super().resolve_command(ctx, args)
 
@@ -232,7 +232,7 @@ class GroupWithDefault(Group):
 HELP_NAMES = ["--help", "-h"]
 
 
-def near_words(word: str, known: Iterable[str]) -> list[str]:
+def find_near_words(word: str, known: Iterable[str]) -> list[str]:
     """Returns the words that a misspelt one may mean: a prefix of either, one with all its parts, or a close match."""
     return [other for other in known if _is_near(*(one.lstrip("-").lower().replace("_", "-") for one in (word, other)))]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from lmtool import system
-from lmtool.durable import refuse_existing
+from lmtool.durable import check_path_is_free
 from lmtool.errors import UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, MaskPredict
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,9 +48,9 @@ def prepare_streams() -> None:
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace", **system.text_settings(stream.isatty()))
+            stream.reconfigure(errors="backslashreplace", **system.output_stream_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
-        raw = system.unbuffered(sys.stderr)
+        raw = system.open_unbuffered(sys.stderr)
         sys.stderr = _MessageStream(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
@@ -59,7 +59,7 @@ class _LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "warning: " if record.levelno >= logging.WARNING else ""
-        typer.echo(plain(level + self.format(record), lines=True), err=True)
+        typer.echo(printable(level + self.format(record), keep_line_breaks=True), err=True)
 
 
 def show_logs() -> None:
@@ -145,7 +145,7 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
 def tell(*lines: str) -> None:
     """Writes lines to stderr."""
     for line in lines:
-        typer.echo(plain(line), err=True)
+        typer.echo(printable(line), err=True)
 
 
 def warn(warnings: Iterable[str]) -> None:
@@ -205,7 +205,7 @@ def warn_of_skipped(skipped: "SkippedRows | None") -> None:
 def put(*lines: object) -> None:
     """Writes lines for people to stdout, with control characters escaped."""
     for line in lines:
-        typer.echo(plain(str(line)))
+        typer.echo(printable(str(line)))
 
 
 def put_data(value: object, end: str = "\n") -> None:
@@ -215,7 +215,7 @@ def put_data(value: object, end: str = "\n") -> None:
     """
     stream, text = sys.stdout, f"{value}{end}"
     if stream.isatty():
-        stream.write(plain(text, lines=True))
+        stream.write(printable(text, keep_line_breaks=True))
     elif isinstance(stream, io.TextIOWrapper):
         stream.flush()
         stream.buffer.write(text.encode("utf-8", "backslashreplace"))
@@ -234,7 +234,7 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
     from rich.text import Text
 
     for row in rows:
-        cells = [*map(plain, row)]
+        cells = [*map(printable, row)]
         if console.is_terminal:
             table.add_row(*map(Text, cells))
         else:
@@ -254,10 +254,10 @@ class _Reportable(Protocol):
 def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Writes a result to stdout, in JSON with more fields and null for NaN. Only the main process prints."""
     from lmtool.compute.processes import is_main_process
-    from lmtool.records import finite
+    from lmtool.records import replace_nonfinite
 
     if is_main_process() and as_json:
-        put_json(finite({**result.record(), **more}))
+        put_json(replace_nonfinite({**result.record(), **more}))
     elif is_main_process():
         put(*result.lines())
 
@@ -268,7 +268,7 @@ def check_new(path: Path | None, *endings: str) -> None:
         what = f"the output is {'neither' if len(endings) > 1 else 'not'} {' nor '.join(endings)}"
         raise UsageError(what, where=str(path), fix=f"end its name with {' or '.join(endings)}")
     if path is not None:
-        refuse_existing(path)
+        check_path_is_free(path)
 
 
 class _DrawLines(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmtool.cli.output import tell
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,7 @@ class Display:
             case events.FitStarted():
                 self._say(*_describe_plan(event))
                 if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
-                    rises = f"the learning rate only rises in these {counted(event.steps, 'step')}"
+                    rises = f"the learning rate only rises in these {format_count(event.steps, 'step')}"
                     self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
                 self._begin(event)
             case events.Stepped():
@@ -113,7 +113,7 @@ class Display:
             case events.StepsChanged():
                 self._steps = event.steps
                 self._update(total=event.steps)
-                self._say(f"length: {counted(event.steps, 'step')}, {event.why}")
+                self._say(f"length: {format_count(event.steps, 'step')}, {event.why}")
             case events.Ended():
                 self._close_bar()
                 self._say(_describe_end(event, time.monotonic() - self._began, self._part))
@@ -136,7 +136,7 @@ class Display:
             else:
                 from rich.text import Text
 
-                self._bar.console.print(Text(plain(line)))
+                self._bar.console.print(Text(printable(line)))
 
     def _open_bar(self, columns: "list[ProgressColumn]", total: int | None = None, completed: int = 0) -> None:
         from rich.progress import Progress
@@ -244,12 +244,15 @@ def _describe_plan(plan: "FitStarted") -> list[str]:
     memory = f"memory: weights, gradients and moments {format_quantity(plan.held, 'B')}; lmtool plan tells more"
     what = "table" if plan.unit == "row" else "text"
     if plan.steps is None or plan.epochs is None:
-        extent, passes = f"steps of {counted(plan.batch_units, plan.unit)}", f"{plan.minutes:g} minutes"
+        extent, passes = f"steps of {format_count(plan.batch_units, plan.unit)}", f"{plan.minutes:g} minutes"
     else:
-        extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {counted(plan.batch_units, plan.unit)} each"
+        extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {format_count(plan.batch_units, plan.unit)} each"
         passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes over the {what}"
     if plan.steps == 1:
-        extent, passes = f"one step of {counted(plan.batch_units, plan.unit)}", passes.replace("1.0 passes", "one pass")
+        extent, passes = (
+            f"one step of {format_count(plan.batch_units, plan.unit)}",
+            passes.replace("1.0 passes", "one pass"),
+        )
     return [
         f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
         *([memory] if plan.held else []),
@@ -261,7 +264,7 @@ def _describe_timing(timed: "DurationEstimate") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
     lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
-        lines[0] += f"; less where patience ({counted(timed.patience, 'validation')}) ends it"
+        lines[0] += f"; less where patience ({format_count(timed.patience, 'validation')}) ends it"
     if timed.pass_minutes is not None:
         lines.append(f"less than one pass over the data is planned; --minutes {timed.pass_minutes:g} reads all of it")
     return lines

@@ -199,7 +199,7 @@ def pop_form(values: dict[str, Any]) -> "TextForm | None":
             stated |= {name: "\n".join(read_lines(path)), "file": "standard input" if path == "-" else path}
     if stated.get("choices") is not None:
         stated["choices"] = [one.strip() for one in stated["choices"].split(",")]
-    return TextForm.of(**stated)
+    return TextForm.from_sources(**stated)
 
 
 StatedSetting = tuple[str, object, str]

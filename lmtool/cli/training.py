@@ -53,7 +53,7 @@ def run_training(
             command, report, stops, output, retry, until=until, stops_below_baseline=stops_below_baseline
         )
         for event in run(options):
-            for warning in loggers.take(event):
+            for warning in loggers.log_event(event):
                 display.show(Warn(warning))
             match event:
                 case FitStarted():
@@ -99,11 +99,11 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float) -> bool:
 
 def _write_report(run: Path, quiet: bool) -> None:
     """Writes the page about a run into its directory and prints its path. A failure is a warning."""
-    from lmtool.report.training import write_report
+    from lmtool.report.training import write_run_page
     from lmtool.run.directory import Run
 
     try:
-        page = write_report(Run.open(run))
+        page = write_run_page(Run.open(run))
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         warn([f"no report of this run: {reason}"])

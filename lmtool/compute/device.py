@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from lmtool.batch import widest
+from lmtool.batch import widest_float_dtype
 from lmtool.compute import torch_private
 from lmtool.compute.machine import count_cores, has_thread_setting, keep_freed_memory, machine_memory_bytes
 from lmtool.compute.processes import World, join_processes, local_rank
@@ -78,7 +78,7 @@ class Compute:
     @property
     def widest_dtype(self) -> torch.dtype:
         """The widest floating-point dtype of the device."""
-        return widest(self.device)
+        return widest_float_dtype(self.device)
 
     @property
     def needs_loss_scaling(self) -> bool:

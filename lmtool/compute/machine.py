@@ -64,7 +64,7 @@ def keep_freed_memory() -> None:
     By default it returns memory to the system, which clears each page anew at the next step: a fifth of the time of
     training a small model. Does nothing where the C library is another one.
     """
-    if system.WINDOWS or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+    if system.IS_WINDOWS or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

@@ -25,10 +25,10 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lmtool.batch import widest
+from lmtool.batch import widest_float_dtype
 from lmtool.compute import torch_private
 from lmtool.errors import ResourceError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -97,7 +97,7 @@ class World:
         """Sums each value over all processes."""
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=widest(self.device), device=self.device)
+        tensor = torch.tensor(values, dtype=widest_float_dtype(self.device), device=self.device)
         return [float(value) for value in _all_reduce_(tensor).tolist()]
 
     def all_reduce_max(self, number: int) -> int:
@@ -255,9 +255,9 @@ def _init_process_group(device: torch.device, size: int) -> None:
         _call_interruptibly(partial(dist.init_process_group, backend, timeout=COLLECTIVE_TIMEOUT))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        what = f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}"
+        what = f"the {size} processes cannot meet: {printable(str(error).splitlines()[0])[:200]}"
         fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
-        raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {plain(address)[:100]}", fix=fix) from error
+        raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {printable(address)[:100]}", fix=fix) from error
     atexit.register(_destroy_process_group)
     watch_signals()
 

@@ -27,7 +27,7 @@ from lmtool.model.layers.kernels import force_fused_attention
 from lmtool.model.size import TrainingBytes
 from lmtool.objective.cross_entropy import chunked_cross_entropy, rows_per_chunk
 from lmtool.recipe.spec.recipe import Model
-from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
+from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 MAX_TRACED_LAYERS = 8
@@ -105,12 +105,12 @@ def estimate_memory(
     return MemoryEstimate(held.weights, gradients, held.moments, activations, logits, stays + baseline)
 
 
-def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, most: int) -> tuple[float, ...]:
-    """The measurement at n; beyond `most` by the line through those at half of it and at it."""
-    if n <= most:
+def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, max_measured: int) -> tuple[float, ...]:
+    """The measurement at n; beyond `max_measured` by the line through those at half of it and at it."""
+    if n <= max_measured:
         return measure(n)
-    low, at_low, at_high = most // 2, measure(most // 2), measure(most)
-    return tuple(a + (b - a) * (n - low) / (most - low) for a, b in zip(at_low, at_high, strict=True))
+    low, at_low, at_high = max_measured // 2, measure(max_measured // 2), measure(max_measured)
+    return tuple(a + (b - a) * (n - low) / (max_measured - low) for a, b in zip(at_low, at_high, strict=True))
 
 
 def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices: DeviceGroup) -> tuple[int, int, int]:
@@ -123,7 +123,7 @@ def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices:
         lm = build(spec, vocab_size).train()
         if (part := find_frozen_features(lm)) is not None:
             part.attach_source(cast(LanguageModel, _FakeFeatureModel(spec)))
-        batch = rows.batch if fake is None else rows.batch.mapped(fake.from_tensor)
+        batch = rows.batch if fake is None else rows.batch.map_tensors(fake.from_tensor)
         if devices.on_gpu:
             stack.enter_context(force_fused_attention())
             stack.enter_context(_AttentionWithoutDropout())
@@ -205,7 +205,7 @@ class _FakeFeatureModel(nn.Module):
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
-        read = cast(FeaturesSpec, spec).features
+        read = cast(FeatureReadingModelSpec, spec).features
         assert read is not None
         self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
 

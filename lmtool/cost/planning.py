@@ -251,7 +251,7 @@ class _Workload:
             return 1.0
         objective = self.objective
         batch = objective.collate(self.make_examples(objective).read(np.arange(AVERAGED_ROWS)))
-        return float((batch.known_targets_BT != IGNORE).float().mean())
+        return float((batch.required_targets_BT != IGNORE).float().mean())
 
     @cached_property
     def row_flops(self) -> float:

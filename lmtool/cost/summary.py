@@ -116,7 +116,7 @@ def make_layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: in
 
 
 def count_attention_pairs(mask: Mask, n_tokens: int) -> int:
-    """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.allowed`."""
+    """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.to_tensor`."""
     query_T = torch.arange(n_tokens)
     # a query sees the keys before this one, but for the window
     end_T = query_T + 1 if mask.causal else torch.full_like(query_T, n_tokens)
@@ -142,28 +142,28 @@ def _summarize_model_parts(model: LanguageModel, spec: Model, n_layers: int, T: 
                 if isinstance(module, Stack):
                     yield _summarize_stack(name, module, spec, S if name == "encoder" else T, S)
                 elif module is not model.head:
-                    yield from _summarize(name, module, text if module in of_text else row, n_layers)
-            yield from _summarize("head", model.head, row, n_layers)
+                    yield from _summarize_module(name, module, text if module in of_text else row, n_layers)
+            yield from _summarize_module("head", model.head, row, n_layers)
         case RecurrentModel():
             reach = _InputSizes(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
             if isinstance(model, RecurrentEncoderDecoder):
                 reach = replace(reach, source=S, cross_pairs=T * S)
             for name, module in model.named_children():
                 if module is not model.head:
-                    yield from _summarize(name, module, reach, n_layers)
-            yield _recurrent_head(model, T)
+                    yield from _summarize_module(name, module, reach, n_layers)
+            yield _summarize_recurrent_head(model, T)
         case AveragingModel():
             for name, module in model.named_children():
-                yield from _summarize(name, module, text, n_layers)
+                yield from _summarize_module(name, module, text, n_layers)
         case SkipGramModel():
-            yield from _summarize("centres", model.centres, row, n_layers)
+            yield from _summarize_module("centres", model.centres, row, n_layers)
             weight = model.neighbours.weight
             yield ModelPart("neighbours", _format_shape(weight), weight.numel(), 2 * weight.numel() * T)
             for name, bias in model.named_parameters(recurse=False):
                 yield ModelPart(name, _format_shape(bias), bias.numel(), 0)
 
 
-def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
+def _summarize_recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     """The output layer; a bidirectional model applies it to the states of both directions."""
     shape = f"{model.head_input_width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
     parameters = sum(part.numel() for part in model.head_parameters() if part is not model.embedding.weight)
@@ -185,13 +185,15 @@ def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int)
         reach = _InputSizes(T, pairs[first in full], S, T * S)
         built = 0 if spec.share_layers else min(first, 1) * stack.sublayers_per_layer
         sublayers = stack.sublayers[built : built + stack.sublayers_per_layer]
-        parts: Iterable[ModelPart] = chain.from_iterable(_summarize("", sublayer, reach, 1) for sublayer in sublayers)
+        parts: Iterable[ModelPart] = chain.from_iterable(
+            _summarize_module("", sublayer, reach, 1) for sublayer in sublayers
+        )
         if spec.share_layers and first:
             parts = map(_without_weights, parts)
         layers.append(ModelPart("layer", "", times=stop - first, children=tuple(parts)))
     below, above = (
-        _summarize("position", stack.position, _InputSizes(T), 1),
-        _summarize("norm", stack.norm, _InputSizes(T), 1),
+        _summarize_module("position", stack.position, _InputSizes(T), 1),
+        _summarize_module("norm", stack.norm, _InputSizes(T), 1),
     )
     equal = groupby(layers, lambda layer: replace(layer, times=1))
     merged = (replace(one, times=sum(layer.times for layer in group)) for one, group in equal)
@@ -203,27 +205,27 @@ def _without_weights(part: ModelPart) -> ModelPart:
     return replace(part, own_parameters=0, children=tuple(map(_without_weights, part.children)))
 
 
-def _summarize(name: str, module: nn.Module | None, reach: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
+def _summarize_module(name: str, module: nn.Module | None, sizes: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
     """The part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
     match module:
         case None:
             return
         case nn.ModuleList():
-            yield from _summarize_layers(name, module, reach, n_layers)
+            yield from _summarize_layers(name, module, sizes, n_layers)
         case Sublayer():
-            yield _summarize_sublayer(module, reach, n_layers)
+            yield _summarize_sublayer(module, sizes, n_layers)
         case Cell():
             weights = [parameter for parameter in module.parameters() if parameter.ndim == 2]
             shape = f"{weights[0].shape[1]} -> {module.d_out}, {module.kind}"
-            flops = 2 * reach.positions * sum(weight.numel() for weight in weights)
+            flops = 2 * sizes.positions * sum(weight.numel() for weight in weights)
             yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
         case _:
             below = chain.from_iterable(
-                _summarize(key, child, _child_input_sizes(key, module, reach), n_layers)
+                _summarize_module(key, child, _child_input_sizes(key, module, sizes), n_layers)
                 for key, child in module.named_children()
             )
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-            shape, flops = _shape_and_flops(module, reach)
+            shape, flops = _shape_and_flops(module, sizes)
             part = ModelPart(name, shape, parameters, flops, children=tuple(below))
             if (
                 part.parameters
@@ -234,11 +236,11 @@ def _summarize(name: str, module: nn.Module | None, reach: _InputSizes, n_layers
                 yield part
 
 
-def _summarize_layers(name: str, modules: nn.ModuleList, reach: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
+def _summarize_layers(name: str, modules: nn.ModuleList, sizes: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
     """Layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,), (last,) = (_summarize("layer", module, reach, n_layers) for module in (modules[0], modules[-1]))
+    (first,), (last,) = (_summarize_module("layer", module, sizes, n_layers) for module in (modules[0], modules[-1]))
     # a bridge has a map for each part of the state of each layer
     times = n_layers * len(modules) // min(n_layers, 2)
     if last != first:
@@ -248,11 +250,11 @@ def _summarize_layers(name: str, modules: nn.ModuleList, reach: _InputSizes, n_l
     yield replace(last, name=name, times=times)
 
 
-def _summarize_sublayer(module: Sublayer, reach: _InputSizes, n_layers: int) -> ModelPart:
+def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers: int) -> ModelPart:
     """A mixer with its norm."""
     mixer = cast(nn.Module, module.mixer)
-    (part,) = _summarize(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, reach, n_layers)
-    norms = tuple(_summarize(f"norm ({module.norm_place})", module.norm, reach, n_layers))
+    (part,) = _summarize_module(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, sizes, n_layers)
+    norms = tuple(_summarize_module(f"norm ({module.norm_place})", module.norm, sizes, n_layers))
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
@@ -260,25 +262,25 @@ def _summarize_sublayer(module: Sublayer, reach: _InputSizes, n_layers: int) -> 
     )
 
 
-def _child_input_sizes(key: str, module: nn.Module, reach: _InputSizes) -> _InputSizes:
+def _child_input_sizes(key: str, module: nn.Module, sizes: _InputSizes) -> _InputSizes:
     """What a child of a module is applied to."""
     if isinstance(module, RecurrentEncoder):
-        return _InputSizes(1 if key == "bridge" else reach.source)
-    return _InputSizes(reach.source) if isinstance(module, CrossAttention) and key == "kv" else reach
+        return _InputSizes(1 if key == "bridge" else sizes.source)
+    return _InputSizes(sizes.source) if isinstance(module, CrossAttention) and key == "kv" else sizes
 
 
-def _shape_and_flops(module: nn.Module, reach: _InputSizes) -> tuple[str, int]:
+def _shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, int]:
     """The shape of a module, and its FLOPs without those of its children."""
-    n = reach.positions
+    n = sizes.positions
     match module:
         case CrossAttention() | SelfAttention() | PlainAttention():
             shape, n_heads, widths = _describe_heads(module), module.n_heads, (module.head_width, module.value_width)
             if isinstance(module, CrossAttention):
-                return shape, _attention_flops(module.score, n_heads, widths, n, reach.source, reach.cross_pairs)
-            return shape, _attention_flops(module.score, n_heads, widths, n, n, reach.pairs)
+                return shape, _attention_flops(module.score, n_heads, widths, n, sizes.source, sizes.cross_pairs)
+            return shape, _attention_flops(module.score, n_heads, widths, n, n, sizes.pairs)
         case MemoryAttention():
-            n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
-            return module.select, _attention_flops(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
+            n_keys, pairs = (sizes.source, sizes.cross_pairs) if sizes.source else (n, sizes.pairs)
+            return module.select, _attention_flops(module.score, 1, (sizes.width, sizes.width), n, n_keys, pairs)
         case LanguageModelHead():
             table = module.used_parameters()[0]
             shape = f"{table.shape[1]} -> {table.shape[0]}" + (_TIED if module.own is None else "")

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from lmtool.data.delimited import Fault, RowRecord, find_field_fault
-from lmtool.data.files import display, read_text_blocks
+from lmtool.data.files import display_path, read_text_blocks
 from lmtool.data.rowfile import TextRowFile, clean_text, describe_json_error
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 CONLL_SUFFIX, SQUAD_SUFFIX = ".conll", ".json"
 """Suffixes of these files; each may be followed by one of COMPRESSED_SUFFIXES."""
@@ -74,7 +74,7 @@ def _column_count_fault(line: int, fields: Sequence[str], expected: int) -> Faul
     """Returns the fault of a line with another number of columns; None if there is none."""
     if (width := len(fields)) == expected:
         return None
-    what = f"the line has {counted(width, 'column')}, the first one of the file {expected}"
+    what = f"the line has {format_count(width, 'column')}, the first one of the file {expected}"
     return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
 
 
@@ -118,7 +118,7 @@ class SquadFile(TextRowFile):
             line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
             fix = "correct it; of a table of one JSON object on each line, the first line is to be one"
             raise DataError(
-                f"not JSON: {line}{describe_json_error(error)}", where=display(self.path), fix=fix
+                f"not JSON: {line}{describe_json_error(error)}", where=display_path(self.path), fix=fix
             ) from error
         articles = content.get("data") if isinstance(content, dict) else None
         paragraphs: list[Any] = []
@@ -128,7 +128,7 @@ class SquadFile(TextRowFile):
         if not all(isinstance(one, dict) and _is_list_of_dicts(one.get("qas")) for one in paragraphs):
             what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
             fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}'
-            raise DataError(what, where=display(self.path), fix=fix)
+            raise DataError(what, where=display_path(self.path), fix=fix)
         return paragraphs
 
     def describe(self) -> str:

@@ -83,7 +83,7 @@ class BlockStores:
             return self._stores[number]
         path = self._store_path(number)
         while not (path / STORE_MANIFEST).exists():
-            if not durable.is_in_use(path.parent):
+            if not durable.is_scratch_folder_in_use(path.parent):
                 what = "the process that tokenizes the text has ended, or writes to another cache"
                 fix = "read the first error above; all processes need the same LMTOOL_CACHE"
                 raise ResourceError(what, where=str(path), fix=fix)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from lmtool import durable
-from lmtool.checksum import sha256, with_xxh3, without_xxh3
+from lmtool.checksum import prepend_checksum, sha256, strip_checksum
 from lmtool.data.store import MAX_CACHE_FILE_BYTES, TokenStore
-from lmtool.durable import cache_folder, locked, rename, write_file, writing
+from lmtool.durable import cache_folder, convert_write_errors, hold_lock, replace_path, write_file
 from lmtool.errors import DataError
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def load_or_create(
     Raises ResourceError when the entry cannot be written.
     """
     path = cache_folder() / folder / f"{key}{_ENTRY}"
-    with locked(path.with_suffix(".lock")):
+    with hold_lock(path.with_suffix(".lock")):
         try:
             return parse(_read_entry(path))
         except FileNotFoundError:
@@ -42,7 +42,7 @@ def load_or_create(
         except (OSError, ValueError) as error:
             warn_recreated(description, str(error))
         content = create()
-        write_file(path, with_xxh3(content))
+        write_file(path, prepend_checksum(content))
         return parse(content)
 
 
@@ -58,10 +58,10 @@ def warn_recreated(description: str, reason: str) -> None:
 
 def remove_cache_folder(path: Path) -> None:
     """Renames a folder of the cache, so that its name is free at once, and removes it. Raises ResourceError."""
-    doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    with writing(path):
+    doomed = path.with_name(f"{durable.TEMPORARY_PREFIX}{path.name}")
+    with convert_write_errors(path):
         shutil.rmtree(doomed, ignore_errors=True)
-        rename(path, doomed)
+        replace_path(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -84,6 +84,6 @@ def find_damaged_entries() -> Iterator[tuple[Path, str]]:
 def _read_entry(path: Path) -> bytes:
     """Returns the content of an entry. Raises OSError, and ValueError when its checksum does not match."""
     try:
-        return without_xxh3(durable.read(path, MAX_CACHE_FILE_BYTES))
+        return strip_checksum(durable.read_file(path, MAX_CACHE_FILE_BYTES))
     except ValueError as error:
         raise ValueError(f"{path.name[:12]}... {error}") from None

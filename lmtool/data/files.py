@@ -68,7 +68,7 @@ def quote_all(names: Sequence[str], max_names: int = 8) -> str:
     return ", ".join(quote(name, 40) for name in names[:max_names]) + more
 
 
-def display(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Formats a path for a message."""
     return str(path) if str(path).isprintable() else quote(str(path), 200)
 
@@ -140,7 +140,7 @@ def find_files(source: str) -> list[Path]:
             return [path]
         if path.exists():
             what, fix = "not a file: text is read more than once", "save it to a file first"
-            raise DataError(what, where=display(path), fix=fix)
+            raise DataError(what, where=display_path(path), fix=fix)
     if glob.has_magic(source):
         files = sorted(Path(f) for f in glob.glob(str(path), recursive=True) if os.path.isfile(f))
         if files:
@@ -202,8 +202,8 @@ def _file_not_found_error(path: Path) -> DataError:
     if not os.path.isdir(path.parent):
         fix = f"there is no folder {path.parent} either"
     if near := suggest_files(path):
-        fix = f"did you mean {join_with_or([display(other) for other in near])}?"
-    return DataError("the file does not exist", where=display(path), fix=fix, code="file_not_found")
+        fix = f"did you mean {join_with_or([display_path(other) for other in near])}?"
+    return DataError("the file does not exist", where=display_path(path), fix=fix, code="file_not_found")
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def convert_read_errors(path: Path) -> Iterator[None]:
 
 
 def _read_error(path: Path, error: Exception) -> LmtoolError:
-    where, again = display(path), "copy or compress it again"
+    where, again = display_path(path), "copy or compress it again"
     match error:
         case FileNotFoundError():
             return _file_not_found_error(path)
@@ -284,7 +284,7 @@ def find_next_document(path: Path, offset: int, size: int, *, blank_lines: bool)
             if at > offset + MAX_DOCUMENT_SEARCH_BYTES:
                 what = f"no document ends within {MAX_DOCUMENT_SEARCH_BYTES:,} bytes of offset {offset:,}"
                 fix = "set data.documents=line, break its lines, or set data.stream=false"
-                raise DataError(what, where=display(path), fix=fix)
+                raise DataError(what, where=display_path(path), fix=fix)
     return size
 
 
@@ -327,7 +327,7 @@ def read_text_blocks(path: Path, encoding: str | None = None, extent: Extent | N
                 _check_is_text_format(data, path, encoding)
             if encoding is None and (at := data.find(b"\0")) >= 0:
                 what = f"a binary file, not text: NUL byte at offset {offset + at}"
-                raise DataError(what, where=display(path), fix="name a text file, or extract the text first")
+                raise DataError(what, where=display_path(path), fix="name a text file, or extract the text first")
             offset += len(data)
             try:
                 text = decoder.decode(data, not data)
@@ -344,15 +344,17 @@ def read_text_blocks(path: Path, encoding: str | None = None, extent: Extent | N
 
 def _check_is_text_format(head: bytes, path: Path, encoding: str | None) -> None:
     if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-        raise DataError("a workbook or archive, not text", where=display(path), fix="save the sheet as CSV (UTF-8)")
+        raise DataError(
+            "a workbook or archive, not text", where=display_path(path), fix="save the sheet as CSV (UTF-8)"
+        )
     if head.startswith(b"\x1f\x8b"):
-        raise DataError("gzip, not text", where=display(path), fix="decompress it, or rename it to end in .gz")
+        raise DataError("gzip, not text", where=display_path(path), fix="decompress it, or rename it to end in .gz")
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        raise DataError("zstd, not text", where=display(path), fix="decompress it, or rename it to end in .zst")
+        raise DataError("zstd, not text", where=display_path(path), fix="decompress it, or rename it to end in .zst")
     is_utf8 = codecs.lookup(encoding or "utf-8").name == "utf-8"
     if is_utf8 and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         fix = "omit --encoding" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
-        raise DataError("the text is UTF-16, not UTF-8", where=display(path), fix=fix)
+        raise DataError("the text is UTF-16, not UTF-8", where=display_path(path), fix=fix)
 
 
 def _decoding_error(error: UnicodeError, offset: int, path: Path, encoding: str | None) -> DataError:
@@ -360,13 +362,13 @@ def _decoding_error(error: UnicodeError, offset: int, path: Path, encoding: str 
     fix = "convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is"
     fix = "give its encoding, for example --encoding cp1252 or utf-16-le" if encoding else fix
     if not isinstance(error, UnicodeDecodeError):  # UTF-16 and UTF-32 without a byte order mark
-        return DataError(f"not valid {encoding}: {error}", where=display(path), fix=fix)
+        return DataError(f"not valid {encoding}: {error}", where=display_path(path), fix=fix)
     offset += error.start - len(error.object)
     decoder = codecs.getincrementaldecoder(encoding or "utf-8")("ignore")
     line = 1 + sum(decoder.decode(before).count("\n") for before in _read_first_bytes(path, offset))
     byte = f"byte 0x{error.object[error.start]:02x}" if error.start < len(error.object) else "the end"
     what = f"not valid {encoding or 'UTF-8'}: {byte} at offset {offset}"
-    return DataError(what, where=f"{display(path)}:{line}", fix=fix)
+    return DataError(what, where=f"{display_path(path)}:{line}", fix=fix)
 
 
 def read_line_blocks(path: Path, encoding: str | None, line_limit: int, extent: Extent | None = None) -> Iterator[str]:

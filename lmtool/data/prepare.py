@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtool.compute.machine import count_cores
 from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
 from lmtool.data.corpus import Chunk, find_safe_cut
-from lmtool.data.files import display
+from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpus, split_by_characters, split_by_documents
 from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
@@ -33,7 +33,7 @@ from lmtool.data.survey import (
     scan_corpus,
     utf8_length,
 )
-from lmtool.durable import cache_folder, locked, writing
+from lmtool.durable import cache_folder, convert_write_errors, hold_lock
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -226,7 +226,7 @@ def _split_text(text: ScannedCorpus, data: Data, seed: int, report: Progress) ->
     if data.valid:
         valid = scan_corpus(data.valid, data, report)
         return SplitText(TextPart(text, WholeCorpus()), TextPart(valid, WholeCorpus()))
-    where = ", ".join(map(display, text.corpus.files))[:200]
+    where = ", ".join(map(display_path, text.corpus.files))[:200]
     parts: tuple[CorpusPart, CorpusPart]
     if data.split == "slice":
         parts = first, _ = split_by_characters(text.stats.characters, data.valid_fraction)
@@ -280,7 +280,7 @@ def sample_texts_evenly(texts: Iterable[str], n_bytes: int, budget: int) -> Iter
 
 
 def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
-    with writing(out):
+    with convert_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     path = out / TOKENIZER_FILE
     if not path.exists():
@@ -295,7 +295,7 @@ def _open_or_write_store(
     """Returns the token store of a part of a corpus, and whether it had to be written."""
     key = part.store_key(tokenizer)
     path = out or cache_folder() / TOKENS / key
-    with locked(store_lock_path(path)):
+    with hold_lock(store_lock_path(path)):
         if path.exists():
             if out is not None and not (out / STORE_MANIFEST).exists():
                 raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmtool.checksum import sha256_of_file
-from lmtool.durable import cache_folder, rename, scratch_in, writing
+from lmtool.durable import cache_folder, convert_write_errors, make_scratch_folder, replace_path
 from lmtool.errors import DataError
 
 PythonRow = str | Sequence[Any] | Mapping[str, Any]
@@ -46,9 +46,9 @@ def cache_rows(rows: Any) -> str:
     values that JSON does not have.
     """
     folder = cache_folder().absolute() / "rows"
-    with scratch_in(folder) as scratch:
+    with make_scratch_folder(folder) as scratch:
         written = scratch / "rows.jsonl"
-        with writing(written), written.open("w", encoding="ascii") as file:
+        with convert_write_errors(written), written.open("w", encoding="ascii") as file:
             for number, row in enumerate(rows_to_dicts(rows, has_labels=True), 1):
                 try:
                     file.write(json.dumps(row, default=_numpy_scalar_to_python) + "\n")
@@ -56,8 +56,8 @@ def cache_rows(rows: Any) -> str:
                     fix = "give texts, numbers, None, or lists of them"
                     raise DataError(f"a value is none of a table: {error}", where=f"row {number}", fix=fix) from error
         path = folder / f"rows-{sha256_of_file(written)[:16]}.jsonl"
-        with writing(path):
-            rename(written, path)
+        with convert_write_errors(path):
+            replace_path(written, path)
     return str(path)
 
 

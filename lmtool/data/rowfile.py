@@ -32,7 +32,7 @@ from lmtool.data.files import (
     convert_read_errors,
     count_lines,
     count_lines_before,
-    display,
+    display_path,
     iterate_lines,
     open_decompressed,
     quote,
@@ -41,7 +41,7 @@ from lmtool.data.files import (
     read_text_blocks,
 )
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tokenization.tokenizer import replace_surrogates
 
 ROW_FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -99,7 +99,7 @@ class RowFile(ABC):
         """Formats a position in the file for messages; a column is a name or an index."""
         if isinstance(column, int):
             column = self.names[column] if column < len(self.names) else None
-        where = f"{display(self.path)}:{line}, row {row}" if line else f"{display(self.path)}, row {row}"
+        where = f"{display_path(self.path)}:{line}, row {row}" if line else f"{display_path(self.path)}, row {row}"
         return where if column is None else f"{where}, column {quote(column)}"
 
 
@@ -168,9 +168,9 @@ class DelimitedFile(TextRowFile):
         if first is None:
             return ()
         line, names, fault = first
-        where = f"{display(self.path)}:{line}, the header"
+        where = f"{display_path(self.path)}:{line}, the header"
         if fault:
-            where = f"{display(self.path)}:{fault.line}, the header, column {int(fault.column or 0) + 1}"
+            where = f"{display_path(self.path)}:{fault.line}, the header, column {int(fault.column or 0) + 1}"
             raise DataError(fault.what, where=where, fix=fault.fix)
         if not any(name.strip() for name in names):
             raise DataError("the header names no column", where=where, fix="name the columns in the first row")
@@ -195,7 +195,7 @@ class DelimitedFile(TextRowFile):
         if not width:
             return
         if only is not None and only not in self.header:
-            raise missing_column_error(only, self.header, f"{display(self.path)}:1", "--column")
+            raise missing_column_error(only, self.header, f"{display_path(self.path)}:1", "--column")
         at = None if only is None else self.header.index(only)
         for record in islice(self._parse_rows(), int(self.has_header), None):
             line, fields, fault = record
@@ -211,7 +211,7 @@ class DelimitedFile(TextRowFile):
 
     def _field_count_fault(self, fields: Sequence[str], line: int | None) -> Fault:
         width = len(self.header)
-        what = f"the row has {counted(len(fields), 'field')}, the header {width}"
+        what = f"the row has {format_count(len(fields), 'field')}, the header {width}"
         fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"
@@ -233,7 +233,7 @@ class JsonRowFile(TextRowFile):
 
     def _format_line(self, line: int) -> str:
         before = 0 if self.extent is None else count_lines_before(self.path, self.extent.begin)
-        return f"{display(self.path)}:{before + line}"
+        return f"{display_path(self.path)}:{before + line}"
 
     @cached_property
     def header(self) -> tuple[str, ...]:
@@ -336,7 +336,7 @@ class JsonListFile(JsonRowFile):
         return found
 
     def _error(self, what: str, line: int, fix: str) -> DataError:
-        return DataError(what, where=f"{display(self.path)}:{line}", fix=fix)
+        return DataError(what, where=f"{display_path(self.path)}:{line}", fix=fix)
 
     def describe(self) -> str:
         return "a list of JSON objects"
@@ -434,7 +434,7 @@ class ParquetFile(RowFile):
         with self._open_parquet() as file:
             names = file.schema_arrow.names
             if only is not None and only not in names:
-                raise missing_column_error(only, names, display(self.path), "--column")
+                raise missing_column_error(only, names, display_path(self.path), "--column")
             for batch in file.iter_batches(batch_size=256, columns=None if only is None else [only]):
                 for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     yield None, values, find_field_fault(values, None, self.limit) if only is None else None
@@ -457,11 +457,11 @@ class ParquetFile(RowFile):
                 yield parquet.ParquetFile(file)
             except UnicodeDecodeError as error:
                 fix = "write the file anew, with text in UTF-8"
-                raise DataError("a text is not valid UTF-8", where=display(self.path), fix=fix) from error
+                raise DataError("a text is not valid UTF-8", where=display_path(self.path), fix=fix) from error
             except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
                 what = f"not a Parquet file: {quote(str(error), 100)}"
                 fix = "copy it again, or rename it to the ending of its format"
-                raise DataError(what, where=display(self.path), fix=fix) from error
+                raise DataError(what, where=display_path(self.path), fix=fix) from error
 
     def describe(self) -> str:
         return "ParquetFile"

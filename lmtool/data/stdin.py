@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, Literal, cast
 from lmtool.checksum import sha256_of_file
 from lmtool.data.column_names import CONVENTIONAL_NAMES, TEXT_NAMES, normalize_name
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints, infer_dialect, parse_records
-from lmtool.data.files import display, infer_encoding, is_json_list, quote, read_nonblank_lines
+from lmtool.data.files import display_path, infer_encoding, is_json_list, quote, read_nonblank_lines
 from lmtool.data.rowfile import MAX_NAME_WORDS, DelimitedFile, count_words, fold_name
 from lmtool.data.table import INFERRED_FORMAT
-from lmtool.durable import cache_folder, rename, scratch_in, writing
+from lmtool.durable import cache_folder, convert_write_errors, make_scratch_folder, replace_path
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
@@ -40,7 +40,7 @@ def open_text_sources(sources: Sequence[str], texts: Sequence[str]) -> Iterator[
 
     Raises DataError for an empty text.
     """
-    with scratch_in(Path(tempfile.gettempdir())) as folder:
+    with make_scratch_folder(Path(tempfile.gettempdir())) as folder:
         files = _replace_stdin(sources, lambda: _write_stdin(folder, "standard-input.txt"))
         for number, text in enumerate(texts, 1):
             if not text.strip():
@@ -54,7 +54,7 @@ def open_text_sources(sources: Sequence[str], texts: Sequence[str]) -> Iterator[
 @contextmanager
 def open_table_sources(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
     """Writes standard input, if it is among the sources, to a table file, and yields all file names."""
-    with scratch_in(Path(tempfile.gettempdir())) as folder:
+    with make_scratch_folder(Path(tempfile.gettempdir())) as folder:
         yield _replace_stdin(sources, lambda: _write_stdin_table(folder, encoding))
 
 
@@ -81,7 +81,7 @@ def open_table_or_texts(
     if source not in (None, STDIN):
         yield source
         return
-    with scratch_in(Path(tempfile.gettempdir())) as folder:
+    with make_scratch_folder(Path(tempfile.gettempdir())) as folder:
         if source is None:
             yield _write_texts_as_table(folder, texts, columns, are_chats)
             return
@@ -116,13 +116,13 @@ def cache_stdin(kind: Literal["text", "table", "text or table"], *names: Any) ->
 def _save_stdin(kind: str) -> str:
     """Writes standard input to a file of the cache that is named by its content."""
     folder = cache_folder().absolute() / "standard-input"
-    with scratch_in(folder) as scratch:
+    with make_scratch_folder(folder) as scratch:
         received = _write_stdin(scratch, "received")
         head = _read_head(received, infer_encoding(received))
         text_suffix = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
         path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
-        with writing(path):
-            rename(received, path)
+        with convert_write_errors(path):
+            replace_path(received, path)
     return str(path)
 
 
@@ -197,7 +197,7 @@ def _write_stdin(folder: Path, name: str) -> Path:
     """Writes standard input to a file. Raises DataError when it is empty."""
     path = folder / name
     stdin = open_standard_input()
-    with writing(path), path.open("wb") as file:
+    with convert_write_errors(path), path.open("wb") as file:
         if stdin is not None:
             shutil.copyfileobj(stdin, file)
     if not path.stat().st_size:
@@ -242,7 +242,7 @@ def _read_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
     try:
         yield from read_nonblank_lines(path, encoding)
     except DataError as error:
-        where = error.where.replace(display(path), "standard input")
+        where = error.where.replace(display_path(path), "standard input")
         raise DataError(error.what, where=where, fix=error.fix) from error
 
 
@@ -252,7 +252,7 @@ def _write_texts_as_table(folder: Path, texts: Iterable[str], columns: Sequence[
         fix = "give a table with these columns"
         raise UsageError(f"the model reads {len(columns)} texts in a row: {', '.join(columns)}"[:200], fix=fix)
     path = folder / "texts.jsonl"
-    with writing(path), path.open("w", encoding="ascii") as file:
+    with convert_write_errors(path), path.open("w", encoding="ascii") as file:
         for text in texts:
             _encode_utf8(text, "--text")
             value = [{"role": "user", "content": text}] if are_chats else text

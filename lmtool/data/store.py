@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lmtool import durable, records
-from lmtool.checksum import BLOCK, xxh3, xxh3_of_blocks
-from lmtool.durable import write_file, writing
+from lmtool.checksum import CHECKSUM_BLOCK_BYTES, xxh3, xxh3_by_block
+from lmtool.durable import convert_write_errors, write_file
 from lmtool.errors import DataError, ResourceError
-from lmtool.records import SealedModel
+from lmtool.records import ChecksummedModel
 
 SHARD_TOKENS = 1 << 24
 """Tokens at which a shard is closed."""
@@ -49,7 +49,7 @@ def _shard_file_name(i: int) -> str:
     return f"tokens-{i:05d}.bin"
 
 
-class StoreManifest(SealedModel):
+class StoreManifest(ChecksummedModel):
     """The content of store.json. checksums: of the blocks of each file, by name."""
 
     format: Literal[2]
@@ -74,12 +74,13 @@ class _Shard:
         """Compares the blocks of the tokens first..stop with their checksums. Raises DataError."""
         if self._store.damage is not None:
             raise self._store.damage
-        size = BLOCK // self.tokens.itemsize
+        size = CHECKSUM_BLOCK_BYTES // self.tokens.itemsize
         begin, end = first // size, -(-stop // size)
         while (block := self._is_verified.find(0, begin, end)) >= 0:
             tokens = self.tokens[block * size : (block + 1) * size]
             if xxh3(tokens.data.cast("B")) != self._checksums[block]:
-                what = f"has changed in bytes {block * BLOCK:,} to {block * BLOCK + tokens.nbytes:,}"
+                begin = block * CHECKSUM_BLOCK_BYTES
+                what = f"has changed in bytes {begin:,} to {begin + tokens.nbytes:,}"
             elif int(tokens.max()) >= self._store.vocab_size:
                 what = f"has ids outside of the vocabulary of {self._store.vocab_size:,}"
             else:
@@ -131,9 +132,9 @@ class TokenStore:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
                 what = f"the token store cannot be read: {error.strerror}"
-                raise ResourceError(what, where=str(path), fix=durable.way_to_write(error)) from error
+                raise ResourceError(what, where=str(path), fix=durable.suggest_write_fix(error)) from error
             raise self._invalidate(str(error)) from error
-        if xxh3_of_blocks(documents.data.cast("B")) != manifest.checksums[_INDEX_FILE]:
+        if xxh3_by_block(documents.data.cast("B")) != manifest.checksums[_INDEX_FILE]:
             raise self._invalidate(f"{_INDEX_FILE} has changed")
         ends = documents[:, 0]
         if ends[0] < 0 or ends[-1] > manifest.tokens or (ends[1:] < ends[:-1]).any() or (documents < 0).any():
@@ -232,24 +233,24 @@ class TokenStore:
     @property
     def content_checksum(self) -> str:
         """Returns a checksum of all tokens and documents."""
-        return xxh3(records.encode(self._manifest.checksums))
+        return xxh3(records.encode_json(self._manifest.checksums))
 
 
 def read_store_manifest(path: Path) -> StoreManifest:
     """Reads store.json. Raises OSError, and ValueError when it is damaged."""
-    raw = durable.read(path / STORE_MANIFEST, MAX_CACHE_FILE_BYTES)
+    raw = durable.read_file(path / STORE_MANIFEST, MAX_CACHE_FILE_BYTES)
     try:
-        manifest = records.read(StoreManifest, raw)
+        manifest = records.parse_model(StoreManifest, raw)
     except ValueError as error:
         raise ValueError(f"{STORE_MANIFEST}: {error}") from None
     # byte for byte, because damage in parts not compared would go undetected
-    if raw != manifest.sealed():
+    if raw != manifest.to_json_bytes():
         raise ValueError(f"{STORE_MANIFEST} does not match the checksum that it states")
     item = np.dtype(manifest.dtype).itemsize
     sizes = {_shard_file_name(i): n * item for i, n in enumerate(manifest.shards)}
     sizes[_INDEX_FILE] = manifest.documents * _INDEX_COLUMNS * 8
     blocks = {name: len(checksums) for name, checksums in manifest.checksums.items()}
-    if blocks != {name: -(-size // BLOCK) for name, size in sizes.items()}:
+    if blocks != {name: -(-size // CHECKSUM_BLOCK_BYTES) for name, size in sizes.items()}:
         raise ValueError(f"{STORE_MANIFEST} has not one checksum for each block")
     if manifest.tokens != sum(manifest.shards):
         raise ValueError(f"{STORE_MANIFEST} has {manifest.tokens:,} tokens, but its shards {sum(manifest.shards):,}")
@@ -273,7 +274,7 @@ class EncodedChunk(NamedTuple):
     ends: bool
 
 
-class _WriterProgress(SealedModel, frozen=False):
+class _WriterProgress(ChecksummedModel, frozen=False):
     """The whole shards on disk, and the index up to them.
 
     open_bytes, open_words: of the document in which the last shard ends, so far.
@@ -307,7 +308,7 @@ class StoreWriter:
         self._vocab_size = vocab_size
         self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         self._folder = path.with_name(f".{path.name}-{fingerprint[:16]}.partial")
-        with writing(path):
+        with convert_write_errors(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._progress, self._index_end = self._load_progress()
             self._index: IO[bytes] = open(self._folder / _INDEX_FILE, "ab")  # noqa: SIM115  open until finish()
@@ -321,16 +322,16 @@ class StoreWriter:
     def _load_progress(self) -> tuple[_WriterProgress, bytes]:
         """Returns the intact progress of an earlier writer, and the last block of its index if that is not full."""
         with suppress(FileNotFoundError, ValueError):
-            raw = durable.read(self._folder / _PROGRESS_FILE, MAX_CACHE_FILE_BYTES)
-            saved = records.read(_WriterProgress, raw)
+            raw = durable.read_file(self._folder / _PROGRESS_FILE, MAX_CACHE_FILE_BYTES)
+            saved = records.parse_model(_WriterProgress, raw)
             size = saved.documents * _INDEX_COLUMNS * 8
             index = np.frombuffer(durable.map_file(self._folder / _INDEX_FILE), np.uint8, size)
-            checksums = {_INDEX_FILE: xxh3_of_blocks(index.data)}
+            checksums = {_INDEX_FILE: xxh3_by_block(index.data)}
             for number, n in enumerate(saved.shards):
                 content = (self._folder / _shard_file_name(number)).read_bytes()
-                checksums[_shard_file_name(number)] = xxh3_of_blocks(content[: n * self._dtype.itemsize])
-            if checksums == saved.checksums and raw == saved.sealed():
-                return saved, index[len(index) - len(index) % BLOCK :].tobytes()
+                checksums[_shard_file_name(number)] = xxh3_by_block(content[: n * self._dtype.itemsize])
+            if checksums == saved.checksums and raw == saved.to_json_bytes():
+                return saved, index[len(index) - len(index) % CHECKSUM_BLOCK_BYTES :].tobytes()
         return _WriterProgress(chunks=0, shards=[], documents=0, open_bytes=0, open_words=0, checksums={}), b""
 
     def append(self, chunk: EncodedChunk) -> None:
@@ -358,20 +359,20 @@ class StoreWriter:
             tokens = np.concatenate(self._shard)
             self._shard.clear()
             name, content = _shard_file_name(len(self._progress.shards)), tokens.data.cast("B")
-            self._progress.checksums[name] = xxh3_of_blocks(content)
+            self._progress.checksums[name] = xxh3_by_block(content)
             write_file(self._folder / name, content)
             self._progress.shards.append(len(tokens))
             self._shard_tokens = 0
         added = b"".join(rows.tobytes() for rows in self._index_rows)
         self._index_rows.clear()
-        with writing(self._path):
+        with convert_write_errors(self._path):
             self._index.write(added)
             self._index.flush()
             os.fsync(self._index.fileno())
         index, before = self._index_end + added, self._progress.checksums.get(_INDEX_FILE, [])
-        self._progress.checksums[_INDEX_FILE] = before[: len(before) - bool(self._index_end)] + xxh3_of_blocks(index)
-        self._index_end = index[len(index) - len(index) % BLOCK :]
-        write_file(self._folder / _PROGRESS_FILE, self._progress.sealed())
+        self._progress.checksums[_INDEX_FILE] = before[: len(before) - bool(self._index_end)] + xxh3_by_block(index)
+        self._index_end = index[len(index) - len(index) % CHECKSUM_BLOCK_BYTES :]
+        write_file(self._folder / _PROGRESS_FILE, self._progress.to_json_bytes())
 
     def finish(self) -> TokenStore:
         """Writes the rest and the manifest, renames the store to its final name, and opens it."""
@@ -385,9 +386,9 @@ class StoreWriter:
             tokens=sum(self._progress.shards),
             **self._progress.model_dump(include={"shards", "documents", "checksums"}),
         )
-        write_file(self._folder / STORE_MANIFEST, manifest.sealed())
-        with writing(self._path):
-            durable.rename(self._folder, self._path)
+        write_file(self._folder / STORE_MANIFEST, manifest.to_json_bytes())
+        with convert_write_errors(self._path):
+            durable.replace_path(self._folder, self._path)
             durable.sync_directory(self._path.parent)
         remove_progress_file(self._path)
         return TokenStore(self._path)

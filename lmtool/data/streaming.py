@@ -20,7 +20,7 @@ from lmtool.data.files import (
     Extent,
     compression_suffix,
     convert_read_errors,
-    display,
+    display_path,
     find_files,
     find_next_document,
     infer_format,
@@ -64,7 +64,7 @@ class StreamedText:
 
     n_units: units of a turn.
     n_bytes: size of the files, and of datasets as far as it is known.
-    head: the first block; call `index_head` before reading it.
+    head: the first block; call `read_head_and_hash` before reading it.
     first_numbers: for each unit in the head, the number of its first document there.
     """
 
@@ -91,7 +91,7 @@ class StreamedText:
         """Returns the fraction of the units that the head has."""
         return 1.0 if self.head_end.turn else max(1, self.head_end.unit) / self.n_units
 
-    def index_head(self) -> str:
+    def read_head_and_hash(self) -> str:
         """Reads the head, sets `head_end` and `first_numbers`, and returns the content hash of the whole text.
 
         The hash is of the characters of the head and of the sizes and formats of all files, so 100 GB are not read.
@@ -109,7 +109,7 @@ class StreamedText:
         self.first_numbers = block.first_numbers
         return total.hexdigest()
 
-    def unit(self, turn: int, rank: int) -> int:
+    def choose_unit(self, turn: int, rank: int) -> int:
         """Returns the number of the unit at position `rank` of a turn."""
         key = derive_seed(self._seed, "units", turn)
         return int(permute(np.array([rank]), self.n_units, key)[0])
@@ -136,15 +136,15 @@ class StreamedText:
 
     def where(self, begin: BlockPosition) -> str:
         """Returns the file or dataset in which a block begins, for messages."""
-        file = int(np.searchsorted(self._stops, self.unit(begin.turn, begin.unit), side="right"))
-        return display(self.head.files[file]) if file < len(self._states) else "the dataset"
+        file = int(np.searchsorted(self._stops, self.choose_unit(begin.turn, begin.unit), side="right"))
+        return display_path(self.head.files[file]) if file < len(self._states) else "the dataset"
 
     def _check_unchanged(self, file: int) -> tuple[int, int]:
         """Returns size and modification time of a file. Raises DataError if they have changed."""
         path = self.head.files[file]
         if (state := _size_and_mtime(path)) != self._states[file]:
             fix = "restore it and resume the run, or start a new one"
-            raise DataError("the file has changed while it streams", where=display(path), fix=fix)
+            raise DataError("the file has changed while it streams", where=display_path(path), fix=fix)
         return state
 
 
@@ -165,7 +165,7 @@ class StreamBlock:
         text, (turn, rank, skipped) = self._text, self._begin
         size = number = 0
         while rank < text.n_units:
-            unit = text.unit(turn, rank)
+            unit = text.choose_unit(turn, rank)
             self.first_numbers[unit] = number
             in_head = text.first_numbers.get(unit)
             for n_chunks, chunk in enumerate(text.chunks(unit), 1):

@@ -13,12 +13,12 @@ from lmtool import records
 from lmtool.checksum import sha256_of_json
 from lmtool.data.cached import SURVEYS, load_or_create
 from lmtool.data.corpus import Corpus, open_corpus
-from lmtool.data.files import display, hash_files
+from lmtool.data.files import display_path, hash_files
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
 from lmtool.errors import DataError
 from lmtool.recipe.pretraining import TextShape
 from lmtool.recipe.spec.text import Data
-from lmtool.records import FileModel
+from lmtool.records import JsonModel
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage and the amounts done and in total, here characters; a total of 0 is unknown."""
@@ -37,7 +37,7 @@ _VOCABULARY_CHARACTERS = 8_000_000
 _WORD = re.compile(r"\w+")
 
 
-class TextStats(FileModel):
+class TextStats(JsonModel):
     """Counts of one pass over a corpus.
 
     longest: characters of the longest document.
@@ -104,7 +104,7 @@ def _divide_text(data: Data, seed: int, report: Progress, content: str | None = 
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if should_stream(data):
         whole = StreamedText(data, seed)
-        text = _scan(whole.head, report, whole.index_head())
+        text = _scan(whole.head, report, whole.read_head_and_hash())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
         return text, data.with_values(resolved)
     data = data.with_values({"stream": False})
@@ -149,8 +149,8 @@ def _scan(corpus: Corpus, report: Progress, content: str | None = None) -> Scann
     entry = SURVEYS, key, "the survey of a text"
     survey = load_or_create(
         *entry,
-        lambda: records.encode(_compute_statistics(corpus, report).model_dump()),
-        partial(records.read, TextStats),
+        lambda: records.encode_json(_compute_statistics(corpus, report).model_dump()),
+        partial(records.parse_model, TextStats),
     )
     return ScannedCorpus(corpus, content, survey)
 
@@ -175,7 +175,7 @@ def _compute_statistics(corpus: Corpus, report: Progress) -> TextStats:
                 seen |= new
         report("reading", characters, 0)
     if not documents:
-        where = ", ".join(map(display, corpus.files))[:200]
+        where = ", ".join(map(display_path, corpus.files))[:200]
         raise DataError("there is no text", where=where, fix="name files with text")
     share = _new_word_fraction(words_and_new)
     return TextStats(

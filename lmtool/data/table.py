@@ -16,7 +16,7 @@ from lmtool import durable
 from lmtool.data.annotated import CONLL_SUFFIX, SQUAD_SUFFIX, ConllFile, SquadFile, format_conll_sentences
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints
 from lmtool.data.files import (
-    display,
+    display_path,
     find_files,
     infer_encoding,
     is_json_lines,
@@ -28,9 +28,9 @@ from lmtool.data.files import (
 from lmtool.data.hub import HUB_PREFIX, download_dataset
 from lmtool.data.rowfile import ROW_FILE_SUFFIXES, DelimitedFile, RowFile, open_row_file
 from lmtool.errors import DataError, UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.text import Data
-from lmtool.records import finite
+from lmtool.records import replace_nonfinite
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_CHARACTERS = re.compile(r'[",\r\n]')
@@ -66,10 +66,10 @@ class SkippedRows:
 
     def __str__(self) -> str:
         what = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
-        return f"skipped {counted(self.count, 'bad row')}: {what}"
+        return f"skipped {format_count(self.count, 'bad row')}: {what}"
 
 
-def count_or_raise(error: RowError, skipped: SkippedRows | None) -> None:
+def count_skipped_or_raise(error: RowError, skipped: SkippedRows | None) -> None:
     """Counts a bad row in `skipped`, or raises its error if `skipped` is None."""
     if skipped is None:
         raise error
@@ -127,7 +127,7 @@ class Table:
             if fault is None:
                 yield Row(number, line, tuple(values))
             else:
-                count_or_raise(
+                count_skipped_or_raise(
                     self.row_error(fault.kind, fault.what, number, fault.line, fault.column, fault.fix), skipped
                 )
 
@@ -138,7 +138,7 @@ class Table:
 
     def describe(self) -> str:
         """Returns format and size in one line; reads the table once."""
-        size = f"{counted(self.n_rows, 'row')}, {counted(len(self.names), 'column')}"
+        size = f"{format_count(self.n_rows, 'row')}, {format_count(len(self.names), 'column')}"
         return f"{self.source}: {size}, {self.file.describe()}"
 
     def row_error(
@@ -171,7 +171,7 @@ def open_table(
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{quote(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
     path = download_dataset(source, None) if source.startswith(HUB_PREFIX) else _find_single_file(source)
-    where = display(path) if not source.startswith(HUB_PREFIX) else quote(source)
+    where = display_path(path) if not source.startswith(HUB_PREFIX) else quote(source)
     ending = _find_table_suffix(path, source)
     encoding = "UTF-8" if source.startswith(HUB_PREFIX) else reading.encoding or infer_encoding(path, fallback_encoding)
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
@@ -199,7 +199,7 @@ def _find_single_file(source: str) -> Path:
         raise DataError("a folder, not a table", where=quote(source), fix="name one file of it")
     files = find_files(source)
     if len(files) > 1:
-        names = ", ".join(display(file) for file in files[:3])
+        names = ", ".join(display_path(file) for file in files[:3])
         raise DataError(f"{len(files)} files, not one table: {names}", where=quote(source), fix="name one of them")
     return files[0]
 
@@ -249,7 +249,7 @@ def format_json_lines(table: Table, added: Sequence[str], rows: Iterable[tuple[R
     """
     names = [*table.names, *_make_unique_names(table, added)]
     for row, values in rows:
-        yield json.dumps(finite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
+        yield json.dumps(replace_nonfinite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
 
 
 def format_json_list(lines: Iterable[str]) -> Iterator[str]:
@@ -299,8 +299,8 @@ def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
 
     Raises UsageError when `path` exists or is that of `table`; ResourceError when it cannot be written.
     """
-    where = display(path)
+    where = display_path(path)
     if path.exists() and path.samefile(table.path):
         raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
-    durable.refuse_existing(path)
-    durable.write_output(path, map(str.encode, lines))
+    durable.check_path_is_free(path)
+    durable.write_output_file(path, map(str.encode, lines))

@@ -13,9 +13,9 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.files import convert_read_errors, display, open_decompressed
+from lmtool.data.files import convert_read_errors, display_path, open_decompressed
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 _READ_BYTES = 1 << 20
 """Bytes read at once."""
@@ -59,22 +59,24 @@ class VectorFile:
             line = file.readline(MAX_LINE_BYTES)
             if line.startswith(FASTTEXT_MODEL_MAGIC):
                 fix = "name the .vec file beside it"
-                raise DataError("a model of fastText, not its vectors", where=display(path), fix=fix)
+                raise DataError("a model of fastText, not its vectors", where=display_path(path), fix=fix)
             header = _HEADER.fullmatch(line)
             if header is None and (width := _count_numbers(line)):
                 return cls(path, width, None, is_binary=False)
             if header is None:
                 what = "no word vectors: the first line is neither a word and its numbers nor two counts"
                 fix = "name a file in word2vec's text or binary format, GloVe's, or fastText's .vec; or a run"
-                raise DataError(what, where=display(path), fix=fix)
+                raise DataError(what, where=display_path(path), fix=fix)
             n_words, width = int(header[1]), int(header[2])
             if not n_words or not width:
                 what = f"the header promises {n_words} words of {width} numbers: no vectors"
-                raise DataError(what, where=f"{display(path)}:1", fix="write or download the file again")
+                raise DataError(what, where=f"{display_path(path)}:1", fix="write or download the file again")
             n_numbers = _count_numbers(file.readline(MAX_LINE_BYTES))
             if n_numbers not in (None, width):
                 what = f"the header promises {width} numbers for each word, and the first word has {n_numbers}"
-                raise DataError(what, where=f"{display(path)}:2", fix="correct the header, or download the file again")
+                raise DataError(
+                    what, where=f"{display_path(path)}:2", fix="correct the header, or download the file again"
+                )
             return cls(path, width, n_words, is_binary=n_numbers is None)
 
     def read(self, words: Container[str]) -> WordVectors:
@@ -94,7 +96,7 @@ class VectorFile:
                     vectors[word] = self._parse_vector(vector, where)
         if self.n_words is not None and n_words != self.n_words:
             raise self._error(
-                f"the header promises {counted(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
+                f"the header promises {format_count(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
             )
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
@@ -144,7 +146,7 @@ class VectorFile:
         return vector_D.astype(np.float32)
 
     def _error(self, what: str, where: str) -> DataError:
-        return DataError(what, where=f"{display(self.path)}{where}", fix="write or download the file again")
+        return DataError(what, where=f"{display_path(self.path)}{where}", fix="write or download the file again")
 
 
 def _is_number(field: bytes) -> bool:

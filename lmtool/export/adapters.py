@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.compute.device import CPU
-from lmtool.durable import filling, refuse_used
+from lmtool.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.errors import UsageError
 from lmtool.export import exporting
 from lmtool.export.card import BASE_PLACEHOLDER, format_adapter_card
@@ -35,7 +35,7 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
     Raises UsageError for a run without adapters, for one that is expressed by another family than its base, for weights
     that `dtype` cannot hold, and for a folder that is in use; CheckpointError when the base is missing; ResourceError.
     """
-    refuse_used(folder)
+    check_folder_is_empty(folder)
     adapted = resolve_reference(reference)
     lora = adapted.recipe.tuning.lora
     if lora is None:
@@ -64,10 +64,10 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
         "README.md": format_adapter_card(adapted, base, base_name, labels).encode(),
         **exportable.serialize_tokenizer(),
     }
-    with filling(folder) as new:
+    with atomic_output_folder(folder) as new:
         exporting.write_safetensors(new / "adapter_model.safetensors", converted)
         for name, content in files.items():
-            durable.write_new(new / name, content)
+            durable.write_new_file(new / name, content)
     return exportable
 
 

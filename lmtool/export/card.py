@@ -11,7 +11,7 @@ from lmtool.export.forms import PublishedForm
 from lmtool.inference.reference import Reference
 from lmtool.interop.references import HEAD_FILE
 from lmtool.model.heads import resolve_pooling
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -82,9 +82,9 @@ def _render_card(template: str, run: Reference, values: Mapping[str, object]) ->
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": plain, "without_folders": strip_folders}
+    environment.filters |= {"plain": printable, "without_folders": strip_folders}
     data = run.recipe.data
-    files = [plain(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
+    files = [printable(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
     known = {"base": run, "version": __version__, "files": files, "recipe": dump(run.recipe).rstrip()}
     measured = [*iterate_measured_figures(run)]
     return environment.get_template(template).render({**known, "measured": measured, **values})

@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.durable import filling, refuse_used, writing
+from lmtool.durable import atomic_output_folder, check_folder_is_empty, convert_write_errors
 from lmtool.errors import UsageError
 from lmtool.export.card import format_model_card
 from lmtool.export.forms import PublishedForm, find_form
@@ -175,7 +175,7 @@ def export(
     Raises UsageError for a model that no family can express, for weights that `dtype` cannot hold, and for a folder
     that is in use; ResourceError.
     """
-    refuse_used(folder)
+    check_folder_is_empty(folder)
     exportable = prepare_export(resolve_reference(reference))
     exportable.config["dtype"] = dtype
     weights = {name: convert_dtype(name, tensor, dtype) for name, tensor in exportable.iterate_tensors()}
@@ -186,13 +186,13 @@ def export(
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _sentence_transformers_files(exportable.recipe.objective, exportable.model)
     head = {name: convert_dtype(name, tensor, dtype) for name, tensor in exportable.iterate_separate_head()}
-    with filling(folder) as new:
+    with atomic_output_folder(folder) as new:
         _write_weights(new, weights, max_shard_bytes)
         if head:
             write_safetensors(new / HEAD_FILE, head)
         for name, content in files.items():
             (new / name).parent.mkdir(exist_ok=True)
-            durable.write_new(new / name, content)
+            durable.write_new_file(new / name, content)
     return exportable
 
 
@@ -225,8 +225,8 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    durable.refuse_existing(file)
-    durable.refuse_existing(modelfile := modelfile_path(file))
+    durable.check_path_is_free(file)
+    durable.check_path_is_free(modelfile := modelfile_path(file))
     base = resolve_reference(reference)
     if isinstance(base.recipe.objective, HeadSpec):
         what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
@@ -250,10 +250,10 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
         bos=bos if bos in Inner.from_str(tokenizer_json).encode("a").tokens[:1] else "",
         stop_tokens=[base.tokenizer.token_name(i) for i in exportable.end_ids()],
     )
-    with writing(file):
+    with convert_write_errors(file):
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_gguf(file, architecture, values | note, dict(exportable.iterate_tensors()), quantization)
-        durable.write_new(modelfile, modelfile_text.encode())
+        durable.write_new_file(modelfile, modelfile_text.encode())
     return exportable
 
 
@@ -325,12 +325,12 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
         write_safetensors(folder / file, {name: weights[name] for name in names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        durable.write_new(folder / INDEX_FILE, encode_json(index))
+        durable.write_new_file(folder / INDEX_FILE, encode_json(index))
 
 
 def write_safetensors(file: Path, weights: Mapping[str, Tensor]) -> None:
     """Writes a new file of weights for PyTorch. Raises OSError."""
-    durable.write_new(file, tensors.serialize_safetensors(weights, {"format": "pt"}))
+    durable.write_new_file(file, tensors.serialize_safetensors(weights, {"format": "pt"}))
 
 
 def encode_json(content: Mapping[str, Any]) -> bytes:

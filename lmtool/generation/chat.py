@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtool.durable import refusing, write_new
+from lmtool.durable import convert_os_errors, write_new_file
 from lmtool.errors import UsageError
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
@@ -17,7 +17,7 @@ from lmtool.generation.params import AnyParams, SamplingParams
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
 from lmtool.inference.load import LoadedModel
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_calls
 from lmtool.tokenization.prompt_format import check_utf8
 from lmtool.tokenization.tools import ToolCall, ToolCallParser
@@ -225,12 +225,12 @@ class Conversation:
             messages.append({**turn.message, **calls, **({"cut": True} if turn.cut else {})})
         row = {"messages": messages, **({"tools": self.tools} if self.tools else {})}
         line = json.dumps(row, ensure_ascii=False) + "\n"
-        where = plain(str(path))
+        where = printable(str(path))
         if os.path.lexists(path):
             raise UsageError("the file exists", where=where, fix="save to a new file")
         try:
-            with refusing("the conversation cannot be saved", where, "name a new file elsewhere"):
-                write_new(path, line.encode())
+            with convert_os_errors("the conversation cannot be saved", where, "name a new file elsewhere"):
+                write_new_file(path, line.encode())
         except ValueError:
             raise UsageError("this is not a file name", where=where, fix="leave out the NUL character") from None
 
@@ -248,7 +248,7 @@ class _FittedPrompt(NamedTuple):
 
 def find_chat_format(loaded: LoadedModel) -> ChatFormat:
     """Returns the format of a model's conversations. Raises UsageError and CheckpointError as `Conversation` does."""
-    prompt_format, where = loaded.prompt_format, plain(str(loaded.run_path))
+    prompt_format, where = loaded.prompt_format, printable(str(loaded.run_path))
     if prompt_format.reads != "past":
         answers = prompt_format.reads == "source"
         what = f"only decoders hold conversations, and this model is not one: {loaded.model.description}"

@@ -50,7 +50,7 @@ class FormState:
     ) -> None:
         """spelled: None at the beginning."""
         if matcher.is_error():
-            raise form.wrong(matcher.get_error())
+            raise form.make_error(matcher.get_error())
         self.form, self.spelled = form, spelled or b""
         self._vocabulary, self._matcher, self._begins = vocabulary, matcher, spelled is None
         self._lock = RLock()  # a matcher serves one thread at a time
@@ -94,10 +94,10 @@ class FormState:
     def prepare(self) -> None:
         """Computes and caches the allowed tokens. Raises UsageError if there are none and the text may not end."""
         if not (self.allowed_V.any() or self.may_end):
-            raise self.form.wrong()
+            raise self.form.make_error()
 
     @cached_property
-    def forced(self) -> tuple[int, ...]:
+    def forced_tokens(self) -> tuple[int, ...]:
         """The next tokens that have no alternative, at most MAX_FORCED_TOKENS."""
         if not self._vocabulary.is_canonical or self.is_complete:
             return ()
@@ -108,13 +108,13 @@ class FormState:
     @cached_property
     def allowed_V(self) -> NDArray[np.bool_]:
         """Mask of the tokens that may follow, apart from end tokens."""
-        if self.forced:
-            return np.equal(np.arange(self._vocabulary.size), self.forced[0])
+        if self.forced_tokens:
+            return np.equal(np.arange(self._vocabulary.size), self.forced_tokens[0])
         with self._lock:
             mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
             mistake = self._matcher.get_error()
         if mistake:
-            raise self.form.wrong(mistake)
+            raise self.form.make_error(mistake)
         spellings = np.unpackbits(mask, bitorder="little").astype(np.bool_)
         allowed_V = self._vocabulary.mask_tokens(spellings, self._begins)
         if allowed_V.any() or self.may_end:
@@ -230,7 +230,7 @@ class SpelledVocabulary:
         self.eos_token_id = len(self.pieces) - 1
         self.special_token_ids = [*(i for i, one in enumerate(spellings) if not one), self.eos_token_id]
         self._inner = LLTokenizer(cast("TokenizerWrapper", self))
-        self.begin = lru_cache(maxsize=64)(self._begin)
+        self.begin = lru_cache(maxsize=64)(self._create_initial_state)
 
     def __call__(self, text: str) -> list[int]:
         """Tokenizes a text for llguidance."""
@@ -239,7 +239,7 @@ class SpelledVocabulary:
         is_exact = b"".join(self.pieces[token] for token in tokens) == text.encode()
         return tokens if is_exact else self._inner.greedy_tokenize(text)
 
-    def _begin(self, form: TextForm) -> FormState:
+    def _create_initial_state(self, form: TextForm) -> FormState:
         from llguidance import LLMatcher, LLParserLimits
 
         # about a tenth of the default limits, so that no step takes long

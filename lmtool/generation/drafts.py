@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.batch import n_shared
+from lmtool.batch import common_prefix_length
 from lmtool.errors import NumericalError, UsageError
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
@@ -171,7 +171,7 @@ class ModelDraft(Draft):
                 hidden_1TD, cache = runner.read_prompt(window)
             else:  # the new part of the window, at least its last token
                 unread = window.tokens[n_read:]
-                n_kept = n_shared(proposed, unread[:-1])
+                n_kept = common_prefix_length(proposed, unread[:-1])
                 hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].reclaim_slots_())
             caches, n_read, proposed = [cache], len(window.tokens), []
             drawn_from = []

@@ -450,7 +450,7 @@ class Engine:
             return ()
         n = state.request.params.max_new_tokens - state.n_steps
         left = self.runner.tokens_left(state.hypotheses[0].window)
-        forced = form.forced[: n if left is None else min(n, left)]
+        forced = form.forced_tokens[: n if left is None else min(n, left)]
         return forced if len(forced) >= (1 if is_alone else MIN_FORCED_TOKENS) else ()
 
     def _read_chunk(self, prefill: _PrefillBatch, n: int, states: Sequence[RequestState]) -> tuple[Tensor, DecodeState]:

@@ -57,7 +57,7 @@ def exclude_by_forms(
             excluded_V[len(allowed_V) :] = True
             excluded_V[list(end_ids)] = not form.may_end
     logits_BV = logits_BV.masked_fill(torch.from_numpy(excluded_BV).to(logits_BV.device), -torch.inf)
-    forced = [(i, form.forced[0]) for i, form in enumerate(forms) if form is not None and form.forced]
+    forced = [(i, form.forced_tokens[0]) for i, form in enumerate(forms) if form is not None and form.forced_tokens]
     if not forced:
         return logits_BV
     rows_N, tokens_N = torch.tensor(forced, device=logits_BV.device).T

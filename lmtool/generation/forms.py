@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 MAX_SCHEMA_DEPTH = 200
 """Maximum nesting of a JSON schema."""
@@ -50,7 +50,7 @@ class TextForm:
     file: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, *, complete: bool = False, file: str = "", **sources: Any) -> "TextForm | None":
+    def from_sources(cls, *, complete: bool = False, file: str = "", **sources: Any) -> "TextForm | None":
         """Makes a form of one of choices (texts), regex, json_schema (a value, or its JSON) and grammar.
 
         Returns None if all are None. Raises UsageError for several, and as `TextForm` does.
@@ -73,16 +73,16 @@ class TextForm:
         if self.kind not in get_args(FormKind):
             raise UsageError(f"{self.kind} is not a kind of form", fix=f"take {', '.join(get_args(FormKind))}")
         if self.source != replace_surrogates(self.source):
-            raise self.wrong("it is no Unicode text")
+            raise self.make_error("it is no Unicode text")
         if mistake := LLMatcher.validate_grammar(self.grammar):
-            raise self.wrong(mistake)
+            raise self.make_error(mistake)
 
     @cached_property
     def grammar(self) -> str:
         """The grammar in the format of llguidance."""
         from llguidance import LLMatcher
 
-        from lmtool.records import is_deep
+        from lmtool.records import is_nested_deeper
 
         match self.kind:
             case "regex":
@@ -92,31 +92,31 @@ class TextForm:
         try:
             value = json.loads(self.source)
         except (ValueError, RecursionError) as error:
-            raise self.wrong(f"it is not JSON: {error}") from None
+            raise self.make_error(f"it is not JSON: {error}") from None
         if self.kind == "choices":
             if not (isinstance(value, list) and value and all(isinstance(one, str) and one for one in value)):
-                raise self.wrong("choices are one text or more, none of them empty")
+                raise self.make_error("choices are one text or more, none of them empty")
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
         value = {} if value is True else value
         if not isinstance(value, dict):
-            raise self.wrong("it is not a JSON object, which alone describes values")
-        if is_deep(value, MAX_SCHEMA_DEPTH):
-            raise self.wrong(f"values lie in others, more than {MAX_SCHEMA_DEPTH} deep")
+            raise self.make_error("it is not a JSON object, which alone describes values")
+        if is_nested_deeper(value, MAX_SCHEMA_DEPTH):
+            raise self.make_error(f"values lie in others, more than {MAX_SCHEMA_DEPTH} deep")
         for path, keyword in _walk_keywords(value):
             if keyword not in _KEYWORDS and (keyword == "x-guidance" or not keyword.startswith("x-")):
-                raise self.wrong(f"{path or 'the schema'} has {keyword!r}, which is not enforced")
+                raise self.make_error(f"{path or 'the schema'} has {keyword!r}, which is not enforced")
         return LLMatcher.grammar_from_json_schema(value, overrides=cast(Any, _JSON_STYLE | {"lenient": False}))
 
-    def wrong(self, why: str = "no token of this model continues it") -> UsageError:
+    def make_error(self, why: str = "no token of this model continues it") -> UsageError:
         """Makes an error about this form. why: a message of llguidance or other code; one line of it is kept."""
         if why.startswith("NoExtension"):
             why = "no text continues it"
         lines = [line.strip() for line in why.splitlines() if line.strip()]
         why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
         titles = {"choices": "the choices", "regex": "the regular expression", "json-schema": "the JSON schema"}
-        file = f"{plain(self.file)}: " if self.file else ""
-        what = f"{file}{titles.get(self.kind, 'the grammar')} cannot be used: {plain(why)[:160]}"
-        return UsageError(what, where=plain(self.source)[:80], fix="omit or replace that part")
+        file = f"{printable(self.file)}: " if self.file else ""
+        what = f"{file}{titles.get(self.kind, 'the grammar')} cannot be used: {printable(why)[:160]}"
+        return UsageError(what, where=printable(self.source)[:80], fix="omit or replace that part")
 
 
 def _walk_keywords(schema: object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingP
 from lmtool.generation.request import DETAIL_ALTERNATIVES, Completion, Token, build_requests
 from lmtool.inference.load import LoadedModel, load_packed
 from lmtool.model.language_model import LanguageModel
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Embedding, Masked
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
@@ -191,7 +191,7 @@ def open_draft(reference: str, n_tokens: int, loaded: LoadedModel) -> Draft:
 
     Raises UsageError if it has another tokenizer, or cannot propose tokens for the model: see `Draft.check_model`.
     """
-    where = f"--draft {plain(reference)} for {plain(str(loaded.run_path))}"
+    where = f"--draft {printable(reference)} for {printable(str(loaded.run_path))}"
     draft: Draft = NGramDraft(n_tokens)
     if reference != NGRAM_DRAFT:
         smaller = load_packed(reference, loaded.compute)

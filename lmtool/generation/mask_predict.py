@@ -48,7 +48,7 @@ def fill_text_masks(
     n: int,
     **options: Any,
 ) -> Iterator[Completion]:
-    """Fills the masks of prompts; `fill` with texts for ids.
+    """Fills the masks of prompts; `fill_masks` with texts for ids.
 
     cut: fills fewer masks after a prompt that exceeds the context with all of them.
     mask, length: as in `lmtool.generation.generate.generate`.
@@ -68,10 +68,10 @@ def fill_text_masks(
         ids = [next(tokens) if token == tokenizer.mask_id else token for token in texts[prompt]]
         return replace(filled, prompt=prompts[prompt], text="".join(map(stream.push, ids)) + stream.flush())
 
-    return map(add_text, fill(model, texts, tokenizer.mask_id, params, banned_ids=banned_ids, n=n, **options))
+    return map(add_text, fill_masks(model, texts, tokenizer.mask_id, params, banned_ids=banned_ids, n=n, **options))
 
 
-def fill(
+def fill_masks(
     model: LanguageModel,
     texts: Sequence[Sequence[int]],
     mask_id: int,
@@ -178,10 +178,10 @@ class _MaskFiller:
         """Starts to fill a text. draw: its sample number."""
         ids, masks = list(text), [i for i, token in enumerate(text) if token == self.mask_id]
         if self.params.by == "confidence":
-            return self._by_confidence(ids, masks)
-        return self._gibbs(ids, masks, request_key(self.params.seed, draw, text))
+            return self._fill_by_confidence(ids, masks)
+        return self._fill_by_gibbs_sampling(ids, masks, request_key(self.params.seed, draw, text))
 
-    def _by_confidence(self, ids: list[int], masks: list[int]) -> _MaskSearch:
+    def _fill_by_confidence(self, ids: list[int], masks: list[int]) -> _MaskSearch:
         """Ghazvininejad et al. 2019: round t of T re-masks and predicts the N (T - t) / T least confident tokens."""
         tokens: dict[int, Token] = {}
         masked, rounds = masks, self.params.rounds
@@ -200,7 +200,7 @@ class _MaskFiller:
                 ids[position], tokens[position] = token.id, token
         return [tokens[position] for position in masks]
 
-    def _gibbs(self, ids: list[int], masks: list[int], key: bytes) -> _MaskSearch:
+    def _fill_by_gibbs_sampling(self, ids: list[int], masks: list[int], key: bytes) -> _MaskSearch:
         """Wang and Cho 2019: Gibbs sampling, one token at a time given all others; each round in random order."""
         tokens: dict[int, Token] = {}
         n_drawn = 0

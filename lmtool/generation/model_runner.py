@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.batch import Batch, padded
+from lmtool.batch import Batch, pad_rows
 from lmtool.errors import UsageError
 from lmtool.generation.fast_steps import FastSteps
 from lmtool.generation.params import Overflow
@@ -134,7 +134,7 @@ class ModelRunner:
         return self._last_read[1]
 
     def _pad_tokens(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        return padded([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
+        return pad_rows([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
     def decode_step(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:

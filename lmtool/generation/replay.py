@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 
 import lmtool
-from lmtool.batch import n_shared
+from lmtool.batch import common_prefix_length
 from lmtool.compute.device import InferenceName
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.generation.forms import TextForm
@@ -18,11 +18,11 @@ from lmtool.generation.generate import MAX_ROWS, NGRAM_DRAFT, TextGenerator, ope
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, params_to_record
 from lmtool.generation.request import Completion
 from lmtool.inference.load import LoadedModel
-from lmtool.records import FileModel, check
+from lmtool.records import JsonModel, validate_model
 from lmtool.run.directory import CHECKPOINTS
 
 
-class _RecordedOptions(FileModel, extra="ignore", strict=False):
+class _RecordedOptions(JsonModel, extra="ignore", strict=False):
     """The options of `generate` in a record, except the draw and details."""
 
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -33,7 +33,7 @@ class _RecordedOptions(FileModel, extra="ignore", strict=False):
     max_rows: PositiveInt = MAX_ROWS
 
 
-class _RecordedDraft(FileModel, extra="ignore"):
+class _RecordedDraft(JsonModel, extra="ignore"):
     """The draft of a record. run: None for n-gram look-up."""
 
     run: str | None
@@ -42,7 +42,7 @@ class _RecordedDraft(FileModel, extra="ignore"):
     tokens: PositiveInt
 
 
-class _GenerationRecord(FileModel, extra="ignore"):
+class _GenerationRecord(JsonModel, extra="ignore"):
     """The fields of a record that a replay reads."""
 
     prompt: str
@@ -111,7 +111,7 @@ class ReplayResult:
     changed: tuple[str, ...]
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         """Whether tokens and text equal those of the record."""
         return self.differs_at is None and self.text == self.record["text"]
 
@@ -128,7 +128,7 @@ def read_records(path: str) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            check(_GenerationRecord, record)
+            validate_model(_GenerationRecord, record)
             _parse_request(record)
         except (ValueError, RecursionError, UsageError) as error:
             what = f"not a record of generate --json: {' '.join(str(error).split())[:120]}"
@@ -186,7 +186,7 @@ def _replay_record(generator: TextGenerator, record: Mapping[str, Any]) -> Repla
     now = {"version": lmtool.__version__, "torch": torch.__version__}
     changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
     before, tokens = record["tokens"], list(completion.tokens)
-    differs_at = None if before == tokens else n_shared(before, tokens)
+    differs_at = None if before == tokens else common_prefix_length(before, tokens)
     return ReplayResult(record, completion.text, differs_at, changed)
 
 

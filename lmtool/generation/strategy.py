@@ -150,7 +150,7 @@ class Strategy(ABC):
         for i, form in enumerate(forms):
             if form is not None:
                 log_mass = _log_allowed_mass(logprobs_BV[i], form, self.end_ids)
-                constrained = 0.0 if form.forced else min(0.0, tokens[i].logprob - log_mass)
+                constrained = 0.0 if form.forced_tokens else min(0.0, tokens[i].logprob - log_mass)
                 tokens[i] = replace(tokens[i], constrained=constrained)
         return tokens
 
@@ -227,20 +227,20 @@ class Sampler(Strategy):
         return n_left == 0 or not (self.end_ids or (form.closing_after and len(form.closing_after) <= n_left))
 
 
-def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, number: float) -> tuple[int, bool]:
+def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, uniform: float) -> tuple[int, bool]:
     """Returns the next token, and whether it is the proposed one: Leviathan et al. 2023, Algorithm 1.
 
     A token sampled from q is accepted with probability min(1, p / q); otherwise the next token is sampled from the
     normalized positive part of p - q. So it has the distribution p.
 
-    p_V, q_V: probabilities under the model and the draft. acceptance, number: independent, uniform in [0, 1).
+    p_V, q_V: probabilities under the model and the draft. acceptance, uniform: independent, uniform in [0, 1).
     """
     if acceptance * q_V[token] < p_V[token]:
         return token, True
     rest_V = (p_V - q_V).clamp(min=0)
     if not rest_V.any():  # p and q differ by rounding only
         rest_V = p_V
-    return int(filters.sample_ids(rest_V.log()[None], rest_V.new_tensor([number]))), False
+    return int(filters.sample_ids(rest_V.log()[None], rest_V.new_tensor([uniform]))), False
 
 
 def request_key(seed: int, draw: int, ids: Sequence[int]) -> bytes:
@@ -269,7 +269,7 @@ def no_token_error(hypotheses: Iterable[Hypothesis] = ()) -> UsageError:
     """Returns the error for hypotheses after which every token is excluded, by a form or by filters."""
     for form in (one.form for one in hypotheses):
         if form is not None and not form.allowed_V.any():
-            return form.form.wrong()
+            return form.form.make_error()
     return UsageError("the filters exclude every token", fix="loosen no-repeat-ngram, logit-bias or the form")
 
 

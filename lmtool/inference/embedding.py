@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.batch import Batch, padded
+from lmtool.batch import Batch, pad_rows
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import EvaluationItems, evaluate_items
 from lmtool.inference.load import LoadedModel
@@ -84,7 +84,7 @@ def save_embeddings(path: Path, embedded: Iterable[TextEmbedding]) -> None:
     .jsonl: `to_json_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, words (N) unless pooled.
     """
     lines = (f"{line}\n".encode() for line in to_json_lines(embedded))
-    durable.write_output(path, _to_npz(embedded) if path.suffix == ".npz" else lines)
+    durable.write_output_file(path, _to_npz(embedded) if path.suffix == ".npz" else lines)
 
 
 def to_json_lines(embedded: Iterable[TextEmbedding]) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _embed_batch(
 ) -> tuple[None, list[Vectors]]:
     """Computes the vectors of the texts at the indices `chosen`."""
     rows = [texts[i] for i in chosen]
-    tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
+    tokens_BT, keep_BT = pad_rows([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
     layers = loaded.model.layer_outputs(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
     if not -len(layers) <= layer < len(layers):
         what = f"there is no layer {layer}"

@@ -36,7 +36,7 @@ from lmtool.recipe.spec.objective import (
     Tagging,
 )
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.recurrent import FeaturesSpec
+from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
@@ -259,7 +259,7 @@ def load_feature_model(run: Run, recipe: Recipe, compute: Compute) -> LoadedMode
 
     Raises CheckpointError if the copy is missing or damaged.
     """
-    if not isinstance(recipe.model, FeaturesSpec) or recipe.model.features is None:
+    if not isinstance(recipe.model, FeatureReadingModelSpec) or recipe.model.features is None:
         return None
     copy = resolve_reference(str(run.path / FEATURES))
     return LoadedModel(load_trained_model(copy, compute), copy, copy.recipe, compute)

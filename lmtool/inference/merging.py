@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtool import durable
-from lmtool.durable import filling, refuse_used
+from lmtool.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.errors import UsageError
 from lmtool.inference.load import read_merged_weights
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.dump import dump
-from lmtool.records import encode
+from lmtool.records import encode_json
 from lmtool.run.creation import create_run, make_run_path
 from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment, read_saved_state
@@ -36,28 +36,28 @@ def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) 
         raise UsageError(what, where=str(old.path), fix="name a run that was trained with tuning.lora")
     name = f"{old.info.recipe}-merged"
     folder = output or make_run_path(name)
-    refuse_used(folder)
+    check_folder_is_empty(folder)
     plain = recipe.with_values({"tuning.lora": None})
     weights, state = read_merged_weights(adapted), read_saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best_validation(old, step)}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
     info = RunInfo.create(recipe=name, **kept, base=adapted.record())
     files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.serialize_files()}
-    with filling(folder) as path, create_run(path, info, files) as run:
+    with atomic_output_folder(folder) as path, create_run(path, info, files) as run:
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
             if log.path.exists():
-                durable.write_new(copy.path, log.lines_until(step))
+                durable.write_new_file(copy.path, log.lines_until(step))
         for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
             if content is not None:
-                durable.write_new(run.path / file, encode(content.model_dump(exclude_unset=True)))
+                durable.write_new_file(run.path / file, encode_json(content.model_dump(exclude_unset=True)))
         run.start_session(step=step, command=command, environment=describe_environment("cpu"))
         results = old.results_by_task
         if results and all(figures.get("step") == step for figures in results.values()):
             run.write_results(results.get("", {"tasks": results}))
         if evaluations := [one for one in read_evaluations(old) if one.step == step]:
             saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
-            durable.write_new(run.path / EVALUATIONS, encode(saved))
+            durable.write_new_file(run.path / EVALUATIONS, encode_json(saved))
         run.save_checkpoint(Snapshot(step, weights, {}, state, step), keep_last=1)
         run.end_session("finished")
         run.remove_optimizer_states()

@@ -21,10 +21,10 @@ from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_it
 from lmtool.inference.load import LoadedModel, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
-from lmtool.records import finite
+from lmtool.records import replace_nonfinite
 from lmtool.run.order import derive_seed, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -82,9 +82,9 @@ class Perplexity:
     def record(self) -> dict[str, float | int | None]:
         """Returns the JSON record; None for values that are not finite."""
         if self.unit == "pair":
-            return {"loss": finite(self.loss), "pairs": self.tokens, "context": self.context}
+            return {"loss": replace_nonfinite(self.loss), "pairs": self.tokens, "context": self.context}
         names = ("loss", "perplexity", "word_perplexity", "bits_per_byte", "tokens", "context", "stride")
-        return {name: finite(getattr(self, name)) for name in names}
+        return {name: replace_nonfinite(getattr(self, name)) for name in names}
 
 
 def _exp_or_inf(nats: float) -> float:
@@ -169,7 +169,7 @@ def compute_perplexity(
     Bytes and words exclude the first token of a document, unless that is [BOS].
     report: called with the tokens done and in total. Raises DataError if there is no token to predict.
     """
-    longest, size = objective.max_scored_tokens(context), counted(len(store), "token")
+    longest, size = objective.max_scored_tokens(context), format_count(len(store), "token")
     windows = EvaluationWindows(store, sliding_windows(store, longest, min(stride, longest)))
     n_bytes, n_words = count_predicted(store, tokenizer)[0], int(np.sum(store.n_words))
     if not windows.windows:
@@ -296,7 +296,7 @@ def measure_perplexity(
 def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
     """Returns how many targets a model of counts never counted after their contexts."""
     assert isinstance(model, NGramModel)
-    targets_BT = batch.known_targets_BT
+    targets_BT = batch.required_targets_BT
     is_scored_BT = targets_BT != IGNORE
     counted = model.has_counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
     return Loss((~counted).sum(), is_scored_BT.sum())

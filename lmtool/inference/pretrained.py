@@ -18,10 +18,10 @@ from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.load import LoadedModel, MatchedVectors, load_run, load_trained_model
 from lmtool.inference.reference import Reference, resolve_reference
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Model, Recipe
-from lmtool.recipe.spec.recurrent import FeaturesSpec
+from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.directory import FEATURES
@@ -50,9 +50,9 @@ class RunVectors:
         table_VD = loaded.model.token_vectors()[: len(names)].detach().float().numpy()
         return cls(tokenizer.kind, names, table_VD)
 
-    def read(self, wanted: Container[str]) -> WordVectors:
-        """Returns the vectors of the words in `wanted` that the run has."""
-        ids = [i for i, name in enumerate(self.names) if name and name in wanted]
+    def read(self, words: Container[str]) -> WordVectors:
+        """Returns the vectors of the words in `words` that the run has."""
+        ids = [i for i, name in enumerate(self.names) if name and name in words]
         return WordVectors([self.names[i] for i in ids], self.table_VD[ids], 0)
 
 
@@ -78,24 +78,24 @@ class VectorSource:
         row_of = {i: rows[form] for name, i in names.items() for form in (lower(name), name) if form in rows}
         if not row_of:
             what = f"none of the {len(names):,} words of the vocabulary has a vector"
-            raise DataError(what, where=plain(self.name), fix="name vectors of the language of the text")
+            raise DataError(what, where=printable(self.name), fix="name vectors of the language of the text")
         ids = list(row_of)
         counts_V = counts_V[: tokenizer.vocab_size].copy()
         counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
         share, of_text = len(ids) / len(names), counts_V[ids].sum() / max(1, counts_V.sum())
-        line = f"embeddings: {plain(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
+        line = f"embeddings: {printable(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
         line += f"({100 * share:.1f} %), {100 * of_text:.1f} % of the running words"
         if vectors.n_repeated:
-            line += (
-                f"; {counted(vectors.n_repeated, 'word comes', 'words come')} again there, and the first vector counts"
-            )
+            repeated = format_count(vectors.n_repeated, "word comes", "words come")
+            line += f"; {repeated} again there, and the first vector counts"
         return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
 
     def check_tokenizer_kind(self, kind: str) -> None:
         """Raises UsageError unless the vectors are for tokens of this kind of tokenizer."""
         expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
         if kind != expected:
-            what = f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one"
+            of = f"of the tokens of a {expected} tokenizer, not of a {kind} one"
+            what = f"the vectors of {printable(self.name)} are {of}"
             raise UsageError(what, where="model.embeddings", fix=f"set tokenizer.kind={expected}")
 
 
@@ -114,7 +114,7 @@ def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
     width = getattr(recipe.model, key)
     if source.vectors.width != width:
         what = f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}"
-        raise UsageError(what, where=plain(name), fix=f"set model.{key}={source.vectors.width}")
+        raise UsageError(what, where=printable(name), fix=f"set model.{key}={source.vectors.width}")
     if base is not None or not isinstance(recipe.tokenizer, TokenizerFile):
         source.check_tokenizer_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
     return source
@@ -148,10 +148,10 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
     and for features that `base` does not have; CheckpointError if there is no such run.
     """
     model = recipe.model
-    if not isinstance(model, FeaturesSpec) or (features := model.features) is None:
+    if not isinstance(model, FeatureReadingModelSpec) or (features := model.features) is None:
         return recipe, None
     if base is not None:
-        old = base.recipe.model.features if isinstance(base.recipe.model, FeaturesSpec) else None
+        old = base.recipe.model.features if isinstance(base.recipe.model, FeatureReadingModelSpec) else None
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
@@ -160,7 +160,7 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"
         raise UsageError(f"{source.run.name} holds adapters only", where="model.features.run", fix=fix)
-    if isinstance(theirs, FeaturesSpec) and theirs.features is not None:
+    if isinstance(theirs, FeatureReadingModelSpec) and theirs.features is not None:
         what = f"{source.run.name} reads features of another run itself"
         raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
     lm = load_trained_model(source, CPU)
@@ -173,9 +173,9 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
 
 def describe_features(model: Model, source: LoadedModel) -> str:
     """Describes the states that a model reads, in a line. source: the model that computes them."""
-    assert isinstance(model, FeaturesSpec)
+    assert isinstance(model, FeatureReadingModelSpec)
     assert model.features is not None
     place = "beside" if model.features.beside else "in place of"
     extent = f"{model.features.mixed_layers} layers of {model.features.width}"
-    described = f"{plain(model.features.run)}, {source.model.description}, {extent}"
+    described = f"{printable(model.features.run)}, {source.model.description}, {extent}"
     return f"features: {described}, frozen, {place} the embeddings; with its tokenizer"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from lmtool.data.survey import DividedText, Progress, divide_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.interop.references import HUB_PREFIX, find_imported_run, is_published
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.changes import diff_recipes, find_unchangeable_keys
 from lmtool.recipe.finetuning import ParentRun
 from lmtool.recipe.grammar import get_value
@@ -142,8 +142,8 @@ def resolve_recorded_run(name: str) -> str:
     """
     if name.startswith(HUB_PREFIX) and find_imported_run(name) is None:
         what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
-        fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {plain(name)[:120]}"
-        raise CheckpointError(what, where=plain(name)[:120], fix=fix, code="run_not_found")
+        fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {printable(name)[:120]}"
+        raise CheckpointError(what, where=printable(name)[:120], fix=fix, code="run_not_found")
     return resolve_run_name(name)
 
 
@@ -206,7 +206,7 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     forged = [different[key] for key in find_unchangeable_keys(different)]
     if forged:
         more = f", and {len(forged) - 3} more" if len(forged) > 3 else ""
-        first = "; ".join(plain(text)[:200] for text in forged[:3])
+        first = "; ".join(printable(text)[:200] for text in forged[:3])
         what = f"{RECIPE} is not the recipe of this model: {first}{more}"
         fix = "undo these changes, or delete the file: the checkpoint has the recipe too"
         raise CheckpointError(what, where=str(run.recipe_path), fix=fix)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmtool.batch import Batch, n_shared, padded
+from lmtool.batch import Batch, common_prefix_length, pad_rows
 from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, RowLengths, evaluate_items, ignore_progress
@@ -38,7 +38,7 @@ ContextPair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """The log-probability of a text under a model.
 
     tokens: see `Tokenizer.display_token`. logprobs: the natural log-probability of each, given all before it, and the
@@ -84,7 +84,7 @@ class _Row:
         return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
 
 
-def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
+def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[ScoredText]:
     """Scores each text, without an end token. sources: one for each text, for a model that generates targets.
 
     A bidirectional model masks each token on its own (Salazar et al. 2020).
@@ -107,7 +107,7 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
     for text, tokens, of_text in zip(texts, ids, rows, strict=True):
         logprobs = [logprob for _ in of_text for logprob in next(read)[0].tolist()]
         before: list[float | None] = [None] * (len(tokens) - len(logprobs))
-        results.append(Scored(text, tuple(map(loaded.tokenizer.display_token, tokens)), (*before, *logprobs)))
+        results.append(ScoredText(text, tuple(map(loaded.tokenizer.display_token, tokens)), (*before, *logprobs)))
     return results
 
 
@@ -275,7 +275,7 @@ def _encode_pair(loaded: LoadedModel, context: str, continuation: str) -> _Encod
     if loaded.model.reads == "both":
         before = list(prompt_format.before) or [tokenizer.bos_id]
         whole = [*before, *tokenizer.encode(stem + ending)]
-        return _EncodedPair(None, whole, n_shared([*before, *tokenizer.encode(stem)], whole))
+        return _EncodedPair(None, whole, common_prefix_length([*before, *tokenizer.encode(stem)], whole))
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
         opened = prompt_format.make_prompt(stem if continues else context)
@@ -284,7 +284,7 @@ def _encode_pair(loaded: LoadedModel, context: str, continuation: str) -> _Encod
         source = None if opened.source is None else [*opened.source, *removed]
         return _EncodedPair(source, [*begun, *tokenizer.encode(ending if continues else ending.lstrip())], len(begun))
     whole = list(prompt_format.make_prompt(stem + ending).text)
-    first = n_shared(prompt_format.make_prompt(stem).text, whole)
+    first = common_prefix_length(prompt_format.make_prompt(stem).text, whole)
     opening = [_first_id(loaded)] * (first == 0)
     return _EncodedPair(None, [*opening, *whole], first + len(opening))
 
@@ -379,7 +379,7 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Progress = ig
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
-        tokens_BT, keep_BT = padded([np.array(row.tokens, dtype=np.int64) for row in group], pad)
+        tokens_BT, keep_BT = pad_rows([np.array(row.tokens, dtype=np.int64) for row in group], pad)
         batch = _add_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
         if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
@@ -403,7 +403,7 @@ def _evaluate_scores(
 def _common_prefix_length(rows: Sequence[_Row]) -> int:
     """Returns the length of the common prefix of rows; 0 if it cannot be computed once."""
     alone = len(rows) == 1 or rows[0].prefix is not None or any(row.source != rows[0].source for row in rows)
-    return 0 if alone else n_shared(*(row.tokens for row in rows))
+    return 0 if alone else common_prefix_length(*(row.tokens for row in rows))
 
 
 def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Progress) -> list[ScoredTokens]:
@@ -432,7 +432,7 @@ def _compute_branched(
             scores for one, n in zip(groups, n_common, strict=True) for scores in _compute_branched(loaded, [one], [n])
         ]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
-    batch = _add_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
+    batch = _add_sources(Batch(pad_rows(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.initial_state(batch)
     if not state.can_rewind and len(set(n_common)) > 1:
         # padding changes a recurrent state
@@ -443,7 +443,7 @@ def _compute_branched(
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.select_rows([b for b, rows in enumerate(groups) for _ in rows])
-        apart = iter(model.forward_incremental(padded(rest, pad)[0].to(loaded.device), state)[0])
+        apart = iter(model.forward_incremental(pad_rows(rest, pad)[0].to(loaded.device), state)[0])
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)
@@ -455,7 +455,7 @@ def _add_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
     """Adds the sources of its rows to a batch, if they have any."""
     if rows[0].source is None:
         return batch
-    source_BS, keep_BS = padded([np.array(row.source, dtype=np.int64) for row in rows], pad)
+    source_BS, keep_BS = pad_rows([np.array(row.source, dtype=np.int64) for row in rows], pad)
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 

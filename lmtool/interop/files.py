@@ -18,8 +18,8 @@ def import_error(what: str, where: Path | str, fix: str = DOWNLOAD_FIX) -> Check
 
 def read_bytes(path: Path, limit: int = MAX_TOKENIZER_BYTES) -> bytes:
     """Reads a file. Raises CheckpointError when it cannot be read, or has more bytes than `limit`."""
-    with durable.refusing(f"{path.name} cannot be read", path, DOWNLOAD_FIX, CheckpointError):
-        return durable.read(path, limit)
+    with durable.convert_os_errors(f"{path.name} cannot be read", path, DOWNLOAD_FIX, CheckpointError):
+        return durable.read_file(path, limit)
 
 
 def read_text(path: Path) -> str:

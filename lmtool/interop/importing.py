@@ -18,7 +18,13 @@ from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.data.survey import Progress, no_progress
-from lmtool.durable import filling, locked, refuse_used, refusing, writing
+from lmtool.durable import (
+    atomic_output_folder,
+    check_folder_is_empty,
+    convert_os_errors,
+    convert_write_errors,
+    hold_lock,
+)
 from lmtool.errors import CheckpointError
 from lmtool.interop import references
 from lmtool.interop.families.family import BODY_OBJECTIVE
@@ -28,7 +34,7 @@ from lmtool.interop.files import import_error
 from lmtool.interop.published_models import PublishedModel, download_model, open_published_model
 from lmtool.model import add_objective_head
 from lmtool.model.size import UNCOUNTABLE, build_on_meta, count_parameters
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -74,10 +80,10 @@ def import_run(reference: str, output: Path | None, report: Progress) -> Path:
     path = Path(reference)
     if reference.startswith(references.HUB_PREFIX):
         path, commit = download_model(reference)
-        with writing(references.imports_folder()):
+        with convert_write_errors(references.imports_folder()):
             references.hub_note_file(reference).unlink(missing_ok=True)  # what was downloaded may be newer
     run = output or make_run_path(_run_name(reference))
-    refuse_used(run)
+    check_folder_is_empty(run)
     check_output_folder(run)
     model = open_published_model(path)
     _write_run(model, reference, commit, run, _digest_files(model), report)
@@ -100,7 +106,7 @@ def _import_files(model: PublishedModel, reference: str, commit: str | None) -> 
     run = references.imports_folder() / f"{_run_name(reference)}-{key[:12]}"
     if (run / RUN_INFO_FILE).exists():  # a run is there whole or not at all; the cache may be read-only
         return run
-    with locked(references.imports_folder() / "locks" / key):
+    with hold_lock(references.imports_folder() / "locks" / key):
         if not (run / RUN_INFO_FILE).exists():
             shutil.rmtree(run, ignore_errors=True)
             _write_run(model, reference, commit, run, digests, no_progress)
@@ -112,7 +118,7 @@ def _digest_files(model: PublishedModel) -> dict[str, str]:
     digests = {}
     for file in model.files:
         real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
-        with refusing("cannot read a file of the model", file, "download or copy it again", CheckpointError):
+        with convert_os_errors("cannot read a file of the model", file, "download or copy it again", CheckpointError):
             entry = real.stat()
             state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
             note = references.imports_folder() / "digests" / sha256_of_json(state)
@@ -155,7 +161,7 @@ def _write_run(
         origin={"reference": reference, "revision": commit, "model_type": model.family.model_type, "sha256": digests},
     )
     files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
-    with filling(folder) as new, create_run(new, info, files) as run:
+    with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
         run.save_checkpoint(Snapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
@@ -202,7 +208,7 @@ def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:
         with convert_panics():
             tokenizer = Tokenizer(inner, config)
     except Exception as error:  # the library raises bare Exception
-        raise import_error(f"the tokenizer cannot be used: {plain(str(error))[:120]}", model.path) from error
+        raise import_error(f"the tokenizer cannot be used: {printable(str(error))[:120]}", model.path) from error
     if objective_kind == "masked" and published.config.get("mask_token") is None:
         raise import_error("the tokenizer has no mask_token", model.path, "name another model")
     return tokenizer
@@ -232,7 +238,7 @@ def _build_recipe(
         return Recipe.model_validate(
             {
                 **sections,
-                "description": f"imported from {plain(reference)[:100]}",
+                "description": f"imported from {printable(reference)[:100]}",
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
                 "data": {**(ONE_TEXT if reads_one_text else DOCUMENTS), **sections["data"]},
                 "training": {"steps": 1, "batch_size": 8},
@@ -241,7 +247,7 @@ def _build_recipe(
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        what = plain(f"{key}: " * bool(key) + first["msg"])[:160]
+        what = printable(f"{key}: " * bool(key) + first["msg"])[:160]
         raise import_error(f"its configuration is of no model: {what}", model.path) from error
 
 
@@ -259,31 +265,31 @@ def _convert_weights(
     stored = {*model.config.tensor_names, *model.head_tensor_names}
     used = {name: None for weight in weights for name in weight.published_names}
     if missing := [name for name in used if name not in stored]:
-        raise misfit_error(f"{plain(missing[0])[:100]} is missing")
+        raise misfit_error(f"{printable(missing[0])[:100]} is missing")
     (embedding, *_) = next(w.published_names for w in weights if w.name.endswith("inputs.tokens.weight"))
     for name in sorted(stored - used.keys()):
         if not any(re.fullmatch(pattern, name) for pattern in model.family.redundant):
-            raise misfit_error(f"{plain(name)[:100]} has no place in it")
+            raise misfit_error(f"{printable(name)[:100]} has no place in it")
         if name.endswith("weight"):
             tensor, tied = model.read_tensor(name), model.read_tensor(embedding)
             if tensor.shape == tied.shape and not torch.equal(tensor, tied):
-                raise misfit_error(f"{plain(name)[:100]} differs from the embedding that it is tied to")
+                raise misfit_error(f"{printable(name)[:100]} differs from the embedding that it is tied to")
     if odd := outlines.keys() ^ {weight.name for weight in weights}:
         if not model.head_tensor_names:
             raise AssertionError(f"{model.family.model_type}: {odd}")
-        raise misfit_error(f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
+        raise misfit_error(f"{printable(min(odd))[:100]} is missing in its head, or has no place in it")
     n_bytes, done = sum(4 * parameter.numel() for parameter in outlines.values()), 0
     by_name = {weight.name: weight for weight in weights}
 
     def convert(name: str) -> Tensor:
         nonlocal done
         weight = by_name[name]
-        first, names = plain(weight.published_names[0])[:100], plain(", ".join(weight.published_names))[:100]
+        first, names = printable(weight.published_names[0])[:100], printable(", ".join(weight.published_names))[:100]
         tensors = [model.read_tensor(published_name) for published_name in weight.published_names]
         try:
             tensor = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise misfit_error(f"{first}: {plain(str(error))[:80]}") from error
+            raise misfit_error(f"{first}: {printable(str(error))[:80]}") from error
         if tensor.shape != outlines[name].shape:
             shape, wanted = (" x ".join(map(str, one.shape)) or "a number" for one in (tensor, outlines[name]))
             raise misfit_error(f"{names} is {shape}, not {wanted}")

@@ -24,7 +24,7 @@ from lmtool.interop.gguf.vocabulary import read_gguf_tokenizer
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR
 from lmtool.interop.references import CONFIG_FILE, HEAD_FILE, MODULES_FILE, NOTE_KEY, parse_hub_reference
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.run.tensors import open_safetensors
 
 GENERATION_FILE = "generation_config.json"
@@ -97,7 +97,7 @@ class HuggingFaceModel(PublishedModel):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._opened: dict[str, Any] = {}
-        with durable.refusing("cannot list the model's files", path, kind=CheckpointError):
+        with durable.convert_os_errors("cannot list the model's files", path, error_type=CheckpointError):
             here = sorted(entry.name for entry in os.scandir(path))
         if CONFIG_FILE not in here:
             fix = "name a directory, a .gguf file or hf:NAME"
@@ -109,7 +109,7 @@ class HuggingFaceModel(PublishedModel):
         model_type = PublishedConfig(values, str(path)).read("model_type", str)
         if model_type not in FAMILIES:
             fix = f"those that can: {', '.join(FAMILIES)}"
-            raise import_error(f"the model_type {plain(model_type)[:60]!r} cannot be imported", path, fix)
+            raise import_error(f"the model_type {printable(model_type)[:60]!r} cannot be imported", path, fix)
         self.family = FAMILIES[model_type]
         self._stored_names = self.family.canonical_tensor_names(shards)
         self.config = PublishedConfig(values, str(path), self._stored_names.keys())
@@ -131,7 +131,7 @@ class HuggingFaceModel(PublishedModel):
         modules = read_json(self.path / MODULES_FILE, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            what = f"this sentence-transformers model has the modules {plain(', '.join(kinds))[:80]}"
+            what = f"this sentence-transformers model has the modules {printable(', '.join(kinds))[:80]}"
             importable = "those that can be imported have Transformer, Pooling and maybe Normalize"
             raise import_error(f"{what}; {importable}", self.path / MODULES_FILE, _PAGE_FIX)
         folder = str(modules[1].get("path"))
@@ -147,7 +147,7 @@ class HuggingFaceModel(PublishedModel):
             if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
                 raise import_error("the index names no files", self.path / INDEX_FILE)
             files = sorted({*shards.values()})
-            if missing := [plain(file)[:80] for file in files if file not in here]:
+            if missing := [printable(file)[:80] for file in files if file not in here]:
                 raise import_error(f"the index names {missing[0]}, which is not there", self.path / INDEX_FILE)
         elif WEIGHTS_FILE not in here:
             if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in here):
@@ -158,7 +158,7 @@ class HuggingFaceModel(PublishedModel):
     def _open(self, file: str) -> Any:
         if file not in self._opened:
             try:
-                durable.open_regular(self.path / file).close()
+                durable.open_regular_file(self.path / file).close()
                 self._opened[file] = open_safetensors(self.path / file)
             except (SafetensorError, OSError) as error:
                 raise self._damage_error(file, error) from error
@@ -175,7 +175,7 @@ class HuggingFaceModel(PublishedModel):
         except (SafetensorError, OSError) as error:
             raise self._damage_error(file, error) from error
         if not tensor.is_floating_point():
-            what = f"{plain(name)[:80]} is of type {tensor.dtype}, a quantization that is not known"
+            what = f"{printable(name)[:80]} is of type {tensor.dtype}, a quantization that is not known"
             raise import_error(what, self.path / file, "name the original model, or a .gguf file of it")
         return tensor
 
@@ -184,7 +184,7 @@ class HuggingFaceModel(PublishedModel):
 
 
 def _first_line(error: Exception) -> str:
-    return plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
+    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
 
 
 def _read_pooling(file: Path) -> str:
@@ -195,7 +195,7 @@ def _read_pooling(file: Path) -> str:
         chosen = [f"pooling_mode_{mode}"]
     known = {**POOLING_KEYS, **_NEW_POOLING_KEYS}
     if len(chosen) != 1 or chosen[0] not in known:
-        found = plain(", ".join(chosen))[:80] or "none"
+        found = printable(", ".join(chosen))[:80] or "none"
         raise import_error(f"its pooling is {found}; first, last, mean and max are known", file, _PAGE_FIX)
     return known[chosen[0]]
 
@@ -207,10 +207,10 @@ class GgufModel(PublishedModel):
         """Raises CheckpointError for what is damaged, unknown or would compute something else."""
         super().__init__(path)
         container = self._container = GgufContainer(path)
-        where, architecture = plain(str(path)), container.values.get("general.architecture")
+        where, architecture = printable(str(path)), container.values.get("general.architecture")
         by_architecture = {family.architecture: family for family in GGUF_FAMILIES.values()}
         if architecture not in by_architecture:
-            what = f"architecture {plain(str(architecture))[:40]} is none of {', '.join(by_architecture)}"
+            what = f"architecture {printable(str(architecture))[:40]} is none of {', '.join(by_architecture)}"
             raise PublishedConfig({}, where).import_error(what)
         self.family = by_architecture[architecture]
         if EMBEDDING_TENSOR not in container.tensors:
@@ -250,7 +250,7 @@ def download_model(reference: str) -> tuple[Path, str]:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub_reference(reference)
-    where = plain(reference)[:120]
+    where = printable(reference)[:120]
     try:
         path = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(_FILES_READ)))
     except RepositoryNotFoundError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from lmtool import durable
 from lmtool.checksum import sha256
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.run.paths import RUN_INFO_FILE
 
 HUB_PREFIX = "hf:"
@@ -40,7 +40,7 @@ def parse_hub_reference(reference: str) -> tuple[str, str | None]:
         "@" in reference and not revision
     ):
         fix = "write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit"
-        raise CheckpointError(f"{plain(reference)[:80]} does not name a model", where="RUN", fix=fix)
+        raise CheckpointError(f"{printable(reference)[:80]} does not name a model", where="RUN", fix=fix)
     return name, revision or None
 
 
@@ -65,7 +65,7 @@ def find_imported_run(reference: str) -> Path | None:
 def read_note(file: Path) -> str:
     """Reads the line of a file of the cache; empty when it cannot be read."""
     try:
-        return durable.read(file).decode("ascii")
+        return durable.read_file(file).decode("ascii")
     except (OSError, ValueError):
         return ""
 
@@ -73,7 +73,7 @@ def read_note(file: Path) -> str:
 def write_note(file: Path, line: str) -> None:
     """Writes what `read_note` reads, atomically. Where the cache cannot be written, it is found out again next time."""
     # several commands may write the same note
-    with suppress(ResourceError), durable.locked(imports_folder() / "locks" / file.name):
-        with durable.writing(file):
+    with suppress(ResourceError), durable.hold_lock(imports_folder() / "locks" / file.name):
+        with durable.convert_write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         durable.write_file(file, line.encode("ascii"))

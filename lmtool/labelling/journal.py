@@ -20,17 +20,19 @@ class Journal:
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         """head: the first line, which identifies the table of the answers."""
         self.path = path
-        with durable.writing(path):
+        with durable.convert_write_errors(path):
             self._file = path.open("a+b", buffering=0)
         try:
-            with durable.locking(path):
-                is_free = system.try_lock(self._file.fileno())
+            with durable.convert_lock_errors(path):
+                is_free = system.try_to_lock_file(self._file.fileno())
             if not is_free:
                 raise UsageError("another process labels this table", where=str(path), fix="use its page, or end it")
             self._file.seek(0)
             content = self._file.read()
             self._size = content.rfind(b"\n") + 1
-            known, *self.entries = map(records.parse, content[: self._size].splitlines() or [json.dumps(head).encode()])
+            known, *self.entries = map(
+                records.parse_json, content[: self._size].splitlines() or [json.dumps(head).encode()]
+            )
             if not self.entries and isinstance(known, dict) and known.keys() == head.keys() and known != head:
                 self._size = 0  # a journal without answers is reused for any table
             elif known != head:
@@ -49,7 +51,7 @@ class Journal:
     def append(self, entry: Mapping[str, Any]) -> None:
         """Writes an entry and syncs it to disk. If it raises ResourceError, the entry is not written."""
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
-        with durable.writing(self.path):
+        with durable.convert_write_errors(self.path):
             os.ftruncate(self._file.fileno(), self._size)  # drops a line that a crash or a full disk cut
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

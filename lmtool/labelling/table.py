@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.data.files import display, quote
+from lmtool.data.files import display_path, quote
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import Row, SkippedRows, Table, format_csv_row, open_table
 from lmtool.errors import DataError
@@ -49,8 +49,10 @@ class TableToLabel:
         columns = choose_columns(table, reading.with_values({"label_column": known}), labelled=known is not None)
         rows = [(row, item.texts) for row, item in stream_rows(table, columns, skipped)]
         if not any(text.strip() for _, texts in rows for text in texts):
-            raise DataError("no row has a text", where=display(table.path), fix="name a column: --text-column NAME")
-        where, labels = f"{display(table.path)}, column {quote(name)}", list[Labels | None]()
+            raise DataError(
+                "no row has a text", where=display_path(table.path), fix="name a column: --text-column NAME"
+            )
+        where, labels = f"{display_path(table.path)}, column {quote(name)}", list[Labels | None]()
         for row, _ in rows:
             cell = normalize_label_cell(row.values[table.names.index(known)]) if known else ""
             names = split_label_names(cell) if cell else None

@@ -1,7 +1,7 @@
-"""Other people's dashboards: TensorBoard, Weights & Biases and MLflow, fed by the events of a training session.
+"""Logs the events of a training session to dashboards: TensorBoard, Weights & Biases and MLflow.
 
 Each gets the numbers of metrics.jsonl under the same names, samples as text, the recipe, and the results of the best
-checkpoint under the part that they are of, such as validation/bits_per_byte.
+checkpoint with the part of the data as a prefix, such as validation/bits_per_byte.
 """
 
 import time
@@ -18,77 +18,75 @@ from lmtool.tasks.results import Results
 from lmtool.training.comparison import TextResults
 from lmtool.training.events import Event, Logged, Sampled, Started
 
-PROJECT = "lmtool"
-"""Name of the project, or experiment, in which runs are logged."""
+PROJECT_NAME = "lmtool"
+"""Project, or experiment, to which runs are logged."""
 
-PACKAGES: Mapping[LoggerName, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-"""The package that each logger needs, which an extra of the same name installs."""
+MLFLOW_INTERVAL_SECONDS = 5.0
+"""Time between two requests to MLflow, which take many numbers at once."""
 
-MLFLOW_SECONDS = 5.0
-"""Seconds between two requests to MLflow, which take many numbers at once."""
-
-MLFLOW_MOST = 1000
-"""Numbers of one request."""
+MLFLOW_BATCH_SIZE = 1000
+"""Numbers in one request to MLflow."""
 
 
 class Logger(Protocol):
-    """Where a run is logged. Any method may raise any exception."""
+    """A dashboard that a run is logged to. Any method may raise any exception."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers of a step."""
+        """Logs numbers of a step."""
 
     def log_sample(self, sampled: Sampled) -> None:
-        """Log a text."""
+        """Logs a generated text."""
 
     def close(self) -> None:
-        """Finish: all is written."""
+        """Writes what is left and closes the connection."""
 
 
 class Loggers:
-    """The loggers that a recipe names. One that fails is closed, told once, and gets no more."""
+    """The loggers that a recipe names. A logger that fails is closed with one warning and gets no more events."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
         self._open: dict[LoggerName, Logger] | None = None
 
-    def take(self, event: Event) -> list[str]:
-        """Log an event; returns warnings."""
+    def log_event(self, event: Event) -> list[str]:
+        """Logs an event; returns warnings."""
         match event:
             case Started():
                 self._started = event
             case Logged():
                 step = int(event.record["step"])
-                warnings = self._opened(step)
-                return warnings + self._each("log", _numbers(event.record, ""), step)
+                return [*self._open_all(step), *self._call_each("log", _select_numbers(event.record), step)]
             case Sampled():
-                return self._each("log_sample", event)
+                return self._call_each("log_sample", event)
             case Results() | TextResults():
                 record = event.record()
-                of = "".join(f"{record[name]}/" for name in ("task", "part") if name in record)
-                return self._each("log", _numbers(record, of), event.step)
+                prefix = "".join(f"{record[name]}/" for name in ("task", "part") if name in record)
+                return self._call_each("log", _select_numbers(record, prefix), event.step)
         return []
 
     def close(self) -> list[str]:
-        """Close all; returns warnings."""
-        return self._each("close")
+        """Closes all loggers; returns warnings."""
+        return self._call_each("close")
 
-    def _opened(self, step: int) -> list[str]:
-        """Open the loggers with the first record of the session, which is of this step."""
+    def _open_all(self, step: int) -> list[str]:
+        """Opens the loggers, unless they are open, before the first record of the session, which is of this step."""
         if self._open is not None or self._started is None:
             return []
         self._open, warnings = {}, []
-        run = Run.open(self._started.path)
-        for name in self._started.recipe.logging:
+        run, recipe = Run.open(self._started.path), self._started.recipe
+        for name in recipe.logging:
             try:
-                self._open[name] = _open(name, run, self._started.recipe, step)
-            except ModuleNotFoundError as error:
-                missing = f"{name} is not installed" if error.name == PACKAGES[name] else str(error)
-                warnings.append(f"nothing is logged to {name}: {missing}; pip install 'lmtool[{name}]'")
+                self._open[name] = _open_logger(name, run, recipe, step)
             except Exception as error:
-                warnings.append(f"nothing is logged to {name}: {_line(error)}")
+                reason = _format_error(error)
+                if isinstance(error, ModuleNotFoundError):
+                    missing = f"{name} is not installed" if error.name == name else str(error)
+                    reason = f"{missing}; pip install 'lmtool[{name}]'"
+                warnings.append(f"nothing is logged to {name}: {reason}")
         return warnings
 
-    def _each(self, method: str, *arguments: Any) -> list[str]:
+    def _call_each(self, method: str, *arguments: Any) -> list[str]:
+        """Calls a method of each open logger; closes those that fail and returns warnings about them."""
         warnings = []
         for name, logger in list((self._open or {}).items()):
             try:
@@ -96,40 +94,41 @@ class Loggers:
             except Exception as error:
                 assert self._open is not None
                 del self._open[name]
-                warnings.append(f"no more is logged to {name}: {_line(error)}")
+                warnings.append(f"no more is logged to {name}: {_format_error(error)}")
         return warnings
 
 
-def _open(name: LoggerName, run: Run, recipe: Recipe, step: int) -> Logger:
+def _open_logger(name: LoggerName, run: Run, recipe: Recipe, step: int) -> Logger:
     match name:
         case "tensorboard":
-            return _TensorBoard(run, recipe, step)
+            return _TensorBoard(run, step)
         case "wandb":
             return _WeightsAndBiases(run, recipe)
         case "mlflow":
             return _MLflow(run, recipe)
 
 
-def _line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+def _format_error(error: Exception) -> str:
+    """Returns the type of an error and the first line of its message."""
+    message = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _numbers(record: Mapping[str, object], prefix: str) -> dict[str, float]:
-    """The finite numbers of a record by name, without its step."""
+def _select_numbers(record: Mapping[str, object], prefix: str = "") -> dict[str, float]:
+    """Returns the finite numbers of a record by name, without its step."""
     pairs = ((f"{prefix}{name}", finite_number(value)) for name, value in record.items() if name != "step")
     return {name: value for name, value in pairs if value is not None}
 
 
-def identity(run: Run) -> str:
-    """A name of a run for other programs, which stays when the run is resumed."""
+def make_dashboard_run_id(run: Run) -> str:
+    """Returns an identifier of a run for dashboards, which stays the same when the run is resumed."""
     return sha256(f"{run.name} {run.info.created}".encode())[:16]
 
 
 class _TensorBoard:
-    """Event files in the run directory. What an earlier session logged from `step` on is hidden."""
+    """Event files in the run directory. Hides what an earlier session logged from `step` on."""
 
-    def __init__(self, run: Run, recipe: Recipe, step: int) -> None:
+    def __init__(self, run: Run, step: int) -> None:
         import tensorboard  # noqa: F401 - torch's error does not name what is missing
         from torch.utils.tensorboard import SummaryWriter
 
@@ -147,7 +146,7 @@ class _TensorBoard:
         self._writer.close()
 
     def _add_text(self, name: str, text: str, step: int) -> None:
-        # indented, it is code in Markdown, and shown as it is
+        # indented lines are code in Markdown, which is shown unchanged
         code = "\n".join(f"    {line}" for line in text.splitlines())
         self._writer.add_text(name, code, step)
 
@@ -160,15 +159,15 @@ class _WeightsAndBiases:
 
         self._wandb = wandb
         self._run = wandb.init(
-            project=PROJECT,
+            project=PROJECT_NAME,
             name=run.name,
-            id=identity(run),
+            id=make_dashboard_run_id(run),
             dir=str(run.path),
             config=recipe.model_dump(mode="json"),
             resume="allow",
             settings=wandb.Settings(console="off"),
         )
-        # not wandb's own count, which cannot go back when a run is resumed
+        # wandb's own step cannot go back when a run is resumed
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -184,7 +183,7 @@ class _WeightsAndBiases:
 
 
 class _MLflow:
-    """A run of MLflow, where MLFLOW_TRACKING_URI says, by default in the working directory."""
+    """A run of MLflow at MLFLOW_TRACKING_URI, by default in the working directory."""
 
     def __init__(self, run: Run, recipe: Recipe) -> None:
         from mlflow.entities import Metric, Param
@@ -192,28 +191,28 @@ class _MLflow:
 
         self._metric = Metric
         self._client = MlflowClient()
-        project = self._client.get_experiment_by_name(PROJECT)
-        experiment = self._client.create_experiment(PROJECT) if project is None else project.experiment_id
-        known = self._client.search_runs([experiment], f"tags.`lmtool.run` = '{identity(run)}'", max_results=1)
-        if known:
-            self._id = known[0].info.run_id
+        experiment = self._client.get_experiment_by_name(PROJECT_NAME)
+        experiment_id = self._client.create_experiment(PROJECT_NAME) if experiment is None else experiment.experiment_id
+        run_id = make_dashboard_run_id(run)
+        earlier = self._client.search_runs([experiment_id], f"tags.`lmtool.run` = '{run_id}'", max_results=1)
+        if earlier:
+            self._id = earlier[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
-            created = self._client.create_run(experiment, tags={"lmtool.run": identity(run)}, run_name=run.name)
+            created = self._client.create_run(experiment_id, tags={"lmtool.run": run_id}, run_name=run.name)
             self._id = created.info.run_id
-            params = [
-                Param(key, str(value)[:500]) for key, value in flatten_mapping(recipe.model_dump(mode="json")).items()
-            ]
+            values = flatten_mapping(recipe.model_dump(mode="json"))
+            params = [Param(key, str(value)[:500]) for key, value in values.items()]
             for start in range(0, len(params), 100):
                 self._client.log_batch(self._id, params=params[start : start + 100])
-        self._waiting: list[Any] = []
-        self._sent = time.monotonic()
+        self._pending: list[Any] = []
+        self._sent_at = time.monotonic()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        self._waiting += [self._metric(name, value, now, step) for name, value in values.items()]
-        if time.monotonic() - self._sent > MLFLOW_SECONDS:
-            self._send()
+        self._pending += [self._metric(name, value, now, step) for name, value in values.items()]
+        if time.monotonic() - self._sent_at > MLFLOW_INTERVAL_SECONDS:
+            self._send_pending()
 
     def log_sample(self, sampled: Sampled) -> None:
         digest = sha256(sampled.prompt.encode())[:8]
@@ -221,11 +220,11 @@ class _MLflow:
         self._client.log_text(self._id, f"{sampled.prompt}{sampled.text}", file)
 
     def close(self) -> None:
-        self._send()
+        self._send_pending()
         self._client.set_terminated(self._id)
 
-    def _send(self) -> None:
-        while self._waiting:
-            self._client.log_batch(self._id, metrics=self._waiting[:MLFLOW_MOST])
-            del self._waiting[:MLFLOW_MOST]
-        self._sent = time.monotonic()
+    def _send_pending(self) -> None:
+        while self._pending:
+            self._client.log_batch(self._id, metrics=self._pending[:MLFLOW_BATCH_SIZE])
+            del self._pending[:MLFLOW_BATCH_SIZE]
+        self._sent_at = time.monotonic()

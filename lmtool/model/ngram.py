@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool.batch import IGNORE, Batch, widest
+from lmtool.batch import IGNORE, Batch, widest_float_dtype
 from lmtool.model.language_model import CountingModel, DecodeState, Output
 from lmtool.recipe.spec.words import NGram
 
@@ -204,7 +204,7 @@ class NGramModel(CountingModel):
 
     def _build_tables(self) -> _SmoothedTables:
         device = self.grams_GN.device
-        dtype = widest(device)
+        dtype = widest_float_dtype(device)
         levels = [(self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())]
         for _ in range(self.order - 1):
             grams_GN, counts_G = levels[-1]

@@ -81,7 +81,7 @@ class TransformerModel(LanguageModel):
         ngrams_BTD = None if self.ngrams is None else self.ngrams.embed_batch(batch, positions_PT)
         x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        mask = replace(mask, seen_BQS=batch.seen_BTT)
+        mask = replace(mask, extra_mask_BQS=batch.extra_mask_BTT)
         return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, layer_outputs)[0]
 
     def _run_stack_incrementally(
@@ -89,8 +89,10 @@ class TransformerModel(LanguageModel):
     ) -> tuple[Tensor, DecodeState]:
         """Implements `forward_incremental`. prefix_B: number of prefix positions of each row, which see each other."""
         after = state.reserve_positions(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.slot_positions_and_masks(tokens_BT.shape[1])
-        mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, seen_BQS=seen_BQS, width=after.rows_per_line)
+        positions_PS, keep_BS, extra_mask_BQS = after.slot_positions_and_masks(tokens_BT.shape[1])
+        mask = replace(
+            stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, extra_mask_BQS=extra_mask_BQS, width=after.rows_per_line
+        )
         tokens_GQ = after.rows_to_lines(tokens_BT)
         positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
         caches, ngrams_GQD = state.layers, None

@@ -191,7 +191,7 @@ class Objective(ABC):
 
     def count_computed_units(self, batch: Batch) -> int:
         """Returns how many units a step computes, for its speed: tokens, padding included, or pairs."""
-        return self.count_targets(batch) if self.unit == "pair" else batch.n_computed
+        return self.count_targets(batch) if self.unit == "pair" else batch.n_computed_tokens
 
     def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
         """Returns the parameters that the loss does not depend on, such as another objective's head."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool.batch import IGNORE, Batch, padded
+from lmtool.batch import IGNORE, Batch, pad_rows
 from lmtool.model import LanguageModel
 from lmtool.model.recurrent import BidirectionalModel
 from lmtool.objective.base import Example, Loss, TextCut, Vocabulary
@@ -59,7 +59,7 @@ class CausalObjective(TokenObjective):
         """Right-pads rows of any length for evaluation; see `Objective.collate_spans`."""
         rows = [tokens[:-1] for tokens, _ in spans]
         targets = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
-        return Batch(padded(rows, 0)[0], padded(targets, IGNORE)[0])
+        return Batch(pad_rows(rows, 0)[0], pad_rows(targets, IGNORE)[0])
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
     """Returns the cross-entropy of a batch's targets, and the model's output. Raises ValueError without targets."""
-    targets_M = batch.known_targets_BT.flatten()
+    targets_M = batch.required_targets_BT.flatten()
     output: Output = model(batch)
     hidden_MD = output.hidden_BTD.flatten(0, 1)
     return loss_from_hidden(model, hidden_MD, targets_M, label_smoothing), output

@@ -66,7 +66,7 @@ class DistillationObjective(Objective):
         inputs, output = passes[-1]  # with scheduled sampling the last pass reads the tokens that it sampled
         with torch.no_grad():
             teacher_BTD = self.teacher(inputs).hidden_BTD
-        is_target_BT = inputs.known_targets_BT != IGNORE
+        is_target_BT = inputs.required_targets_BT != IGNORE
         teacher_MD = teacher_BTD[is_target_BT]
 
         def loss_from_logits(logits_MV: Tensor, part: slice) -> Tensor:

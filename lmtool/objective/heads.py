@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch, padded
+from lmtool.batch import IGNORE, Batch, pad_rows
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier, HeadedModel, HeadOutput, Tagger
 from lmtool.objective.base import Example, Loss, Objective, Vocabulary
@@ -56,7 +56,7 @@ class ClassificationObjective(RowObjective):
         """Right-pads the rows. Examples without a label give a batch without labels."""
         fields: dict[str, Tensor] = {}
         if self.spec.lm_weight:
-            fields["targets_BT"], _ = padded([np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE)
+            fields["targets_BT"], _ = pad_rows([np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE)
         labels = [example.label for example in examples if example.label is not None]
         if labels and self.spec.task == "class":
             fields["labels_B"] = torch.from_numpy(np.stack(labels))[:, 0].long()
@@ -140,8 +140,8 @@ class TaggingObjective(RowObjective):
         starts = [example.word_starts for example in examples if example.word_starts is not None]
         tags = [example.label.astype(np.int64) for example in examples if example.label is not None]
         # no batch is narrower than a word
-        places_BW = padded([*starts, np.array([-1])], -1)[0][: len(starts)]
-        tags_BW = padded([*tags, np.array([IGNORE])], IGNORE)[0][: len(tags)] if tags else None
+        places_BW = pad_rows([*starts, np.array([-1])], -1)[0][: len(starts)]
+        tags_BW = pad_rows([*tags, np.array([IGNORE])], IGNORE)[0][: len(tags)] if tags else None
         return _collate_rows(examples, self.vocabulary, places_BW=places_BW, tags_BW=tags_BW)
 
     def count_targets(self, batch: Batch) -> int:
@@ -178,6 +178,6 @@ class AnswerSpanObjective(RowObjective):
 
 def _collate_rows(examples: Sequence[Example], vocabulary: Vocabulary, **batch_fields: Tensor | None) -> Batch:
     """Right-pads rows to a batch that also has `batch_fields`."""
-    tokens_BT, keep_BT = padded([example.tokens for example in examples], vocabulary.pad)
+    tokens_BT, keep_BT = pad_rows([example.tokens for example in examples], vocabulary.pad)
     segments = [example.segments for example in examples if example.segments is not None]
-    return Batch(tokens_BT, keep_BT=keep_BT, segments_BT=padded(segments, 0)[0] if segments else None, **batch_fields)
+    return Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows(segments, 0)[0] if segments else None, **batch_fields)

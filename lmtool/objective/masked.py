@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch, padded, widest
+from lmtool.batch import IGNORE, Batch, pad_rows, widest_float_dtype
 from lmtool.model import LanguageModel, Output
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Example, Loss, Objective, TextCut, Vocabulary, rng_from_tokens
@@ -129,7 +129,7 @@ class MaskedObjective(Objective):
     @staticmethod
     def _selected_token_loss(model: LanguageModel, batch: Batch) -> tuple[Loss, Output]:
         """Returns the loss of the selected tokens, the only ones whose logits are computed, and the model's output."""
-        targets_BT = batch.known_targets_BT
+        targets_BT = batch.required_targets_BT
         output: Output = model(batch)
         selected_BT = targets_BT != IGNORE
         return loss_from_hidden(model, output.hidden_BTD[selected_BT], targets_BT[selected_BT]), output
@@ -158,8 +158,8 @@ class MaskedObjective(Objective):
 
     def score_text(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the summed negative pseudo-log-likelihood: each target is masked alone (Salazar et al. 2020)."""
-        target_BT = batch.known_targets_BT
-        total = torch.zeros((), dtype=widest(batch.tokens_BT.device), device=batch.tokens_BT.device)
+        target_BT = batch.required_targets_BT
+        total = torch.zeros((), dtype=widest_float_dtype(batch.tokens_BT.device), device=batch.tokens_BT.device)
         for t in range(batch.tokens_BT.shape[1]):
             rows_B = (target_BT[:, t] != IGNORE).nonzero()[:, 0]
             if not len(rows_B):
@@ -173,7 +173,7 @@ class MaskedObjective(Objective):
             if self.spec.permutation:
                 # as the last position of an order, which no other sees, so that one stream is enough
                 others_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) != t
-                masked = replace(masked, seen_BTT=others_T.expand(len(rows_B), len(others_T), -1))
+                masked = replace(masked, extra_mask_BTT=others_T.expand(len(rows_B), len(others_T), -1))
             total += self._selected_token_loss(model, masked)[0].total
         return Loss(total.float(), (target_BT != IGNORE).sum())
 
@@ -225,8 +225,8 @@ class MaskedObjective(Objective):
         """
         streams, targets, positions = [], [], []
         T = max(len(row) + len(order) for row, order in zip(tokens, orders, strict=True))
-        seen_BTT = torch.zeros(len(tokens), T, T, dtype=torch.bool)
-        for row, order, seen_TT in zip(tokens, orders, seen_BTT, strict=True):
+        extra_mask_BTT = torch.zeros(len(tokens), T, T, dtype=torch.bool)
+        for row, order, seen_TT in zip(tokens, orders, extra_mask_BTT, strict=True):
             rank = np.zeros(len(row), dtype=np.int64)
             rank[order] = np.arange(1, len(order) + 1)
             latest = np.concatenate((rank, rank[order] - 1))
@@ -234,9 +234,9 @@ class MaskedObjective(Objective):
             streams.append(np.concatenate((row, np.full(len(order), self.vocabulary.mask))))
             targets.append(np.concatenate((np.full(len(row), IGNORE), row[order])))
             positions.append(np.concatenate((np.arange(len(row)), order)))
-        tokens_BT, keep_BT = padded(streams, self.vocabulary.pad)
-        batch = Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT)
-        return replace(batch, seen_BTT=seen_BTT, positions_BT=padded(positions, 0)[0])
+        tokens_BT, keep_BT = pad_rows(streams, self.vocabulary.pad)
+        batch = Batch(tokens_BT, pad_rows(targets, IGNORE)[0], keep_BT)
+        return replace(batch, extra_mask_BTT=extra_mask_BTT, positions_BT=pad_rows(positions, 0)[0])
 
     def _collate_rows(self, rows: Sequence[_CorruptedRow]) -> Batch:
         """Right-pads rows [CLS] text [SEP], or [CLS] text [SEP] text [SEP]."""
@@ -249,9 +249,9 @@ class MaskedObjective(Objective):
             segments.append((np.arange(len(tokens[-1])) > ends[0] + 1).astype(np.int64))
         if self.spec.permutation and any(row.order is not None for row in rows):
             return self._collate_permuted(tokens, [row.order + 1 for row in rows if row.order is not None])
-        tokens_BT, keep_BT = padded(tokens, self.vocabulary.pad)
-        segments_BT = padded(segments, 0)[0] if any(row.second is not None for row in rows) else None
-        return Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
+        tokens_BT, keep_BT = pad_rows(tokens, self.vocabulary.pad)
+        segments_BT = pad_rows(segments, 0)[0] if any(row.second is not None for row in rows) else None
+        return Batch(tokens_BT, pad_rows(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
 
 
 def _positions_of_words(words: Words, indices: Ints) -> Ints:

@@ -122,7 +122,7 @@ class ReplacedTokensObjective(Objective):
 def _add_sampling_numbers(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:
     """Adds a number from each row's generator for each of its masks, from left to right."""
     draws_BT = torch.full(batch.tokens_BT.shape, -1.0)
-    for draws_T, targets_T, rng in zip(draws_BT, batch.known_targets_BT, rngs, strict=True):
+    for draws_T, targets_T, rng in zip(draws_BT, batch.required_targets_BT, rngs, strict=True):
         is_mask_T = targets_T != IGNORE
         draws_T[is_mask_T] = torch.from_numpy(rng.random(int(is_mask_T.sum())).astype(np.float32))
     return replace(batch, draws_BT=draws_BT)

@@ -87,7 +87,7 @@ class SkipGramObjective(Objective):
 
     def _pair_loss(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
         """Returns the loss of all pairs, and the auxiliary losses of the centres, if any."""
-        targets_BN = batch.known_targets_BT
+        targets_BN = batch.required_targets_BT
         output: Output = model(batch)
         hidden_BD = self._input_vectors(output, batch)
         if batch.negatives_BK is None:

@@ -80,7 +80,7 @@ class YamlDocument:
 
 def shorten(text: str, limit: int = 60) -> str:
     """Escapes control characters of a text, and shortens it to `limit` characters."""
-    return printable.plain(text if len(text) <= limit else text[: limit - 3] + "...")
+    return printable.printable(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
 def format_value(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.document import KeyPath
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
@@ -99,7 +99,7 @@ def suggest_key(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
     elsewhere = dict.fromkeys(key for key in iterate_keys(root) if key.split(".")[-1] == path[-1])
     if elsewhere:
         return did_you_mean(*list(elsewhere)[:3])
-    others = f" and {counted(len(fields) - MAX_SHOWN_KEYS, 'other')}" if len(fields) > MAX_SHOWN_KEYS else ""
+    others = f" and {format_count(len(fields) - MAX_SHOWN_KEYS, 'other')}" if len(fields) > MAX_SHOWN_KEYS else ""
     return f"; known here: {', '.join(fields[:MAX_SHOWN_KEYS])}{others}"
 
 

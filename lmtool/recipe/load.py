@@ -219,7 +219,7 @@ _KINDS: Mapping[type, str] = {list: "a list", str: "a text", bool: "true or fals
 
 def _read_recipe_file(file: Path, source: str) -> str:
     try:
-        return durable.read(file, MAX_RECIPE_BYTES).decode("utf-8-sig")
+        return durable.read_file(file, MAX_RECIPE_BYTES).decode("utf-8-sig")
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise RecipeError([f"{source}: {error.strerror}; a recipe is a short YAML file"]) from error

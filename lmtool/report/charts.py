@@ -1,4 +1,4 @@
-"""Charts as SVG that follows the page: its colours in dark and light, its width, its table for the pointer."""
+"""Charts as SVG that adapts to its page: colours for dark and light, width, and the table that the pointer reads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,35 +10,29 @@ from typing import NamedTuple
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import log_ticks, share, short, span, ticks
-from lmtool.report.page import COLOURS, TableCell, asset, clean, figure, render, table
+from lmtool.report.numbers import choose_log_ticks, choose_ticks, find_value_range, format_share, format_tick
+from lmtool.report.page import N_COLOURS, TableCell, escape_controls, figure, read_asset, render, table
 
-SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
-"""Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
+CHART_SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
+"""Width and height in pixels of a line chart without its legend: on a wide page, on a narrow page, and by itself."""
 
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
-"""Pixels of its margins; those at the sides are wider where numbers on the axes need it."""
+"""Margins in pixels; those at the sides grow where numbers on the axes need it."""
 
-AXIS_NAME = 26
-"""Pixels that the name of the axis on the left takes, and the room around it."""
+LOG_SCALE_RATIO = 4
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
-PER_TICK = 80
-"""Pixels that a number on the axis below takes."""
+GREY_COLOUR = 7
+"""Colour of marks that do not belong to one line."""
 
-FACTOR = 4
-"""Ratio of the largest value to the smallest from which an axis is logarithmic."""
-
-GREY = 7
-"""That of what is of no line alone."""
-
-CHARACTER = 7.2
-"""Mean width of a character of the labels, in pixels; a wide one takes two."""
+CHARACTER_PIXELS = 7.2
+"""Mean width of a character of the labels; a wide one takes twice as much."""
 
 Point = tuple[float, float]
 
 
 class Line(NamedTuple):
-    """A line of a chart. points: (x, y), x ascending. colour: its number. dashed, pale: how it is drawn."""
+    """A line of a chart. points: (x, y), x ascending. colour: index of one of N_COLOURS."""
 
     name: str
     points: Sequence[Point]
@@ -47,33 +41,28 @@ class Line(NamedTuple):
     pale: bool = False
 
     @property
-    def drawn(self) -> str:
-        """The classes of its path."""
+    def css_class(self) -> str:
+        """CSS classes of the path."""
         return "path" + " dash" * self.dashed + " pale" * self.pale
 
     @property
-    def parts(self) -> list[list[Point]]:
-        """The runs of its points between values that are no numbers."""
-        parts: list[list[Point]] = [[]]
-        for point in self.points:
-            if math.isfinite(point[1]):
-                parts[-1].append(point)
-            else:
-                parts.append([])
-        # A point alone is drawn as a dot: a line of no length with round ends.
-        return [part if len(part) > 1 else part * 2 for part in parts if part]
+    def segments(self) -> list[list[Point]]:
+        """Runs of points with a finite y. A single point is doubled, which draws a dot: a line with round ends."""
+        runs = groupby(self.points, lambda point: math.isfinite(point[1]))
+        segments = [list(points) for is_finite, points in runs if is_finite]
+        return [segment if len(segment) > 1 else segment * 2 for segment in segments]
 
 
 class Level(NamedTuple):
-    """A horizontal line across a chart, with its name."""
+    """A horizontal line across a chart."""
 
     name: str
     y: float
-    colour: int = GREY
+    colour: int = GREY_COLOUR
 
 
 class Mark(NamedTuple):
-    """A ring around a point of a line, with its name, which several may share."""
+    """A ring around a point of a line; several rings may share a name."""
 
     name: str
     point: Point
@@ -81,44 +70,44 @@ class Mark(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Values, when they are scaled from low to high, between two pixels. ticks: those with a number."""
+    """An axis that maps scaled values from `low` to `high` to pixels from `start` to `stop`. ticks: values shown."""
 
     low: float
     high: float
     start: float
     stop: float
     ticks: Sequence[float]
-    scaled: Callable[[float], float] = float
+    scale: Callable[[float], float] = float
 
     def pixel(self, value: float) -> str:
-        """The pixel of a value."""
-        inside = min(max(self.scaled(value), self.low), self.high)
+        """Returns the pixel of a value, clamped to the axis."""
+        inside = min(max(self.scale(value), self.low), self.high)
         return f"{self.start + (inside - self.low) / (self.high - self.low) * (self.stop - self.start):.1f}"
 
 
-def spread(values: Sequence[float]) -> bool:
-    """Whether an axis of these values is logarithmic: all are above 0, and they differ by a factor of `FACTOR`."""
-    return min(values, default=0.0) > 0 and max(values) >= FACTOR * min(values)
+def needs_log_scale(values: Sequence[float]) -> bool:
+    """Returns whether all values are above 0 and the largest is LOG_SCALE_RATIO times the smallest."""
+    return min(values, default=0.0) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
 
 
-def standalone(picture: Markup) -> str:
-    """A picture as an SVG file of its own, with the styles that it needs."""
+def to_svg_file(picture: Markup) -> str:
+    """Returns a picture as an SVG file of its own, with the styles that it needs."""
     head, mark, rest = str(picture).partition(">")
     size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    # it may be shown on a page whose background is not of the reader's colour scheme
-    style = asset("charts.css") + "svg.picture { background: var(--paper); }\n"
+    # the page that shows it may have another background than the reader's colour scheme
+    style = read_asset("charts.css") + "svg.picture { background: var(--paper); }\n"
     return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over numbers. x, y: names of the axes. label: what the picture shows, for those who do not see it.
+    """A chart of lines. x, y: names of the axes. label: describes the picture to those who do not see it.
 
-    column: of the figure's table, the one that holds x.
-    y_range: by default what the points, marks and levels span.
-    diagonal: draw y = x too.
-    log: x is positive, on a logarithmic scale with ticks at the values themselves.
-    log_y: y is positive, on a logarithmic scale.
+    x_column: column of the figure's table that holds x.
+    y_range: by default the range of the points, marks and levels.
+    diagonal: also draws y = x.
+    log_x: x is positive and has a logarithmic scale, with ticks at its values.
+    log_y: y is positive and has a logarithmic scale.
     """
 
     lines: Sequence[Line]
@@ -127,50 +116,57 @@ class LineChart:
     label: str
     levels: Sequence[Level] = ()
     marks: Sequence[Mark] = ()
-    column: int = 0
+    x_column: int = 0
     y_range: tuple[float, float] | None = None
     diagonal: bool = False
-    log: bool = False
+    log_x: bool = False
     log_y: bool = False
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether there is a line: two points of one."""
+    def has_lines(self) -> bool:
+        """Whether any line has two points."""
         return any(len(line.points) > 1 for line in self.lines)
 
     @property
-    def heights(self) -> list[float]:
-        """All values of y that are drawn."""
-        points = [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
-        return [y for _, y in points if math.isfinite(y)] + [level.y for level in self.levels]
+    def _points(self) -> list[Point]:
+        return [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
 
-    def for_page(self) -> Markup:
-        """The chart twice, of which the page shows the one that suits its width."""
+    @property
+    def y_values(self) -> list[float]:
+        """All finite values of y, with those of the levels."""
+        return [y for _, y in self._points if math.isfinite(y)] + [level.y for level in self.levels]
+
+    def page_svg(self) -> Markup:
+        """Renders the chart twice; the page shows the one that suits its width."""
         return Markup("").join((self.svg("wide"), self.svg("narrow")))
 
     def _repr_svg_(self) -> str:
         """For notebooks."""
-        return standalone(self.svg())
+        return to_svg_file(self.svg())
 
     def svg(self, size: str = "") -> Markup:
-        """The chart in one of `SIZES`."""
-        width, height = SIZES[size]
-        points = [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
-        xs = [point[0] for point in points]
-        scaled, scaled_y = (math.log10 if is_log else float for is_log in (self.log, self.log_y))
-        low_x, high_x = span([scaled(x) for x in xs])
-        low_y, high_y = self.y_range or _padded(*span([scaled_y(y) for y in self.heights]), to_zero=not self.log_y)
-        y_ticks = (log_ticks if self.log_y else ticks)(low_y, high_y, 8)
-        left = max(LEFT, AXIS_NAME + math.ceil(max((_width(short(tick)) for tick in y_ticks), default=0)))
-        legend = _legend(self, width)
-        top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
+        """Renders the chart in one of `CHART_SIZES`."""
+        width, height = CHART_SIZES[size]
+        xs = [x for x, _ in self._points]
+        scaled, scaled_y = (math.log10 if is_log else float for is_log in (self.log_x, self.log_y))
+        low_x, high_x = find_value_range([scaled(x) for x in xs])
+        range_y = find_value_range([scaled_y(y) for y in self.y_values])
+        low_y, high_y = self.y_range or _pad_range(*range_y, start_at_zero=not self.log_y)
+        y_ticks = (choose_log_ticks if self.log_y else choose_ticks)(low_y, high_y, 8)
+        # 26 pixels for the name of the axis and the space around it
+        left = max([LEFT, *(26 + math.ceil(_estimate_pixels(format_tick(tick))) for tick in y_ticks)])
+        legend = _lay_out_legend(self, width)
+        top = TOP + (18 * (legend[-1].row + 1) if legend else 0)
         bottom = top + height - TOP - BOTTOM
-        x_ticks = sorted(set(xs)) if self.log else ticks(low_x, high_x, (width - left - RIGHT) // PER_TICK)
-        if not self.log and all(x == int(x) for x in xs):
-            x_ticks = [tick for tick in x_ticks if tick == int(tick)]
-        right = width - max([RIGHT, *(math.ceil(_width(short(tick)) / 2) for tick in x_ticks[-1:])])
+        if self.log_x:
+            x_ticks = sorted(set(xs))
+        else:
+            x_ticks = choose_ticks(low_x, high_x, (width - left - RIGHT) // 80)  # pixels for each number
+            whole_only = all(x == int(x) for x in xs)
+            x_ticks = [tick for tick in x_ticks if not whole_only or tick == int(tick)]
+        right = width - max([RIGHT, *(math.ceil(_estimate_pixels(format_tick(tick)) / 2) for tick in x_ticks[-1:])])
         across = Axis(low_x, high_x, left, right, x_ticks, scaled)
-        across = across._replace(ticks=_apart(across))
+        across = across._replace(ticks=_drop_overlapping_ticks(across))
         down = Axis(low_y, high_y, bottom, top, y_ticks, scaled_y)
         sizes = {"size": size, "width": width, "height": bottom + BOTTOM}
         return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
@@ -182,111 +178,113 @@ class HeatMap:
 
     values: by row.
     rows, columns: their names.
-    label: what the picture shows, for those who do not see it.
-    high: the darkest; by default the largest value.
-    cell: pixels of a cell.
+    label: describes the picture to those who do not see it.
+    max_value: value of the darkest cell; by default the largest value.
+    cell_pixels: width and height of a cell.
     x, y: names of the axes.
-    labelled: with the names of rows and columns, those shortened that are long.
+    show_names: shows the names of rows and columns, shortened to 18 characters.
     """
 
     values: Sequence[Sequence[float]]
     rows: Sequence[str]
     columns: Sequence[str]
     label: str
-    high: float | None = None
-    cell: int = 18
+    max_value: float | None = None
+    cell_pixels: int = 18
     x: str = ""
     y: str = ""
-    labelled: bool = True
+    show_names: bool = True
 
     def _repr_svg_(self) -> str:
         """For notebooks."""
-        return standalone(self.svg())
+        return to_svg_file(self.svg())
 
     def svg(self) -> Markup:
-        """The picture."""
-        most = self.high if self.high is not None else max((value for row in self.values for value in row), default=0.0)
-        shown_rows = [_shortened(name, 18) for name in self.rows] if self.labelled else []
-        shown_columns = [_shortened(name, 18) for name in self.columns] if self.labelled else []
-        left = 8 + (18 if self.y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
-        top = 8 + (18 if self.x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
-        return render("heat.svg", chart=self, left=left, top=top, rows=shown_rows, columns=shown_columns, most=most)
+        """Renders the picture."""
+        max_value = max(map(max, self.values), default=0.0) if self.max_value is None else self.max_value
+        rows, columns = (
+            [_shorten_name(name, 18) for name in names] if self.show_names else []
+            for names in (self.rows, self.columns)
+        )
+        left, top = (
+            8 + (18 if axis_name else 0) + math.ceil(max(map(_estimate_pixels, names), default=0.0))
+            for axis_name, names in ((self.y, rows), (self.x, columns))
+        )
+        sizes = {"left": left, "top": top, "max_value": max_value}
+        return render("heat.svg", chart=self, rows=rows, columns=columns, **sizes)
 
-    def stretches(self, row: Sequence[float], most: float) -> list[tuple[int, int, str]]:
-        """Cells of a row beside each other with the same shade: where they begin, how many they are, and the shade."""
-        shades = [share(value / most) if most > 0 and value / most >= 0.005 else "" for value in row]
-        found, x = [], 0
-        for shade, cells in groupby(shades):
-            n = len([*cells])
-            found += [(x, n, shade)] if shade else []
-            x += n
-        return found
+    def list_shaded_runs(self, row: Sequence[float], max_value: float) -> list[tuple[int, int, str]]:
+        """Returns the first cell, the number of cells and the shade of each run of equally shaded cells in a row."""
+        shares = [value / max_value if max_value > 0 else 0.0 for value in row]
+        shades = [format_share(share) if share >= 0.005 else "" for share in shares]
+        groups = [list(cells) for _, cells in groupby(range(len(row)), shades.__getitem__)]
+        return [(cells[0], len(cells), shades[cells[0]]) for cells in groups if shades[cells[0]]]
 
     def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
-        """The picture, and its numbers as a table: a row for each row, the names first, below the name `corner`.
+        """Renders the picture with a table of its values.
 
-        numbers: what the table has in place of the values.
+        corner: header of the column of row names. numbers: values for the table instead of those of the picture.
         """
         rows: list[list[TableCell]]
         rows = [[name, *row] for name, row in zip(self.rows, numbers or self.values, strict=True)]
-        return figure(self.svg(), caption, table([corner, *self.columns], rows, headed=True))
+        return figure(self.svg(), caption, table([corner, *self.columns], rows, row_headers=True))
 
 
-class _Entry(NamedTuple):
-    """A name of the legend, and how what it names is drawn: a class of path, or "mark"."""
+class _LegendEntry(NamedTuple):
+    """A name of the legend with its place. css_class: that of the path that it names, or "mark"."""
 
     name: str
     colour: int
-    drawn: str
+    css_class: str
     x: float
-    line: int
+    row: int
 
 
-def _legend(chart: LineChart, width: int) -> list[_Entry]:
-    """The names of lines, levels and marks, in as many rows as they need; none for one line alone."""
-    named = [(line.name, line.colour, line.drawn) for line in chart.lines if line.points]
+def _lay_out_legend(chart: LineChart, width: int) -> list[_LegendEntry]:
+    """Places the names of lines, levels and marks in rows of the legend; returns none for a single line."""
+    named = [(line.name, line.colour, line.css_class) for line in chart.lines if line.points]
     named += [(level.name, level.colour, "level") for level in chart.levels]
     rings: dict[str, set[int]] = {}
     for mark in chart.marks:
         rings.setdefault(mark.name, set()).add(mark.colour)
-    named += [(name, min(colours) if len(colours) == 1 else GREY, "mark") for name, colours in rings.items()]
+    named += [(name, min(colours) if len(colours) == 1 else GREY_COLOUR, "mark") for name, colours in rings.items()]
     if len(named) < 2:
         return []
-    entries: list[_Entry] = []
+    entries: list[_LegendEntry] = []
     right, row = float(LEFT), 0
     for name, colour, drawn in named:
-        shown = _shortened(name, int((width - LEFT - 44) / CHARACTER))
-        wide = 30 + _width(shown) + 14
+        shown = _shorten_name(name, int((width - LEFT - 44) / CHARACTER_PIXELS))
+        wide = 30 + _estimate_pixels(shown) + 14
         if right > LEFT and right + wide > width:
             right, row = float(LEFT), row + 1
-        entries.append(_Entry(shown, colour % COLOURS, drawn, right, row))
+        entries.append(_LegendEntry(shown, colour % N_COLOURS, drawn, right, row))
         right += wide
     return entries
 
 
-def _apart(axis: Axis) -> list[float]:
-    """The ticks of an axis below whose numbers do not touch."""
+def _drop_overlapping_ticks(axis: Axis) -> list[float]:
+    """Returns the ticks of a horizontal axis whose numbers do not touch."""
     chosen: list[float] = []
     end = -math.inf
     for tick in axis.ticks:
-        place, half = float(axis.pixel(tick)), _width(short(tick)) / 2
+        place, half = float(axis.pixel(tick)), _estimate_pixels(format_tick(tick)) / 2
         if place - half > end:
             chosen.append(tick)
             end = place + half
     return chosen
 
 
-def _padded(low: float, high: float, *, to_zero: bool) -> tuple[float, float]:
-    """With some room; to_zero: what begins near 0 begins there."""
+def _pad_range(low: float, high: float, *, start_at_zero: bool) -> tuple[float, float]:
+    """Widens a range by 4 % on each side. start_at_zero: a range that begins near 0 begins at 0."""
     room = 0.04 * (high - low)
-    return (0.0 if to_zero and 0 <= low < room * 4 else low - room), high + room
+    return (0.0 if start_at_zero and 0 <= low < room * 4 else low - room), high + room
 
 
-def _width(text: str) -> float:
-    """Pixels of a text, about."""
-    return CHARACTER * cell_len(text)
+def _estimate_pixels(text: str) -> float:
+    """Returns the approximate width of a text in pixels."""
+    return CHARACTER_PIXELS * cell_len(text)
 
 
-def _shortened(name: str, most: int) -> str:
-    text = clean(name).replace("\n", "↵").replace("\t", "⇥")
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _shorten_name(name: str, max_characters: int) -> str:
+    text = escape_controls(name).replace("\n", "↵").replace("\t", "⇥")
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"

@@ -1,4 +1,4 @@
-"""Gradient norms by steps back, and the distance of two states by step, as curves: in a terminal, or on a page."""
+"""Draws gradient norms by steps back, and the distance of two states by step, in a terminal or on a page."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,33 +11,33 @@ from rich.text import Text
 
 from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.inference.load import LoadedModel
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, TableCell, figure, page, table, views
-from lmtool.report.terminal import plot
+from lmtool.report.terminal import plot_lines
 
-CURVES = 5
-"""Validations of a run that are drawn, spread over its steps."""
+MAX_VALIDATIONS = 5
+"""Validations of a run that a figure shows, spread over its steps."""
 
-MOST_ROWS = 60
-"""Steps whose numbers are listed in a terminal."""
+MAX_PRINTED_STEPS = 60
+"""Steps whose numbers a terminal lists."""
 
-MOST_KINDS = 8
-"""Kinds of states of a run that are drawn."""
+MAX_STATE_KINDS = 8
+"""Kinds of states that a figure shows."""
 
 X, Y = "steps back", "log10 of the gradient norm"
 
 
-def _points(norms: Sequence[float | None]) -> list[Point]:
-    """Logarithms of norms by steps back; zeros, which have none, and what is not finite are left out."""
+def _to_log_points(norms: Sequence[float | None]) -> list[Point]:
+    """Returns points of the logarithms of norms by steps back; leaves out zeros and None."""
     return [(k, math.log10(norm)) for k, norm in enumerate(norms) if norm]
 
 
-class Curves(NamedTuple):
-    """What is measured at each step, as lines and as numbers.
+class CurvesByStep(NamedTuple):
+    """Measurements at each step, as a chart and as numbers.
 
-    heading, caption: of the picture on a page; the caption also stands below the numbers in a terminal.
-    columns, rows: a number, a token, and what is measured there, None where it is not finite.
+    heading: that of the picture on a page. caption: text below the picture, or below the numbers in a terminal.
+    columns, rows: a step, a token, and the measurements there, None where they are not finite.
     """
 
     title: str
@@ -48,11 +48,11 @@ class Curves(NamedTuple):
     rows: list[list[TableCell]]
 
 
-def of_gradients(flow: GradientFlow) -> Curves:
-    """Norms over the steps back."""
+def plot_gradient_flow(flow: GradientFlow) -> CurvesByStep:
+    """Returns the norms of gradients over the steps back."""
     norms = flow.gradient.norms
-    lines = [Line(name, _points(of_states), colour) for colour, (name, of_states) in enumerate(norms.items())]
-    return Curves(
+    lines = [Line(name, _to_log_points(of_states), colour) for colour, (name, of_states) in enumerate(norms.items())]
+    return CurvesByStep(
         f"gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats",
         "How far back gradients reach",
         LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
@@ -68,12 +68,12 @@ def of_gradients(flow: GradientFlow) -> Curves:
     )
 
 
-def of_starts(starts: Contraction) -> Curves:
-    """The distance of two states over the tokens that they read."""
+def plot_contraction(starts: Contraction) -> CurvesByStep:
+    """Returns the distance of two states over the tokens that they read."""
     tokens, distances, rate, bounds, largest = starts
-    lines = [Line("measured", _points(distances)), Line("λ^t", _points(bounds), 1, dashed=True)]
+    lines = [Line("measured", _to_log_points(distances)), Line("λ^t", _to_log_points(bounds), 1, dashed=True)]
     pieces = ["", *map(repr, tokens)]
-    return Curves(
+    return CurvesByStep(
         f"two states that read the same text, λ = {rate:.4f} a step",
         "How fast the first state is forgotten",
         LineChart(lines, x="step", y="log10 of the distance", label="Distance of two states by step"),
@@ -86,44 +86,48 @@ def of_starts(starts: Contraction) -> Curves:
     )
 
 
-def as_lines(curves: Curves, loaded: LoadedModel, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
-    """The curves, and the numbers below them. loaded: what they are of."""
+def format_lines(
+    curves: CurvesByStep, loaded: LoadedModel, width: int, *, ascii_only: bool = False
+) -> Iterator[str | Text]:
+    """Formats the chart and its numbers as lines of text. loaded: the model that was measured."""
     chart = curves.chart
     yield from (f"{loaded.model.description}: {curves.title}", "", f"{chart.y}, by {chart.x}")
-    yield from plot([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
+    yield from plot_lines([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
     yield ""
     first, second, *names = curves.columns
     wide = max(map(cell_len, [second, *(str(row[1]) for row in curves.rows)]))
     yield "  ".join([f"{first:>4}", set_cell_size(second, wide), *(f"{name:>14}" for name in names)])
     # of a long text a part, evenly
-    for step, piece, *numbers in curves.rows[:: math.ceil(len(curves.rows) / MOST_ROWS)]:
+    for step, piece, *numbers in curves.rows[:: math.ceil(len(curves.rows) / MAX_PRINTED_STEPS)]:
         shown = (f"{one:.3e}" if isinstance(one, float) else "not finite" if one is None else one for one in numbers)
         yield "  ".join([f"{step:4}", set_cell_size(str(piece), wide), *(f"{text:>14}" for text in shown)])
     yield from ("", *wrap(curves.caption, width))
 
 
-def as_page(curves: Curves, loaded: LoadedModel) -> str:
-    """The curves as an HTML page that stands alone."""
+def render_page(curves: CurvesByStep, loaded: LoadedModel) -> str:
+    """Renders the chart as a complete HTML page."""
     numbers = table(curves.columns, curves.rows)
-    section = Section(curves.heading, figure(curves.chart.for_page(), curves.caption, numbers))
-    lead = plain(f"{loaded.run_path}, step {loaded.step}")
-    return page(plain(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
+    section = Section(curves.heading, figure(curves.chart.page_svg(), curves.caption, numbers))
+    lead = printable(f"{loaded.run_path}, step {loaded.step}")
+    return page(printable(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
 
 
-def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:
-    """The curves of some validations of a run, for each kind of state. logged: by step. name: unique on the page."""
+def render_gradient_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:
+    """Renders the norms of some validations, in a panel for each kind of state.
+
+    logged: norms by kind, for each step. name: unique on the page.
+    """
     steps = list(logged)
     last = len(steps) - 1
-    shown = sorted({steps[i * last // max(1, CURVES - 1)] for i in range(CURVES)})
+    shown = sorted({steps[i * last // max(1, MAX_VALIDATIONS - 1)] for i in range(MAX_VALIDATIONS)})
     kinds = list(logged[steps[-1]])
-    drawn = kinds if len(kinds) <= MOST_KINDS else [*kinds[: MOST_KINDS - 1], kinds[-1]]
+    drawn = kinds if len(kinds) <= MAX_STATE_KINDS else [*kinds[: MAX_STATE_KINDS - 1], kinds[-1]]
     panels = {}
     for kind in drawn:
-        lines = [Line(f"step {step}", _points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)]
-        panels[kind] = LineChart(lines, X, Y, f"Gradient norm in {kind} by steps back", column=2).for_page()
-    rows = [
-        [step, kind, k, norm] for step in shown for kind in drawn for k, norm in enumerate(logged[step].get(kind, ()))
-    ]
+        lines = [Line(f"step {step}", _to_log_points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)]
+        panels[kind] = LineChart(lines, X, Y, f"Gradient norm in {kind} by steps back", x_column=2).page_svg()
+    norms = ((step, kind, logged[step].get(kind, ())) for step in shown for kind in drawn)
+    rows = [[step, kind, k, norm] for step, kind, of_kind in norms for k, norm in enumerate(of_kind)]
     caption = "Norm of the gradient of one validation loss in the states that many steps before the prediction."
     numbers = table(["step", "states", X, "norm"], rows)
     return figure(views(name, panels), caption, numbers)

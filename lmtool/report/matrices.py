@@ -1,4 +1,4 @@
-"""Position vectors and one attention head of a small Transformer in numbers, step by step.
+"""Computes the position vectors and one attention head of a small Transformer in numbers, step by step.
 
 Shapes: T positions, D model width, H head width.
 """
@@ -18,22 +18,23 @@ from lmtool.model.size import check_fits_memory
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 
-ROWS, WIDEST, LARGEST = 6, 16, 1 << 30
-"""Positions that are shown, the widest model whose vectors fit a line, and the bytes of the largest."""
+MAX_POSITIONS, MAX_WIDTH, MAX_MODEL_BYTES = 6, 16, 1 << 30
+"""Positions that are shown, the largest d_model whose vectors fit a line, and the largest model."""
 
 
-def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
-    """Matrices and what they are: sinusoids and their products, if the recipe has them, and the first head of the
-    first layer of its untrained model, which reads the tokens 0, 1, and so on.
+def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
+    """Returns titles and matrices: sinusoids and their products, if the recipe has them, and the steps of the first
+    head of the first layer of the untrained model, which reads the tokens 0, 1, and so on.
 
     Raises UsageError for models without such a head, and for wide ones.
     """
     spec = recipe.model
-    if not isinstance(spec, Transformer) or not _is_plain(spec) or spec.d_model > WIDEST:
-        what = f"--numbers are for Transformers at most {WIDEST} wide, of scaled dot products of plain queries and keys"
-        raise UsageError(what, where="model", fix="name one, with -s model.d_model=6 -s model.n_heads=1")
-    check_fits_memory(recipe, LARGEST)
-    T = min(spec.context, ROWS)
+    if not isinstance(spec, Transformer) or not _has_plain_heads(spec) or spec.d_model > MAX_WIDTH:
+        plain = f"Transformers at most {MAX_WIDTH} wide, of scaled dot products of plain queries and keys"
+        fix = "name one, with -s model.d_model=6 -s model.n_heads=1"
+        raise UsageError(f"--numbers are for {plain}", where="model", fix=fix)
+    check_fits_memory(recipe, MAX_MODEL_BYTES)
+    T = min(spec.context, MAX_POSITIONS)
     torch.manual_seed(recipe.seed)
     lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
@@ -46,7 +47,7 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
         q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.split_outputs(x_1TD), widths, strict=True))
         q_TH, k_TH = (attend.rotate(one[None, None])[0, 0] for one in (q_TH, k_TH))
         a_TT = weights[name][0, 0]
-        steps = _sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
+        steps = _compute_sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
     return [
         *steps,
         ("X, the input of the first layer: positions down", x_1TD[0]),
@@ -60,12 +61,12 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _is_plain(spec: Transformer) -> bool:
+def _has_plain_heads(spec: Transformer) -> bool:
     kinds = spec.mixer, spec.score, spec.qk_norm
     return kinds == ("attention", "scaled-dot", "none") and spec.position.kind != "disentangled"
 
 
-def _sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
+def _compute_sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
     T = tokens_1T.shape[1]
     pe_TD = positions(torch.zeros(1, T, positions.d_model), tokens_1T)[0]
     by_pair = (
@@ -80,7 +81,7 @@ def _sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[
     ]
 
 
-def as_lines(matrices: list[tuple[str, Tensor]]) -> Iterator[str]:
-    """The matrices in four decimals, each below what it is."""
+def format_lines(matrices: list[tuple[str, Tensor]]) -> Iterator[str]:
+    """Formats each matrix with four decimals below its title."""
     for title, matrix in matrices:
         yield from (title, *("".join(f"{number:9.4f}" for number in row) for row in matrix.tolist()), "")

@@ -1,42 +1,42 @@
-"""Numbers on axes: where the ticks are, and how they are written."""
+"""Numbers on axes: chooses ticks and formats them."""
 
 import math
 from collections.abc import Sequence
 
 
-def span(values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest value, made to differ."""
+def find_value_range(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the lowest and the highest value, widened if they are equal."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if high - low > 1e-12 * max(abs(low), abs(high)):
         return low, high
     return (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, at most `most`: multiples of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
+def choose_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
+    """Returns at most `max_ticks` round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10((high - low) / max_ticks))
     for step in (power * factor for factor in (1, 2, 5, 10, 20)):
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first < most:
+        if last - first < max_ticks:
             break
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from 10**low to 10**high, at most `most`: powers of ten, and what lies between if there is room."""
+def choose_log_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
+    """Returns at most `max_ticks` round numbers from 10**low to 10**high: powers of ten, and others if they fit."""
     low, high = max(-307.0, low), min(307.0, high)
     powers = [10.0**power for power in range(math.floor(low), math.floor(high) + 1)]
     for between in (range(1, 10), (1, 2, 5), (1, 3), (1,)):
         found = [factor * power for power in powers for factor in between]
         found = [value for value in found if low <= math.log10(value) <= high]
-        if len(found) <= most:
+        if len(found) <= max_ticks:
             break
-    found = found[:: -(-len(found) // most) or 1]
-    return found if len(found) > 1 else ticks(10.0**low, 10.0**high, most)
+    found = found[:: -(-len(found) // max_ticks) or 1]
+    return found if len(found) > 1 else choose_ticks(10.0**low, 10.0**high, max_ticks)
 
 
-def short(value: float) -> str:
-    """A number for an axis: 1500000 as 1.5M, 0.0003 as 3e-4."""
+def format_tick(value: float) -> str:
+    """Formats a number for an axis: 1500000 as 1.5M, 0.0003 as 3e-4."""
     size = abs(value)
     for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= unit:
@@ -45,11 +45,11 @@ def short(value: float) -> str:
     if 0 < size < 1e-2:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return shown(value)
+    return format_number(value)
 
 
-def shown(value: float) -> str:
-    """A number with at least four significant digits, thousands apart."""
+def format_number(value: float) -> str:
+    """Formats a number with at least four significant digits and commas between thousands."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -59,6 +59,6 @@ def shown(value: float) -> str:
     return f"{value:.4g}"
 
 
-def share(value: float) -> str:
-    """A number as a share of 1, at most all of it."""
+def format_share(value: float) -> str:
+    """Formats a share of 1 with at most three decimals; larger numbers as 1."""
     return f"{min(1.0, value):.3f}".rstrip("0").rstrip(".")

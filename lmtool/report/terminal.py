@@ -1,21 +1,19 @@
-"""Pictures in the terminal, with ASCII where there are neither colours nor other characters: lines over numbers, in
-braille, and matrices as shaded cells.
-"""
+"""Pictures in the terminal: line charts in braille and matrices as shaded cells, or both in ASCII."""
 
 import math
 from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
-from lmtool.report.numbers import short, span, ticks
+from lmtool.report.numbers import choose_ticks, find_value_range, format_tick
 
-STYLES = ("blue", "yellow", "cyan", "magenta", "green", "red")
-"""Colours of lines, in order."""
+LINE_STYLES = ("blue", "yellow", "cyan", "magenta", "green", "red")
+"""Styles of the first, second, ... line."""
 
-MARKS = ".o*+x#"
-"""Characters of lines in ASCII, in order."""
+ASCII_MARKS = ".o*+x#"
+"""Characters of the first, second, ... line in ASCII."""
 
-# Bits of the eight dots of a braille character: two columns of four, from the top.
+# bits of the eight dots of a braille character: four rows of two, from the top
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
@@ -23,67 +21,70 @@ SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
 Points = Sequence[tuple[float, float]]
 
 
-def plot(lines: Sequence[tuple[str, Points]], width: int, height: int = 12, *, ascii_only: bool = False) -> list[Text]:
-    """Named lines as rows of text, no wider than `width` characters, with axes and a legend.
+def plot_lines(
+    lines: Sequence[tuple[str, Points]], width: int, height: int = 12, *, ascii_only: bool = False
+) -> list[Text]:
+    """Draws named lines as rows of text of at most `width` characters, with axes and a legend.
 
-    Where two lines meet, the later one is seen. Empty where there is no point, or no room: below 24 characters.
+    The later one of two lines covers the other. Returns nothing without points, or for a width below 24.
     """
     points = [point for _, part in lines for point in part if math.isfinite(point[1])]
     if not points or width < 24:
         return []
-    low_x, high_x = span([x for x, _ in points])
-    low_y, high_y = span([y for _, y in points])
-    marks = ticks(low_y, high_y, max(2, height // 3))
-    labels = {round((high_y - value) / (high_y - low_y) * (height - 1)): short(value) for value in marks}
+    low_x, high_x = find_value_range([x for x, _ in points])
+    low_y, high_y = find_value_range([y for _, y in points])
+    marks = choose_ticks(low_y, high_y, max(2, height // 3))
+    labels = {round((high_y - value) / (high_y - low_y) * (height - 1)): format_tick(value) for value in marks}
     margin = max(map(len, labels.values())) + 2
     columns = width - margin
     canvas = _Canvas(columns, height, ascii_only)
     for index, (_, part) in enumerate(lines):
         spots = [((x - low_x) / (high_x - low_x), (high_y - y) / (high_y - low_y)) for x, y in part if math.isfinite(y)]
         for one, other in zip(spots, [*spots[1:], spots[-1]] if spots else [], strict=True):
-            canvas.line(one, other, index)
+            canvas.draw_line(one, other, index)
     bar = "|" if ascii_only else "│"
     rows = [
         Text(f"{labels.get(number, ''):>{margin - 2}} {bar}").append_text(row)
-        for number, row in enumerate(canvas.rows())
+        for number, row in enumerate(canvas.to_text_rows())
     ]
-    left, right = short(low_x), short(high_x)
+    left, right = format_tick(low_x), format_tick(high_x)
     rows.append(Text(f"{'':{margin}}{left}{right:>{columns - len(left)}}"))
     legend = Text(" " * margin)
     for index, (name, _) in enumerate(lines):
-        mark = MARKS[index % len(MARKS)] if ascii_only else "━"
-        legend.append(f"{mark} ", style="" if ascii_only else STYLES[index % len(STYLES)]).append(f"{name}  ")
+        mark = ASCII_MARKS[index % len(ASCII_MARKS)] if ascii_only else "━"
+        legend.append(f"{mark} ", style="" if ascii_only else LINE_STYLES[index % len(LINE_STYLES)]).append(f"{name}  ")
     legend.rstrip()
     legend.truncate(width)
     return [*rows, legend]
 
 
-def shaded(values: Iterable[Sequence[float]], high: float = 1.0, *, ascii_only: bool = False) -> list[str]:
-    """A matrix as lines of cells, two characters wide so that they are about square; `high` is the darkest.
+def shade_matrix(values: Iterable[Sequence[float]], max_value: float = 1.0, *, ascii_only: bool = False) -> list[str]:
+    """Draws a matrix as lines of cells, each two characters wide and therefore about square.
 
-    What is above 0 is never blank.
+    max_value: value of the darkest cell. Only values of 0 are blank.
     """
     shades = ASCII_SHADES if ascii_only else SHADES
-    most = len(shades) - 1
-    return [
-        "".join(2 * shades[min(most, max(math.ceil(0.1 * value / high), round(most * value / high)))] for value in row)
-        for row in values
-    ]
+
+    def shade(share: float) -> str:
+        darkest = len(shades) - 1
+        return 2 * shades[min(darkest, max(math.ceil(0.1 * share), round(darkest * share)))]
+
+    return ["".join(shade(value / max_value) for value in row) for row in values]
 
 
 class _Canvas:
-    """Characters of dots: two by four in braille, one by two rows of none in ASCII."""
+    """A grid of characters to draw lines on, with 2 x 4 dots in a braille character, or one in ASCII."""
 
     def __init__(self, width: int, height: int, ascii_only: bool) -> None:
         self._width, self._height, self._ascii = width, height, ascii_only
         self._across, self._down = (1, 1) if ascii_only else (2, 4)
         self._cells: dict[tuple[int, int], tuple[int, int]] = {}
-        """The dots by row and column, and the line that is seen there."""
+        """Bits of the dots and index of the visible line, by row and column."""
 
-    def line(self, start: tuple[float, float], stop: tuple[float, float], index: int) -> None:
-        """Draw from one place to another, each in shares of the width and the height from the upper left."""
-        x_most, y_most = self._width * self._across - 1, self._height * self._down - 1
-        x0, y0, x1, y1 = start[0] * x_most, start[1] * y_most, stop[0] * x_most, stop[1] * y_most
+    def draw_line(self, start: tuple[float, float], stop: tuple[float, float], index: int) -> None:
+        """Draws from one point to another; coordinates are shares of width and height from the upper left."""
+        x_max, y_max = self._width * self._across - 1, self._height * self._down - 1
+        x0, y0, x1, y1 = start[0] * x_max, start[1] * y_max, stop[0] * x_max, stop[1] * y_max
         n = max(1, math.ceil(max(abs(x1 - x0), abs(y1 - y0))))
         for i in range(n + 1):
             x, y = round(x0 + (x1 - x0) * i / n), round(y0 + (y1 - y0) * i / n)
@@ -91,13 +92,14 @@ class _Canvas:
             dots, seen = self._cells.get(cell, (0, index))
             self._cells[cell] = dots | _DOTS[y % self._down][x % self._across], max(seen, index)
 
-    def rows(self) -> list[Text]:
+    def to_text_rows(self) -> list[Text]:
         lines = []
         for row in range(self._height):
             line = Text()
             for column in range(self._width):
                 dots, index = self._cells.get((row, column), (0, 0))
-                drawn = MARKS[index % len(MARKS)] if self._ascii else chr(0x2800 + dots)
-                line.append(drawn if dots else " ", "" if self._ascii or not dots else STYLES[index % len(STYLES)])
+                character = ASCII_MARKS[index % len(ASCII_MARKS)] if self._ascii else chr(0x2800 + dots)
+                style = "" if self._ascii else LINE_STYLES[index % len(LINE_STYLES)]
+                line.append(character if dots else " ", style if dots else "")
             lines.append(line)
         return lines

@@ -1,4 +1,4 @@
-"""The page about runs: losses, results, samples, recipes and how they were trained."""
+"""Renders the page about runs: losses, results, samples, recipes and how they were trained."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lmtool.printable import plain
-from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, spread
-from lmtool.report.gradients import training_figure
-from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
+from lmtool.printable import printable
+from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, needs_log_scale
+from lmtool.report.gradients import render_gradient_figure
+from lmtool.report.page import (
+    Section,
+    TableCell,
+    escape_controls,
+    facts,
+    figure,
+    page,
+    render,
+    table,
+    views,
+    write_page,
+)
 from lmtool.run.directory import REPORT, Run
 from lmtool.run.history import (
     RunHistory,
@@ -27,88 +38,96 @@ from lmtool.run.log import LogRecord
 from lmtool.run.uncertainty import confidence_interval, effective_sample_size
 from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
 
-MOST_CLASSES = 30
-"""Classes of a confusion matrix that is drawn, those with the most rows."""
+MAX_CONFUSION_CLASSES = 30
+"""Classes that a confusion matrix shows, those with the most rows."""
 
-TRAINED = "How it was trained"
-"""The heading that all pages about runs have."""
+RUN_PAGE_HEADING = "How it was trained"
+"""Heading that all pages about runs have."""
 
-LOSSES = ("loss", "valid_loss")
+TRAINING_ROWS = "the rows trained on"
+"""Name of the rows that are validated if none are held out."""
 
-TRAINED_ON = "the rows trained on"
-"""What a loss is of where no rows are held out."""
+PROGRESS_AXES = {"step": ("Steps", "steps"), "tokens": ("Tokens", "tokens"), "seconds": ("Time", "seconds of training")}
+"""Numbers of the records that losses are plotted over: title of the chart and name of its axis."""
 
-EXTENTS = {"step": ("Steps", "steps"), "tokens": ("Tokens", "tokens"), "seconds": ("Time", "seconds of training")}
-"""Numbers of the records that losses are drawn over: title of the chart, name of its axis."""
+MAX_SAMPLES = 40
+"""Samples of a run that a page shows, spread over its steps."""
 
-MOST_SAMPLES = 40
-"""Samples of a run that are shown, spread over its steps."""
+SPEED_CHARTS = {
+    "lr": ("rate", "Learning rate", "learning rate"),
+    "grad_norm": ("norm", "Gradient norm", "norm before clipping"),
+    "tokens_per_second": ("speed", "Speed", "tokens per second, padding included"),
+}
+"""Charts over steps, by number of the records: column of their table, title, and name of the axis."""
 
 
-def write_report(run: Run) -> Path:
-    """Write the page of a run into its directory; returns its path. Raises LmtoolError."""
+def write_run_page(run: Run) -> Path:
+    """Writes the page of a run into its directory and returns its path. Raises LmtoolError."""
     path = run.path / REPORT
-    write_page(path, training_page([RunHistory.from_run(run)]))
+    write_page(path, render_runs_page([RunHistory.from_run(run)]))
     return path
 
 
-def training_page(histories: Sequence[RunHistory], *, refresh: int | None = None) -> str:
-    """A page about one run, or about several beside each other. refresh: as for `page`."""
+def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | None = None) -> str:
+    """Renders a page about one run, or about several beside each other. refresh_seconds: see `page`."""
     several = len(histories) > 1
-    title = f"{len(histories)} runs" if several else plain(histories[0].name)
-    over_time = losses(histories)
-    sections = [*([Section("Loss", over_time)] if over_time else []), *_metrics(histories), *_pace(histories)]
+    title = f"{len(histories)} runs" if several else printable(histories[0].name)
+    loss_figure = render_loss_figure(histories)
+    sections = [Section("Loss", loss_figure)] if loss_figure else []
+    sections += _render_metrics(histories)
+    caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
+    plotted = _select_records(histories)
+    sections += _render_charts_over_steps("Rate, gradient and speed", "pace", plotted, SPEED_CHARTS, caption)
     if several:
-        sections.append(Section("Beside each other", _beside(histories)))
+        sections.append(Section("Beside each other", _render_comparison(histories)))
     for colour, history in enumerate(histories):
-        of = f" of {plain(history.name)}" if several else ""
+        of = f" of {printable(history.name)}" if several else ""
         for task, results in history.results.items():
             named = f" {task}" if task else ""
-            sections.append(Section(f"Results{named}{of}", _results(results)))
+            sections.append(Section(f"Results{named}{of}", _render_results(results)))
         if history.gradient_norms:
-            drawn = training_figure(history.gradient_norms, f"gradients-{colour}")
+            drawn = render_gradient_figure(history.gradient_norms, f"gradients-{colour}")
             sections.append(Section(f"How far back gradients reach{of}", drawn))
         if history.samples:
-            sections.append(Section(f"Samples{of}", _samples(history.samples)))
-        sections.append(Section(f"Recipe{of}", _recipe(history)))
-        sections.append(Section(f"{TRAINED}{of}", _sessions(history)))
-    lead = (
-        "" if several else f"{history.run.info.summary}; {history.run.state}, step {history.last_record.get('step', 0)}"
-    )
-    return page(title, sections, lead=lead, refresh=refresh)
+            sections.append(Section(f"Samples{of}", _render_samples(history.samples)))
+        values = table(["key", "value"], [[key, _format_value(value)] for key, value in history.recipe.items()])
+        sections.append(Section(f"Recipe{of}", render("recipe.html", numbers=values)))
+        sections.append(Section(f"{RUN_PAGE_HEADING}{of}", _render_sessions(history)))
+    state = f"{history.run.info.summary}; {history.run.state}, step {history.last_record.get('step', 0)}"
+    return page(title, sections, lead="" if several else state, refresh_seconds=refresh_seconds)
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """A run that is drawn.
+class _PlottedRun:
+    """A run in a chart.
 
-    records: those that are drawn.
-    colour: its number.
-    factor: of losses, from nats to the unit of the chart.
+    records: those that the chart shows.
+    colour: index of its colour.
+    loss_factor: factor that converts losses from nats to the unit of the chart.
     """
 
     history: RunHistory
     records: Sequence[LogRecord]
     colour: int
-    factor: float = 1.0
+    loss_factor: float = 1.0
 
     def value(self, record: LogRecord, name: str) -> float | None:
-        """A number of a record, a loss in the unit of the chart."""
+        """Returns a number of a record, and losses in the unit of the chart."""
         value = finite_number(record.get(name))
-        return value if value is None or name not in LOSSES else value * self.factor
+        return value if value is None or name not in ("loss", "valid_loss") else value * self.loss_factor
 
     def points(self, x: str, y: str, records: Sequence[LogRecord] | None = None) -> list[tuple[float, float]]:
-        """The points of records that have both numbers."""
+        """Returns the points of records, by default all of the chart, that have both numbers."""
         pairs = ((self.value(one, x), self.value(one, y)) for one in (self.records if records is None else records))
         return [(left, up) for left, up in pairs if left is not None and up is not None]
 
 
-def _drawn(histories: Sequence[RunHistory]) -> list[_Drawn]:
-    return [_Drawn(history, downsample_records(history.records), i) for i, history in enumerate(histories)]
+def _select_records(histories: Sequence[RunHistory]) -> list[_PlottedRun]:
+    return [_PlottedRun(history, downsample_records(history.records), i) for i, history in enumerate(histories)]
 
 
-def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
-    """The table of a figure, a row for each record. columns: from their names to those in records."""
+def _render_records(drawn: Sequence[_PlottedRun], columns: Mapping[str, str]) -> Markup:
+    """Renders a table with a row for each record. columns: the name of each in the records."""
     several = len(drawn) > 1
     rows = [
         [*([part.history.name] if several else []), *(part.value(record, name) for name in columns.values())]
@@ -118,37 +137,38 @@ def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
     return table([*(["run"] if several else []), *columns], rows)
 
 
-def losses(histories: Sequence[RunHistory]) -> Markup:
-    """A figure of the training and validation losses of runs; empty where no run has logged two steps."""
-    drawn = _drawn(histories)
+def render_loss_figure(histories: Sequence[RunHistory]) -> Markup:
+    """Renders a figure of the training and validation losses of runs, or "" if no run has logged two steps."""
+    drawn = _select_records(histories)
     factors = [history.bits_per_nat for history in histories]
     in_bits = all(factor is not None for factor in factors)
     if in_bits:
-        drawn = [replace(part, factor=factor or 1.0) for part, factor in zip(drawn, factors, strict=True)]
+        drawn = [replace(part, loss_factor=factor or 1.0) for part, factor in zip(drawn, factors, strict=True)]
     units = {history.loss_unit for history in histories}
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
-    charts, levels = {}, _levels(histories) if in_bits else []
-    for column, (x, (name, axis)) in enumerate(EXTENTS.items(), int(several)):
-        lines = [line for part in drawn for line in _loss_lines(part, x, several)]
-        label, marks = f"Training and validation loss in {unit} over {axis}", _marks(drawn, x, "valid_loss")
+    charts, levels = {}, _list_reference_levels(histories) if in_bits else []
+    for column, (x, (name, axis)) in enumerate(PROGRESS_AXES.items(), int(several)):
+        lines = [line for part in drawn for line in _make_loss_lines(part, x, several)]
+        label = f"Training and validation loss in {unit} over {axis}"
+        marks = _mark_best_checkpoints(drawn, x, "valid_loss")
         charts[name] = LineChart(lines, axis, unit, label, levels, marks, column)
-    heights = charts["Steps"].heights
-    is_log = spread(heights)
+    heights = charts["Steps"].y_values
+    is_log = needs_log_scale(heights)
     charts = {name: replace(chart, log_y=is_log) for name, chart in charts.items()}
     if min(heights, default=0.0) > 0:
         charts[f"Steps, {'linear' if is_log else 'logarithmic'}"] = replace(charts["Steps"], log_y=not is_log)
-    panels = _panels(charts)
+    panels = _render_charts(charts)
     if not panels:
         return Markup("")
     held_out = [validation_part(history.recipe) == "validation" for history in histories]
-    shown = {x: x for x in EXTENTS} | {"training": "loss", "validation" if any(held_out) else TRAINED_ON: "valid_loss"}
-    of = "the validation part" if all(held_out) else f"{TRAINED_ON}, as none are held out"
+    validated = "validation" if any(held_out) else TRAINING_ROWS
+    columns = {**{x: x for x in PROGRESS_AXES}, "training": "loss", validated: "valid_loss"}
+    of = "the validation part" if all(held_out) else f"{TRAINING_ROWS}, as none are held out"
     of = f"the validation part, or of {of}" if any(held_out) and not all(held_out) else of
     caption = f"Loss in {unit}: of the steps, before their update, and of {of}."
-    caption += (
-        " A ring marks the best checkpoint." if any(history.best_checkpoint_record for history in histories) else ""
-    )
+    if any(history.best_checkpoint_record for history in histories):
+        caption += " A ring marks the best checkpoint."
     if is_log:
         caption += " The axis is logarithmic."
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
@@ -156,25 +176,25 @@ def losses(histories: Sequence[RunHistory]) -> Markup:
         caption += " Each point of the training loss is a mean of several steps."
     if in_bits:
         caption += " Bits per byte compare models with different tokenizers."
-    return figure(views("loss", panels), caption, _numbers(drawn, shown))
+    return figure(views("loss", panels), caption, _render_records(drawn, columns))
 
 
-def _panels(charts: Mapping[str, LineChart]) -> dict[str, Markup]:
-    """The charts that have a line, for a page."""
-    return {name: chart.for_page() for name, chart in charts.items() if chart.is_drawn}
+def _render_charts(charts: Mapping[str, LineChart]) -> dict[str, Markup]:
+    """Renders the charts that have lines."""
+    return {name: chart.page_svg() for name, chart in charts.items() if chart.has_lines}
 
 
-def _loss_lines(part: _Drawn, x: str, several: bool) -> list[Line]:
+def _make_loss_lines(part: _PlottedRun, x: str, several: bool) -> list[Line]:
     trained, valid = part.points(x, "loss"), part.points(x, "valid_loss")
     if not several:
         held_out = validation_part(part.history.recipe) == "validation"
-        return [Line("training", trained, 0, pale=True), Line("validation" if held_out else TRAINED_ON, valid, 1)]
+        return [Line("training", trained, 0, pale=True), Line("validation" if held_out else TRAINING_ROWS, valid, 1)]
     name = part.history.name
     return [Line(f"{name}, training", trained, part.colour, pale=True), Line(name, valid, part.colour)]
 
 
-def _marks(drawn: Sequence[_Drawn], x: str, y: str) -> list[Mark]:
-    """Rings around the best checkpoints, whose steps are named."""
+def _mark_best_checkpoints(drawn: Sequence[_PlottedRun], x: str, y: str) -> list[Mark]:
+    """Returns rings around the best checkpoints."""
     several, marks = len(drawn) > 1, []
     for part in drawn:
         chosen = part.history.best_checkpoint_record or {}
@@ -185,8 +205,8 @@ def _marks(drawn: Sequence[_Drawn], x: str, y: str) -> list[Mark]:
     return marks
 
 
-def _levels(histories: Sequence[RunHistory]) -> list[Level]:
-    """The limit and the n-gram models' bits per byte, each once."""
+def _list_reference_levels(histories: Sequence[RunHistory]) -> list[Level]:
+    """Returns the bits per byte of the best possible model and of n-gram models, each once."""
     names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
     levels = (
         Level(f"{name} {value:.3f}", value, colour)
@@ -197,117 +217,100 @@ def _levels(histories: Sequence[RunHistory]) -> list[Level]:
     return list(dict.fromkeys(levels))
 
 
-def _metrics(histories: Sequence[RunHistory]) -> list[Section]:
-    """The metrics of validations, where there are any."""
+def _render_metrics(histories: Sequence[RunHistory]) -> list[Section]:
+    """Renders charts of the metrics of validations, if there are any."""
     names = list(dict.fromkeys(name for history in histories for name in history.task_metrics))
-    if not names:
-        return []
 
-    def measured(record: LogRecord) -> bool:
+    def has_metric(record: LogRecord) -> bool:
         return any(finite_number(record.get(name)) is not None for name in names)
 
-    drawn = [_Drawn(history, list(filter(measured, history.records)), i) for i, history in enumerate(histories)]
-    charts = {name: (name, name, name, f"Validation {name} over steps") for name in names}
-    return _over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")
+    drawn = [_PlottedRun(history, list(filter(has_metric, history.records)), i) for i, history in enumerate(histories)]
+    charts = {name: (name, f"Validation {name}", name) for name in names}
+    return _render_charts_over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")
 
 
-PACE = {
-    "lr": ("rate", "Learning rate", "learning rate"),
-    "grad_norm": ("norm", "Gradient norm", "norm before clipping"),
-    "tokens_per_second": ("speed", "Speed", "tokens per second, padding included"),
-}
-"""Numbers of the records that tell how training goes: column of their table, title of their chart, name of its axis."""
-
-
-def _pace(histories: Sequence[RunHistory]) -> list[Section]:
-    """Learning rate, gradient norm and speed."""
-    drawn = _drawn(histories)
-    charts = {name: (column, title, axis, f"{title} over steps") for name, (column, title, axis) in PACE.items()}
-    caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
-    return _over_steps("Rate, gradient and speed", "pace", drawn, charts, caption)
-
-
-def _over_steps(
-    title: str, name: str, drawn: Sequence[_Drawn], charts: Mapping[str, tuple[str, str, str, str]], caption: str
+def _render_charts_over_steps(
+    title: str, name: str, drawn: Sequence[_PlottedRun], charts: Mapping[str, tuple[str, str, str]], caption: str
 ) -> list[Section]:
-    """A section with a chart for each of several numbers of the records; none where no number has two steps.
+    """Renders a section with a chart for each of several numbers; none if no number was logged at two steps.
 
-    charts: by number the column of the table, and title, name of the axis and label of its chart.
+    charts: see `SPEED_CHARTS`. name: unique on the page.
     """
-    drawable, columns = {}, {"step": "step"}
-    for key, (column_name, shown, axis, label) in charts.items():
-        columns[column_name] = key
+    line_charts, columns = {}, {"step": "step"}
+    for key, (column, chart_title, axis) in charts.items():
+        columns[column] = key
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
-        marks, column = _marks(drawn, "step", key), int(len(drawn) > 1)
-        drawable[shown] = LineChart(lines, "steps", axis, label, marks=marks, column=column)
-    panels = _panels(drawable)
-    return [Section(title, figure(views(name, panels), caption, _numbers(drawn, columns)))] if panels else []
+        marks, label = _mark_best_checkpoints(drawn, "step", key), f"{chart_title} over steps"
+        line_charts[chart_title] = LineChart(lines, "steps", axis, label, marks=marks, x_column=int(len(drawn) > 1))
+    panels = _render_charts(line_charts)
+    return [Section(title, figure(views(name, panels), caption, _render_records(drawn, columns)))] if panels else []
 
 
-def _beside(histories: Sequence[RunHistory]) -> Markup:
-    """Runs as columns: their figures, and the values of their recipes that differ."""
+def _render_comparison(histories: Sequence[RunHistory]) -> Markup:
+    """Renders runs as columns: their figures, and the values of their recipes that differ."""
     names = [history.name for history in histories]
-    told = [[name, *map(_cell, values)] for name, values in compare_summaries(histories).items()]
-    different = [[key, *map(_value, values)] for key, values in compare_recipes(histories).items()]
-    parts = [table(["", *names], told, caption="Figures; losses in nats", headed=True)]
-    parts += [Markup("<p>{}.</p>").format(clean(note)) for note in find_indistinct_scores(histories)]
+    figures = [[name, *map(_to_cell, values)] for name, values in compare_summaries(histories).items()]
+    different = [[key, *map(_format_value, values)] for key, values in compare_recipes(histories).items()]
+    parts = [table(["", *names], figures, caption="Figures; losses in nats", row_headers=True)]
+    parts += [Markup("<p>{}.</p>").format(escape_controls(note)) for note in find_indistinct_scores(histories)]
     if different:
-        parts.append(table(["key", *names], different, caption="What differs in their recipes", headed=True))
+        parts.append(table(["key", *names], different, caption="What differs in their recipes", row_headers=True))
     else:
         parts.append(Markup("<p>Their recipes are the same.</p>"))
     return Markup("").join(parts)
 
 
-def _results(results: Mapping[str, Any]) -> Markup:
-    """The scores of the best checkpoint."""
+def _render_results(results: Mapping[str, Any]) -> Markup:
+    """Renders the scores of the best checkpoint."""
     n_rows = effective_sample_size(results.get("rows") or 0, str(results.get("part")))
-    shown = [
-        (name.replace("_", " "), _with_interval(name, value, n_rows))
+    pairs = [
+        (name.replace("_", " "), _format_with_interval(name, value, n_rows))
         for name, value in results.items()
         if isinstance(value, str | int | float) and name != "task"
     ]
     if baseline := results.get("baseline"):
-        shown += [(f"baseline, {name}", _cell(baseline[name])) for name in ("metric", "constant", "linear", "features")]
+        names = ("metric", "constant", "linear", "features")
+        pairs += [(f"baseline, {name}", _to_cell(baseline[name])) for name in names]
     if how := PARTS_OF_OTHER_MODELS.get(str(results.get("part"))):
-        shown.append(("how", how))
-    parts = [facts(shown)]
+        pairs.append(("how", how))
+    parts = [facts(pairs)]
     classes = results.get("classes")
-    for each, scored in (("class", classes), ("entity", results.get("entities"))):
-        if scored:
-            scores = ("precision", "recall", "f1", "support")
-            rows = [[name, *(figures[score] for score in scores)] for name, figures in scored.items()]
-            caption = "Classes" if each == "class" else "Entities by type"
-            parts.append(table([each, *scores], rows, caption=caption, headed=True))
+    scores = ("precision", "recall", "f1", "support")
+    groups = ("class", "Classes", classes), ("entity", "Entities by type", results.get("entities"))
+    for noun, caption, figures_by_name in groups:
+        if figures_by_name:
+            rows = [[name, *(figures[score] for score in scores)] for name, figures in figures_by_name.items()]
+            parts.append(table([noun, *scores], rows, caption=caption, row_headers=True))
     if confusion := results.get("confusion"):
-        parts.append(_confusion(confusion, list(classes or results["labels"])))
+        parts.append(_render_confusion(confusion, list(classes or results["labels"])))
     if calibration := results.get("calibration"):
-        parts.append(_calibration(calibration, "rows" if confusion else "pairs of a row and a label"))
+        parts.append(_render_calibration(calibration, "rows" if confusion else "pairs of a row and a label"))
     mistakes = results.get("mistakes")
     if mistakes and "probability" not in mistakes[0]:
         caption = "Rows with the most mistakes: what is missed, and what is wrongly found"
-        parts.append(_listed(mistakes, ["row", "label", "predicted", "text"], caption))
+        parts.append(_render_rows(mistakes, ["row", "label", "predicted", "text"], caption))
     elif mistakes:
         caption = "Most confident mistakes; words: those without which it would be least certain, by leave-one-out"
-        parts.append(_listed(mistakes, ["row", "label", "predicted", "probability", "words", "text"], caption))
+        parts.append(_render_rows(mistakes, ["row", "label", "predicted", "probability", "words", "text"], caption))
     if sentences := results.get("sentences"):
         texts, score = ("Generated texts", "chrf") if "chrf" in sentences[0] else ("Answers", "f1")
         caption = f"{texts}, the worst first, then the best, by {'chrF' if score == 'chrf' else 'F1'}"
-        parts.append(_listed(sentences, ["row", "source", "target", "predicted", score], caption))
+        parts.append(_render_rows(sentences, ["row", "source", "target", "predicted", score], caption))
     return Markup("").join(parts)
 
 
-def _with_interval(name: str, value: object, rows: int) -> TableCell:
-    """A figure, with its 95 % interval where that follows from it."""
+def _format_with_interval(name: str, value: object, rows: int) -> TableCell:
+    """Formats a figure, with its 95 % interval if that can be computed."""
     limits = confidence_interval(name, value, rows) if isinstance(value, float) else None
-    return _cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
+    return _to_cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
-def _listed(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
-    return table(columns, [[_cell(record.get(name, "")) for name in columns] for record in records], caption=caption)
+def _render_rows(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
+    return table(columns, [[_to_cell(record.get(name, "")) for name in columns] for record in records], caption=caption)
 
 
-def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
-    largest = sorted(range(len(names)), key=lambda i: (-sum(confusion[i]), i))[:MOST_CLASSES]
+def _render_confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
+    largest = sorted(range(len(names)), key=lambda i: (-sum(confusion[i]), i))[:MAX_CONFUSION_CLASSES]
     shown = sorted(largest)
     shares = [[confusion[i][j] / max(1, sum(confusion[i])) for j in shown] for i in shown]
     counts = [[confusion[i][j] for j in shown] for i in shown]
@@ -319,7 +322,7 @@ def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Mark
     return picture.figure(caption, "true, predicted", counts)
 
 
-def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
+def _render_calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     bins = calibration["bins"]
     points = [(one["confidence"], one["accuracy"]) for one in bins]
     lines = [Line("accuracy", [(0.0, float("nan")), *points, (1.0, float("nan"))])]
@@ -332,32 +335,28 @@ def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     if before := calibration.get("before"):
         caption += f"; {before['ece']:.3f} before the scores were divided by the temperature"
     rows = [[one["confidence"], one["accuracy"], one["rows"]] for one in bins]
-    return figure(chart.for_page(), caption, table(["confidence", "accuracy", counted], rows))
+    return figure(chart.page_svg(), caption, table(["confidence", "accuracy", counted], rows))
 
 
-def _samples(samples: Sequence[LogRecord]) -> Markup:
-    """Texts over time, the newest first."""
+def _render_samples(samples: Sequence[LogRecord]) -> Markup:
+    """Renders generated texts, the newest first."""
     n = len(samples)
-    chosen = samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
+    chosen = samples if n <= MAX_SAMPLES else [samples[i * (n - 1) // (MAX_SAMPLES - 1)] for i in range(MAX_SAMPLES)]
     rows = [(sample["step"], sample.get("prompt") or "", sample.get("text") or "") for sample in reversed(chosen)]
     return render("samples.html", rows=rows)
 
 
-def _recipe(history: RunHistory) -> Markup:
-    return render("recipe.html", numbers=table(["key", "value"], [[k, _value(v)] for k, v in history.recipe.items()]))
-
-
-def _sessions(history: RunHistory) -> Markup:
-    """Data, tokenizer, machine, and each start and resumption."""
+def _render_sessions(history: RunHistory) -> Markup:
+    """Renders data, tokenizer, machine, and each start and resumption of a run."""
     info = history.run.info
-    shown: list[tuple[str, TableCell]] = [("made", _time(info.created)), ("state", history.run.state)]
+    shown: list[tuple[str, TableCell]] = [("made", _format_time(info.created)), ("state", history.run.state)]
     shown += [("data", line) for line in (info.data.lines if info.data else ())]
     shown += describe_lineage(history.run)
     rows = [
         [
-            _time(session.started),
+            _format_time(session.started),
             "start" if session.step == 0 else f"resumed at step {session.step}",
-            "" if session.ended is None else _time(session.ended),
+            "" if session.ended is None else _format_time(session.ended),
             session.outcome or "",
             shlex.join(session.command),
             ", ".join(f"{k} {v}" for k, v in session.environment.items() if v is not None),
@@ -368,21 +367,21 @@ def _sessions(history: RunHistory) -> Markup:
     return Markup("").join([facts(shown), table(columns, rows, caption="Sessions")])
 
 
-def _time(stamp: str) -> str:
+def _format_time(stamp: str) -> str:
     return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def _cell(value: object) -> TableCell:
-    """A value of a JSON file as a table cell, a list with commas."""
+def _to_cell(value: object) -> TableCell:
+    """Converts a value of a JSON file to a table cell."""
     if isinstance(value, list):
-        return ", ".join(map(_value, value))
-    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else _value(value)
+        return ", ".join(map(_format_value, value))
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else _format_value(value)
 
 
-def _value(value: object) -> str:
-    """A value of a recipe as it is written there."""
+def _format_value(value: object) -> str:
+    """Formats a value as in a recipe."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

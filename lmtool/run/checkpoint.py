@@ -173,7 +173,7 @@ def check_checkpoint_sizes(path: Path) -> Checkpoint:
     for name, entry in checkpoint.files.items():
         if name in checkpoint.optimizer_files and not os.path.exists(path / name):
             continue
-        with durable.reading_part(path / name, _FIX):
+        with durable.convert_checkpoint_read_errors(path / name, _FIX):
             size = (path / name).stat().st_size
         if size < entry.bytes:
             raise _damage_error(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
@@ -255,7 +255,7 @@ def encode_manifest(step: int, best_step: int | None, files: Mapping[str, FileEn
     """Returns the content of MANIFEST.json."""
     entries = {name: dataclasses.asdict(entry) for name, entry in files.items()}
     content = {"format": CHECKPOINT_FORMAT, "step": step, "best_step": best_step, "files": entries}
-    return records.sealed(content, "sha256", sha256)
+    return records.encode_with_checksum(content, "sha256", sha256)
 
 
 def _read_manifest(path: Path) -> Checkpoint:
@@ -289,8 +289,8 @@ def _read_manifest(path: Path) -> Checkpoint:
 
 def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Returns the bytes of a file, and the JSON object in it."""
-    with durable.reading_part(path, _FIX):
-        raw = durable.read(path)
+    with durable.convert_checkpoint_read_errors(path, _FIX):
+        raw = durable.read_file(path)
     with suppress(ValueError, RecursionError):
         if isinstance(content := json.loads(raw), dict):
             return raw, content
@@ -298,7 +298,7 @@ def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _verify_digest(path: Path, expected: str) -> None:
-    with durable.reading_part(path, _FIX):
+    with durable.convert_checkpoint_read_errors(path, _FIX):
         digest = sha256_of_file(path)
     if digest != expected:
         raise _damage_error(path, f"{path.name} has changed: its SHA-256 is {digest[:12]}..., not {expected[:12]}...")

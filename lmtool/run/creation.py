@@ -38,9 +38,9 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
                 _remove_run_files(path)
             _check_is_unused(path, retry, locked=True)
             for file, content in files.items():
-                durable.write_new(path / file, content)
+                durable.write_new_file(path / file, content)
             (path / CHECKPOINTS).mkdir()
-            durable.replace(path / RUN_INFO_FILE, info.sealed())
+            durable.replace_file(path / RUN_INFO_FILE, info.to_json_bytes())
             durable.sync_directory(path.absolute().parent)
     except BaseException:
         lock.release()
@@ -59,8 +59,8 @@ def check_output_folder(folder: Path | None, retry: bool = False) -> None:
     if folder is not None and (not (retry and _is_aborted_run(folder)) or is_run_locked(folder)):
         _check_is_unused(folder, retry, locked=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
-    with convert_write_errors(path), tempfile.TemporaryFile(dir=nearest) as file, durable.locking(path):
-        system.try_lock(file.fileno())
+    with convert_write_errors(path), tempfile.TemporaryFile(dir=nearest) as file, durable.convert_lock_errors(path):
+        system.try_to_lock_file(file.fileno())
 
 
 def make_run_path(name: str) -> Path:
@@ -107,11 +107,11 @@ def _is_aborted_run(folder: Path) -> bool:
         entries = os.listdir(folder / CHECKPOINTS)
     except OSError:  # there is none, or no longer
         entries = []
-    return (folder / LOCK_FILE).exists() and all(name.startswith(durable.TEMPORARY) for name in entries)
+    return (folder / LOCK_FILE).exists() and all(name.startswith(durable.TEMPORARY_PREFIX) for name in entries)
 
 
 def _remove_run_files(folder: Path) -> None:
     """Removes the files of a run, run.json first, so that the rest does not look like a run."""
     for name in RUN_FILES:
-        durable.remove(folder / name)
+        durable.remove_path(folder / name)
     durable.sync_directory(folder)

@@ -26,7 +26,7 @@ from lmtool.run.files import (
     Session,
     ValidationState,
     current_time,
-    read_optional_file,
+    read_optional_json_file,
 )
 from lmtool.run.lock import RunLock, is_run_locked
 from lmtool.run.log import RunLog
@@ -147,8 +147,8 @@ class Run:
             ]
             for old, new, name in copied:
                 if (old / name).exists():
-                    with durable.open_regular(old / name) as file:
-                        durable.write_new(new / name, iter(partial(file.read, _COPY_BYTES), b""))
+                    with durable.open_regular_file(old / name) as file:
+                        durable.write_new_file(new / name, iter(partial(file.read, _COPY_BYTES), b""))
                     durable.sync_directory(new)
 
     def lock(self) -> None:
@@ -202,7 +202,7 @@ class Run:
             if validated is None:
                 (self.path / VALIDATED).unlink(missing_ok=True)
             else:
-                durable.replace(self.path / VALIDATED, validated.sealed())
+                durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
         add_to_runs_index(self.path)
         return damage
@@ -217,21 +217,21 @@ class Run:
         self.samples.sync()
 
     def save_validation(
-        self, validated: ValidationState, keep_last: int | None = None, superseded: int | None = None
+        self, validated: ValidationState, keep_last: int | None = None, interrupted_step: int | None = None
     ) -> None:
         """Saves the result of the validation after a checkpoint.
 
         Removes the checkpoint that was the best before, unless it is among the last `keep_last`; None keeps all.
-        superseded: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
+        interrupted_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
         """
         with self._convert_write_errors():
             self._sync_logs()
-            durable.replace(self.path / VALIDATED, validated.sealed())
+            durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
-                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, superseded)
+                saving.prune_checkpoints(self.path / CHECKPOINTS, spared, keep_last, interrupted_step)
 
-    def remove_leftover_checkpoints(self, keep_last: int, superseded: int | None = None) -> None:
+    def remove_leftover_checkpoints(self, keep_last: int, interrupted_step: int | None = None) -> None:
         """Removes the checkpoints and partial files of a killed session; see `saving.prune_checkpoints`.
 
         Raises ResourceError, and CheckpointError as `last_validation` does.
@@ -239,7 +239,7 @@ class Run:
         folder = self.path / CHECKPOINTS
         with self._convert_write_errors():
             saving.remove_partial_checkpoints(folder)
-            saving.prune_checkpoints(folder, {self.best_step}, keep_last, superseded)
+            saving.prune_checkpoints(folder, {self.best_step}, keep_last, interrupted_step)
 
     @property
     def last_validation(self) -> ValidationState | None:
@@ -247,7 +247,7 @@ class Run:
 
         Raises CheckpointError when the file is damaged.
         """
-        return read_optional_file(
+        return read_optional_json_file(
             ValidationState, self.path / VALIDATED, "delete it: lmtool resume then repeats the last validation"
         )
 
@@ -257,7 +257,7 @@ class Run:
         Raises ResourceError.
         """
         with self._convert_write_errors():
-            durable.replace(self.recipe_path, recipe.encode())
+            durable.replace_file(self.recipe_path, recipe.encode())
 
     def end_session(
         self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None
@@ -279,7 +279,11 @@ class Run:
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 
     def save_checkpoint(
-        self, snapshot: saving.Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
+        self,
+        snapshot: saving.Snapshot,
+        keep_last: int,
+        interrupted_step: int | None = None,
+        peers: Peers = SINGLE_PROCESS,
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
         try:
@@ -288,7 +292,7 @@ class Run:
         except ResourceError:
             saving.announce_no_checkpoint(peers)
             raise
-        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, superseded, peers)
+        return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, interrupted_step, peers)
 
     def newest_checkpoint(
         self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
@@ -308,26 +312,26 @@ class Run:
         Raises CheckpointError when the file is damaged.
         """
         fix = "delete it: lmtool resume then evaluates the run again"
-        results = read_optional_file(files.SavedResults, self.path / RESULTS, fix, MAX_ROW_FILE_BYTES)
+        results = read_optional_json_file(files.SavedResults, self.path / RESULTS, fix, MAX_ROW_FILE_BYTES)
         by_task = results.scores_by_task if results else {}
         return {name: figures.model_dump(exclude_unset=True) for name, figures in by_task.items()}
 
     def write_results(self, content: Mapping[str, Any]) -> None:
         """Writes metrics.json; NaN and infinities become null. Raises ResourceError."""
         with self._convert_write_errors():
-            durable.replace(self.path / RESULTS, records.encode(records.finite(content)))
+            durable.replace_file(self.path / RESULTS, records.encode_json(records.replace_nonfinite(content)))
 
     @property
     def saved_split(self) -> files.SavedSplit | None:
         """Reads the rows held out from its tables, or None. Raises CheckpointError when the file is damaged."""
-        return read_optional_file(
+        return read_optional_json_file(
             files.SavedSplit, self.path / SPLIT, "restore it from a copy, or start a new run", MAX_ROW_FILE_BYTES
         )
 
     @property
     def saved_baselines(self) -> files.SavedBaselines | None:
         """Reads baseline.json; None if there is none. Raises CheckpointError when the file is damaged."""
-        return read_optional_file(
+        return read_optional_json_file(
             files.SavedBaselines, self.path / BASELINE, "delete it: lmtool resume then measures it again"
         )
 
@@ -381,17 +385,17 @@ class Run:
             yield
 
     def _write_info(self, info: RunInfo) -> None:
-        durable.replace(self.path / RUN_INFO_FILE, info.sealed())
+        durable.replace_file(self.path / RUN_INFO_FILE, info.to_json_bytes())
         self.info = info
 
 
 def convert_write_errors(path: Path) -> AbstractContextManager[None]:
-    return durable.refusing("cannot write to the output folder", path, durable.way_to_write)
+    return durable.convert_os_errors("cannot write to the output folder", path, durable.suggest_write_fix)
 
 
 def _read_info(path: Path) -> RunInfo:
     try:
-        return files.read_file(RunInfo, path / RUN_INFO_FILE, "name another run (lmtool runs ls)")
+        return files.read_json_file(RunInfo, path / RUN_INFO_FILE, "name another run (lmtool runs ls)")
     except CheckpointError as error:
         if (other := add_version_hint(path, error)) is not error:
             raise other from error

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, mo
 
 from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError
-from lmtool.records import FileModel, SealedModel
+from lmtool.records import ChecksummedModel, JsonModel
 from lmtool.run.checkpoint import STATE_FILE, Checkpoint
 from lmtool.run.paths import add_version_hint
 
@@ -39,14 +39,14 @@ Timestamp = Annotated[str, AfterValidator(_check_time)]
 """ISO 8601 with a time zone."""
 
 
-class Fingerprints(FileModel):
+class Fingerprints(JsonModel):
     """Fingerprints of the data and the tokenizer when the run was created."""
 
     data: str
     tokenizer: str
 
 
-class SourceCheckpoint(FileModel):
+class SourceCheckpoint(JsonModel):
     """A checkpoint of another run, and the SHA-256 of its weights."""
 
     is_published: bool = False
@@ -56,7 +56,7 @@ class SourceCheckpoint(FileModel):
     sha256: str
 
 
-class ImportSource(FileModel):
+class ImportSource(JsonModel):
     """The published model that a run was imported from, and the SHA-256 of its files."""
 
     reference: str
@@ -65,7 +65,7 @@ class ImportSource(FileModel):
     sha256: dict[str, str]
 
 
-class DataDescription(FileModel):
+class DataDescription(JsonModel):
     """Description of the training data. valid_rows: of tables, None for a text. features: of older runs, not read."""
 
     lines: list[str]
@@ -74,7 +74,7 @@ class DataDescription(FileModel):
     features: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class InterruptedValidation(FileModel, extra="allow"):
+class InterruptedValidation(JsonModel, extra="allow"):
     """The validation of the last step of an interrupted session."""
 
     __pydantic_extra__: dict[str, FiniteNumber]
@@ -84,7 +84,7 @@ class InterruptedValidation(FileModel, extra="allow"):
     loss: FiniteNumber = None
 
 
-class Session(FileModel):
+class Session(JsonModel):
     """A start of a run after `step` steps."""
 
     started: Timestamp
@@ -97,7 +97,7 @@ class Session(FileModel):
     validation: InterruptedValidation | None = None
 
 
-class RunInfo(SealedModel):
+class RunInfo(ChecksummedModel):
     """The content of run.json.
 
     recipe: its name.
@@ -125,7 +125,7 @@ class RunInfo(SealedModel):
         return cls.model_validate({**dict.fromkeys(cls.model_fields), **fixed, **content})
 
 
-class ValidationState(SealedModel):
+class ValidationState(ChecksummedModel):
     """The content of validated.json: the state after the last validation; see `SavedState`.
 
     yardstick: what the best is chosen by, as `lmtool.recipe.changes.yardstick`; if None, by the checkpoint's recipe.
@@ -139,7 +139,7 @@ class ValidationState(SealedModel):
     yardstick: dict[str, str | int | None] | None = None
 
 
-class StepRecord(FileModel, extra="allow"):
+class StepRecord(JsonModel, extra="allow"):
     """A line of metrics.jsonl. Other numbers are metrics of a task."""
 
     __pydantic_extra__: dict[str, FiniteNumber]
@@ -155,7 +155,7 @@ class StepRecord(FileModel, extra="allow"):
     gradient_norms: dict[str, list[FiniteNumber]] = Field(default_factory=dict)
 
 
-class SampleRecord(FileModel):
+class SampleRecord(JsonModel):
     """A line of samples.jsonl."""
 
     step: Count
@@ -163,7 +163,7 @@ class SampleRecord(FileModel):
     text: str
 
 
-class StreamPosition(FileModel):
+class StreamPosition(JsonModel):
     """Where a streamed text goes on: at a block.
 
     block: its number.
@@ -186,7 +186,7 @@ def _check_step_record(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-class SavedState(FileModel):
+class SavedState(JsonModel):
     """The content of state.json: what a resumed run continues with, besides weights and moments.
 
     Of an imported run only the recipe is known.
@@ -216,7 +216,7 @@ def read_saved_state(checkpoint: Checkpoint) -> SavedState:
     """Reads the state in a checkpoint. Raises CheckpointError when it is damaged, or of another version of lmtool."""
     content = checkpoint.load_state()
     try:
-        return records.check(SavedState, content)
+        return records.validate_model(SavedState, content)
     except ValueError as error:
         what = f"{STATE_FILE} is not one of this version of lmtool: {error}"
         fix = "name another checkpoint of the run, or train anew"
@@ -224,7 +224,7 @@ def read_saved_state(checkpoint: Checkpoint) -> SavedState:
         raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
-class TableSplit(FileModel):
+class TableSplit(JsonModel):
     """The numbers of the training and the test rows of a table."""
 
     table: str
@@ -244,7 +244,7 @@ class SavedSplit(RootModel[TableSplit | dict[str, TableSplit]]):
         return self.root.get(task)
 
 
-class BaselineScores(FileModel):
+class BaselineScores(JsonModel):
     """Results of simple models on the rows of a table that a run is measured on; see `lmtool.tasks.baseline`.
 
     metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
@@ -270,7 +270,7 @@ SavedBaselines = RootModel[dict[str, BaselineScores]]
 """The content of baseline.json, by name of the task, "" for the only one."""
 
 
-class ClassScores(FileModel):
+class ClassScores(JsonModel):
     """Scores of one class or kind of entity."""
 
     precision: FiniteNumber
@@ -279,7 +279,7 @@ class ClassScores(FileModel):
     support: Annotated[Count, Field(strict=False)]
 
 
-class CalibrationBin(FileModel):
+class CalibrationBin(JsonModel):
     """Rows whose predictions have about equal confidence."""
 
     confidence: float
@@ -287,7 +287,7 @@ class CalibrationBin(FileModel):
     rows: Count
 
 
-class Calibration(FileModel):
+class Calibration(JsonModel):
     """Calibration of the probabilities of predictions. before: without the temperature."""
 
     ece: float
@@ -296,7 +296,7 @@ class Calibration(FileModel):
     before: "Calibration | None" = None
 
 
-class TaskScores(FileModel, extra="allow"):
+class TaskScores(JsonModel, extra="allow"):
     """Results of the best checkpoint on one task: `tasks.results.Results` and the like; others are shown."""
 
     part: str
@@ -316,7 +316,7 @@ class TaskScores(FileModel, extra="allow"):
     baseline: BaselineScores | None = None
 
     @model_validator(mode="after")
-    def _is_sound(self) -> "TaskScores":
+    def _check_consistency(self) -> "TaskScores":
         if "tasks" in (self.model_extra or {}):
             raise ValueError("results of several tasks are damaged")
         sizes = {len(row) for row in self.confusion} | ({len(self.confusion)} if self.confusion else set())
@@ -325,7 +325,7 @@ class TaskScores(FileModel, extra="allow"):
         return self
 
 
-class TaskResults(FileModel):
+class TaskResults(JsonModel):
     """The content of metrics.json of several tasks."""
 
     tasks: dict[str, TaskScores] = Field(min_length=1)
@@ -346,21 +346,23 @@ MAX_ROW_FILE_BYTES = 1 << 30
 """Limit of a file with a number for each row of a table, or each pair of classes."""
 
 
-def read_file(kind: type[FileContent], path: Path, fix: str, largest: int = durable.LARGEST) -> FileContent:
+def read_json_file(
+    kind: type[FileContent], path: Path, fix: str, max_bytes: int = durable.MAX_FILE_BYTES
+) -> FileContent:
     """Reads a file of a run. Raises CheckpointError, with `fix`, when it is missing or damaged."""
-    with durable.reading_part(path, fix):
-        raw = durable.read(path, largest)
+    with durable.convert_checkpoint_read_errors(path, fix):
+        raw = durable.read_file(path, max_bytes)
     try:
-        return records.read(kind, raw)
+        return records.parse_model(kind, raw)
     except ValueError as error:
         raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path), fix=fix, code="damaged") from None
 
 
-def read_optional_file(
-    kind: type[FileContent], path: Path, fix: str, largest: int = durable.LARGEST
+def read_optional_json_file(
+    kind: type[FileContent], path: Path, fix: str, max_bytes: int = durable.MAX_FILE_BYTES
 ) -> FileContent | None:
-    """Reads a file of a run as `read_file` does; returns None if it does not exist."""
-    return read_file(kind, path, fix, largest) if os.path.lexists(path) else None
+    """Reads a file of a run as `read_json_file` does; returns None if it does not exist."""
+    return read_json_file(kind, path, fix, max_bytes) if os.path.lexists(path) else None
 
 
 def current_time() -> str:

@@ -36,15 +36,15 @@ def find_run(reference: str) -> tuple[Run, Path | None]:
     raise _run_not_found_error(_AT_STEP.sub(r"\1", reference))
 
 
-def find_resumable_run(*, longer: bool) -> tuple[Run, list[str]]:
-    """Finds the run started last that was stopped and has a checkpoint, or with `longer` was finished.
+def find_resumable_run(*, or_finished: bool) -> tuple[Run, list[str]]:
+    """Finds the run started last that was stopped and has a checkpoint, or with `or_finished` was finished.
 
     If there is none, returns the last finished run, or else the last run. Also returns why the runs started later were
     skipped. Raises CheckpointError when there is no run.
     """
     runs = _runs_by_start()
     states = [run.state if _has_intact_checkpoint(run) else "without an intact checkpoint" for run in runs]
-    wanted = ("stopped", "finished") if longer else ("stopped",)
+    wanted = ("stopped", "finished") if or_finished else ("stopped",)
     taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
     why = [f"{run.name} is {state}" for run, state in zip(runs[: min(taken, 2)], states, strict=False)]
     for state, n in Counter(states[2:taken]).items():

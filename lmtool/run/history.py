@@ -89,7 +89,7 @@ class RunHistory:
         return min(measured, key=lambda record: float(record["valid_loss"]), default=None)
 
     @property
-    def best_bits(self) -> float | None:
+    def best_bits_per_byte(self) -> float | None:
         """Returns the bits per byte of the best checkpoint from the final evaluation, or else the best validation."""
         measured = finite_number(self.results.get("", {}).get("bits_per_byte"))
         if measured is not None or self.bits_per_nat is None or self.best_validation is None:
@@ -165,7 +165,7 @@ class RunHistory:
             "part": validation_part(self.recipe),
             "best_loss": None if best is None else best["valid_loss"],
             "best_step": chosen.get("step"),
-            "bits_per_byte": self.best_bits,
+            "bits_per_byte": self.best_bits_per_byte,
             **{name: finite_number(chosen.get(name)) for name in self.task_metrics},
             **({} if self.n_valid_rows is None else {"valid_rows": self.n_valid_rows}),
             "steps": last.get("step", 0),

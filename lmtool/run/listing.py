@@ -14,10 +14,10 @@ from lmtool import durable, records
 from lmtool.errors import CheckpointError
 from lmtool.recipe.document import flatten_mapping, parse_yaml
 from lmtool.recipe.load import MAX_RECIPE_BYTES
-from lmtool.records import FileModel
+from lmtool.records import JsonModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
-from lmtool.run.files import Count, read_optional_file
+from lmtool.run.files import Count, read_optional_json_file
 from lmtool.run.find import find_run
 from lmtool.run.paths import list_runs
 from lmtool.run.uncertainty import effective_sample_size, standard_error
@@ -137,7 +137,7 @@ def summarize_run(path: Path) -> RunSummary:
     return summary
 
 
-class SavedEvaluation(FileModel, extra="allow"):
+class SavedEvaluation(JsonModel, extra="allow"):
     """Scores of one checkpoint on some data. source: names of the files. rows: of a table, else None."""
 
     __pydantic_extra__: dict[str, int | float | None]
@@ -153,7 +153,9 @@ SavedEvaluations = RootModel[list[SavedEvaluation]]
 
 def read_evaluations(run: Run) -> list[SavedEvaluation]:
     """Reads the saved evaluations of a run in order. Raises CheckpointError when the file is damaged."""
-    saved = read_optional_file(SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval")
+    saved = read_optional_json_file(
+        SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval"
+    )
     return saved.root if saved else []
 
 
@@ -169,7 +171,7 @@ def save_evaluation(
         return
     plain = {name: value for name, value in scores.items() if _is_number(value) or value is None}
     source = ", ".join(map(os.path.basename, sources))
-    new = SavedEvaluation.model_validate({**records.finite(plain), "source": source})
+    new = SavedEvaluation.model_validate({**records.replace_nonfinite(plain), "source": source})
     with suppress(CheckpointError, OSError):
         run = Run.open(folder)
         earlier: list[SavedEvaluation] = []
@@ -177,7 +179,7 @@ def save_evaluation(
             earlier = read_evaluations(run)
         kept = [other for other in earlier if (other.source, other.step) != (new.source, new.step)]
         content = [other.model_dump(exclude_unset=True) for other in (*kept, new)]
-        durable.replace(folder / EVALUATIONS, records.encode(content))
+        durable.replace_file(folder / EVALUATIONS, records.encode_json(content))
 
 
 def _is_number(value: object) -> bool:
@@ -232,7 +234,7 @@ def iterate_ancestors(run: Run) -> Iterator[Run]:
 def read_values(run: Run) -> Values:
     """Reads the values of a run's recipe without validation; returns none if it cannot be read."""
     try:
-        text = durable.read(run.recipe_path, MAX_RECIPE_BYTES).decode()
+        text = durable.read_file(run.recipe_path, MAX_RECIPE_BYTES).decode()
     except (OSError, ValueError):
         return {}
     return flatten_mapping(parse_yaml(text, str(run.recipe_path)).value)

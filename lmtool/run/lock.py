@@ -26,7 +26,7 @@ class RunLock:
         with _convert_write_errors(folder):
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            with durable.locking(folder / LOCK_FILE):
+            with durable.convert_lock_errors(folder / LOCK_FILE):
                 self._wait_for_lock(folder)
             with _convert_write_errors(folder):
                 os.ftruncate(self._handle, 0)
@@ -38,7 +38,7 @@ class RunLock:
 
     def _wait_for_lock(self, folder: Path) -> None:
         deadline = time.monotonic() + _ACQUIRE_SECONDS
-        while not system.try_lock(self._handle):
+        while not system.try_to_lock_file(self._handle):
             if time.monotonic() > deadline:
                 holder = os.read(self._handle, 32).decode("ascii", "replace").strip()
                 what = f"another process is using this run: pid {holder or 'unknown'}"
@@ -53,13 +53,13 @@ class RunLock:
 
 
 def _convert_write_errors(folder: Path) -> AbstractContextManager[None]:
-    return durable.refusing("cannot write to the run directory", folder, durable.way_to_write)
+    return durable.convert_os_errors("cannot write to the run directory", folder, durable.suggest_write_fix)
 
 
 def is_run_locked(folder: Path) -> bool:
     """Returns whether some process, also this one, holds the lock of a run directory."""
     try:
-        return durable.is_locked(folder / LOCK_FILE)
+        return durable.is_file_locked(folder / LOCK_FILE)
     except OSError:
         return False
 
@@ -74,4 +74,4 @@ def _release_in_child() -> None:
         lock.release()
 
 
-system.after_fork(_release_in_child)
+system.call_after_fork(_release_in_child)

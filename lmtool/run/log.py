@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lmtool import durable, records
-from lmtool.durable import refusing
+from lmtool.durable import convert_os_errors
 from lmtool.errors import CheckpointError
 
 LogRecord = dict[str, Any]
@@ -41,8 +41,8 @@ class RunLog:
 
         Raises ResourceError when it cannot be written; the log is then unchanged.
         """
-        line = json.dumps(records.finite(record), allow_nan=False) + "\n"
-        refused = refusing("cannot write the log", self.path, durable.way_to_write)
+        line = json.dumps(records.replace_nonfinite(record), allow_nan=False) + "\n"
+        refused = convert_os_errors("cannot write the log", self.path, durable.suggest_write_fix)
         with refused, self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
@@ -100,8 +100,8 @@ class RunLog:
         """
         if not self.path.exists() or sum(map(len, self.lines_until(step))) == self.path.stat().st_size:
             return
-        with refusing("cannot rewrite the log", self.path, durable.way_to_write):
-            durable.replace(self.path, self.lines_until(step))
+        with convert_os_errors("cannot rewrite the log", self.path, durable.suggest_write_fix):
+            durable.replace_file(self.path, self.lines_until(step))
 
     def sync(self) -> None:
         """Syncs appended records to disk. Raises OSError."""
@@ -111,10 +111,10 @@ class RunLog:
 
     def _parse_lines(self) -> Iterator[tuple[int, bytes, LogRecord | None, str]]:
         """Yields number, bytes, record and "" for each line, or None and the reason for a line that is no record."""
-        with refusing("cannot read the log", self.path, _MOVE_FIX, CheckpointError):
+        with convert_os_errors("cannot read the log", self.path, _MOVE_FIX, CheckpointError):
             if not self.path.exists():
                 return
-            file = durable.open_regular(self.path)
+            file = durable.open_regular_file(self.path)
         with file:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
                 if len(line) > MAX_LINE_BYTES:
@@ -123,8 +123,8 @@ class RunLog:
                 try:
                     if not line.endswith(b"\n"):
                         raise ValueError("it is incomplete")
-                    record = records.parse(line)
-                    records.check(self._record_type, record)
+                    record = records.parse_json(line)
+                    records.validate_model(self._record_type, record)
                     yield number, line, record, ""
                 except ValueError as error:
                     yield number, line, None, str(error)

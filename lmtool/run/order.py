@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 IntArray = NDArray[np.int64]
 
@@ -86,7 +86,7 @@ def mix_bits(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x_N ^ (x_N >> np.uint64(31))
 
 
-def sample_numbers_of_rank(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
+def sample_numbers_for_rank(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
     """Returns the sample numbers of batch `step` (from 0) on `rank`, its contiguous share of the batch.
 
     All ranks together have samples step * batch_size to (step + 1) * batch_size - 1, in order.
@@ -196,7 +196,7 @@ class StreamWindows:
 
     def __post_init__(self) -> None:
         if self.n_tokens <= self.context:
-            size = counted(self.n_tokens, "token")
+            size = format_count(self.n_tokens, "token")
             what = f"the text has {size}, but a context of {self.context} needs {self.context + 1}"
             less = f", or set model.context to {self.n_tokens - 1} or less" if self.n_tokens > 1 else ""
             raise DataError(what, fix=f"give more text{less}")
@@ -234,7 +234,7 @@ class LaneOrder:
 
     def __post_init__(self) -> None:
         if self.n_items < self.n_lanes:
-            size = counted(self.n_items, "window")
+            size = format_count(self.n_items, "window")
             what = f"the text has {size}, but each of the {self.n_lanes} rows of a batch needs one"
             fix = f"set training.batch_size to {self.n_items} or less, or model.context lower"
             raise DataError(what, where="training.carry_state", fix=fix)

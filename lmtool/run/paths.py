@@ -34,13 +34,13 @@ def add_to_runs_index(path: Path) -> None:
     path = path.resolve()
     root = runs_root()
     others = [other for other in _read_runs_index() if other != path]
-    is_staged = path.parent.name.startswith(durable.TEMPORARY)  # it gets its name later
+    is_staged = path.parent.name.startswith(durable.TEMPORARY_PREFIX)  # it gets its name later
     if is_staged or path.parent == root.resolve():
         return
     try:
         root.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(str(other)) for other in [*others, path]]
-        durable.replace(root / RUNS_INDEX_FILE, "".join(line + "\n" for line in lines).encode("ascii"))
+        durable.replace_file(root / RUNS_INDEX_FILE, "".join(line + "\n" for line in lines).encode("ascii"))
     except OSError:
         # Not essential: the run can always be named by its path.
         return
@@ -49,7 +49,7 @@ def add_to_runs_index(path: Path) -> None:
 def add_version_hint(run: Path, error: CheckpointError) -> CheckpointError:
     """Returns the error of reading a run, which names the version of lmtool to use if another one wrote the run."""
     try:
-        version = records.parse(durable.read(run / RUN_INFO_FILE))["sessions"][-1]["environment"]["lmtool"]
+        version = records.parse_json(durable.read_file(run / RUN_INFO_FILE))["sessions"][-1]["environment"]["lmtool"]
         other = version if re.fullmatch(r"\d[\w.+-]{,30}", version, re.ASCII) and version != __version__ else None
     except (OSError, ValueError, LookupError, TypeError):
         other = None
@@ -61,7 +61,7 @@ def add_version_hint(run: Path, error: CheckpointError) -> CheckpointError:
 
 def _read_runs_index() -> list[Path]:
     try:
-        lines = durable.read(runs_root() / RUNS_INDEX_FILE).decode("ascii").splitlines()
+        lines = durable.read_file(runs_root() / RUNS_INDEX_FILE).decode("ascii").splitlines()
         paths = [Path(json.loads(line)) for line in lines]
     except (OSError, ValueError, TypeError, RecursionError):
         return []

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from lmtool import system
-from lmtool.durable import refusing, remove
+from lmtool.durable import convert_os_errors, remove_path
 from lmtool.errors import CheckpointError, LmtoolError, UsageError
 from lmtool.recipe.load import load_run_recipe
 from lmtool.run.directory import RUN_FILES, Run
@@ -67,14 +67,14 @@ def remove_run(folder: Path) -> int:
     try:
         before = folder_size(real)
         fix = "change the permissions of this folder, then remove the run again"
-        with refusing("the run cannot be removed", folder, fix, names_file=True):
+        with convert_os_errors("the run cannot be removed", folder, fix, names_file=True):
             whole = real.parent == runs_root().resolve()
             inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
             removed = set(inside) if whole else inside.keys() & {*RUN_FILES, LOCK_FILE}
             for name in sorted(removed, key=lambda name: (name == LOCK_FILE, name == RUN_INFO_FILE)):
-                if name == LOCK_FILE and system.WINDOWS:
+                if name == LOCK_FILE and system.IS_WINDOWS:
                     lock.release()  # an open file cannot be removed
-                remove(inside[name])
+                remove_path(inside[name])
             if removed == inside.keys():
                 real.rmdir()
                 if folder.is_symlink():
@@ -96,9 +96,9 @@ def _last_use_time(path: Path) -> datetime | None:
         return None
 
 
-def find_needed_runs(doomed: Sequence[Path]) -> dict[Path, list[str]]:
+def find_needed_runs(runs_to_remove: Sequence[Path]) -> dict[Path, list[str]]:
     """Returns those of the directories that other runs need, which are adapters only, with the names of these runs."""
-    real = {path.resolve(): path for path in doomed}
+    real = {path.resolve(): path for path in runs_to_remove}
     needed_by: dict[Path, list[str]] = {}
     for other in list_runs():
         if other.resolve() in real:

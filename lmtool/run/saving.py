@@ -59,11 +59,11 @@ class Snapshot:
 
 
 def save_checkpoint(
-    folder: Path, snapshot: Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
+    folder: Path, snapshot: Snapshot, keep_last: int, interrupted_step: int | None = None, peers: Peers = SINGLE_PROCESS
 ) -> Checkpoint:
     """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
-    superseded: see `prune_checkpoints`.
+    interrupted_step: see `prune_checkpoints`.
     peers: the processes that write their shards; this is the main one, and the others call `save_shard`.
 
     The caller holds the lock of the run. Keeps an existing complete checkpoint of the step, because training is
@@ -73,10 +73,12 @@ def save_checkpoint(
     all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
     """
     snapshot.check_tensors()
-    state = records.encode(dict(snapshot.state))
+    state = records.encode_json(dict(snapshot.state))
     path = folder / checkpoints.step_folder_name(snapshot.step)
-    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    with durable.refusing(f"cannot save the checkpoint of step {snapshot.step}", folder, durable.way_to_write):
+    temporary = path.with_name(f"{durable.TEMPORARY_PREFIX}{path.name}")
+    with durable.convert_os_errors(
+        f"cannot save the checkpoint of step {snapshot.step}", folder, durable.suggest_write_fix
+    ):
         saved, is_announced = None, False
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +95,8 @@ def save_checkpoint(
             if not is_announced:
                 announce_no_checkpoint(peers)
     what = f"saved step {snapshot.step}, but cannot remove an older checkpoint"
-    with durable.refusing(what, folder, durable.way_to_write, names_file=True):
-        prune_checkpoints(folder, {snapshot.step, snapshot.best_step}, keep_last, superseded)
+    with durable.convert_os_errors(what, folder, durable.suggest_write_fix, names_file=True):
+        prune_checkpoints(folder, {snapshot.step, snapshot.best_step}, keep_last, interrupted_step)
     return saved
 
 
@@ -116,7 +118,7 @@ def remove_optimizer_states(folder: Path) -> None:
     """Removes the optimizer state of all checkpoints, the oldest first in case of a kill. Raises OSError."""
     for _, path in checkpoints.list_checkpoints(folder):
         for file in checkpoints.list_optimizer_files(path):
-            with system.sparing_open_files():
+            with system.ignore_open_files():
                 file.unlink()
         durable.sync_directory(path)
 
@@ -128,14 +130,14 @@ def rename_aside(path: Path) -> None:
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
-    durable.rename(path, aside)
+    durable.replace_path(path, aside)
     durable.sync_directory(path.parent)
 
 
 def remove_partial_checkpoints(folder: Path) -> None:
     """Removes partial files of killed processes. Raises OSError."""
-    for path in folder.glob(f"{durable.TEMPORARY}*"):
-        durable.remove(path)
+    for path in folder.glob(f"{durable.TEMPORARY_PREFIX}*"):
+        durable.remove_path(path)
 
 
 def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: Peers) -> Checkpoint:
@@ -144,9 +146,9 @@ def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: by
         files = _write_shard(temporary, snapshot, peers)
         files[STATE_FILE] = _write_and_digest(temporary / STATE_FILE, [state])
         manifest = checkpoints.encode_manifest(snapshot.step, snapshot.best_step, files)
-        durable.write_new(temporary / MANIFEST_FILE, manifest)
+        durable.write_new_file(temporary / MANIFEST_FILE, manifest)
         durable.sync_directory(temporary)
-        durable.rename(temporary, path)
+        durable.replace_path(temporary, path)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -192,24 +194,24 @@ def _write_and_digest(path: Path, chunks: Iterable[bytes | memoryview]) -> FileE
             digest.update(chunk)
             yield chunk
 
-    durable.write_new(path, measured())
+    durable.write_new_file(path, measured())
     return FileEntry(size, digest.hexdigest())
 
 
 def prune_checkpoints(
-    folder: Path, spared: Collection[int | None], keep_last: int, superseded: int | None = None
+    folder: Path, kept_steps: Collection[int | None], keep_last: int, interrupted_step: int | None = None
 ) -> None:
-    """Removes all checkpoints except the last `keep_last` and those of the steps `spared`. Raises OSError.
+    """Removes all checkpoints except the last `keep_last` and those of the steps `kept_steps`. Raises OSError.
 
-    superseded: step of an interruption after which training has gone on. It is not counted among the last, so that the
-    same checkpoints stay as without the interruption.
+    interrupted_step: step of an interruption after which training has gone on. It is not counted among the last, so
+    that the same checkpoints stay as without the interruption.
     """
     saved = checkpoints.list_checkpoints(folder)
-    last = [step for step, _ in saved if step != superseded][-keep_last:]
+    last = [step for step, _ in saved if step != interrupted_step][-keep_last:]
     for step, path in saved:
-        if step not in last and step not in spared:
+        if step not in last and step not in kept_steps:
             # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.
-            doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
-            with system.sparing_open_files():
-                durable.rename(path, doomed)
+            doomed = path.with_name(f"{durable.TEMPORARY_PREFIX}{path.name}")
+            with system.ignore_open_files():
+                durable.replace_path(path, doomed)
                 shutil.rmtree(doomed)

@@ -164,7 +164,7 @@ def open_safetensors(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except OSError as error:
-        if not system.lacks_mmap(error):
+        if not system.is_mmap_unsupported(error):
             raise
     with tempfile.NamedTemporaryFile(suffix=path.suffix) as copied_file:
         shutil.copyfile(path, copied_file.name)

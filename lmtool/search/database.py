@@ -82,9 +82,9 @@ def check_regular(file: Path) -> None:
 
 def _read_ends(file: Path, *, required: bool = True) -> tuple[bytes, bytes]:
     """Reads the first 20 and the last 8 bytes of a regular file. Raises as `check_regular`."""
-    with durable.refusing("cannot read", file, "make it readable, or make a new index"):
+    with durable.convert_os_errors("cannot read", file, "make it readable, or make a new index"):
         try:
-            with durable.open_regular(file) as opened:
+            with durable.open_regular_file(file) as opened:
                 head = opened.read(20)
                 opened.seek(max(0, os.fstat(opened.fileno()).st_size - 8))
                 return head, opened.read(8)
@@ -108,7 +108,11 @@ def convert_sqlite_errors(folder: Path, *, writes: bool) -> Iterator[None]:
             raise ResourceError("another process is changing the index", where=str(folder), fix=fix) from error
         if code not in _SYSTEM_ERRORS:
             raise damaged_index_error(folder, str(error)) from error
-        with durable.writing(folder) if writes else durable.refusing("cannot read", folder, "check the disk"):
+        with (
+            durable.convert_write_errors(folder)
+            if writes
+            else durable.convert_os_errors("cannot read", folder, "check the disk")
+        ):
             raise OSError(_SYSTEM_ERRORS[code], os.strerror(_SYSTEM_ERRORS[code]), str(folder)) from error
 
 

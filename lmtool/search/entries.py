@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmtool.data.corpus import _MAX_CELL_CHARACTERS
-from lmtool.data.files import display, find_files, infer_format, name_without_compression, read_nonblank_lines
+from lmtool.data.files import display_path, find_files, infer_format, name_without_compression, read_nonblank_lines
 from lmtool.data.hub import HUB_PREFIX
 from lmtool.data.rowfile import ROW_FILE_SUFFIXES, find_matching_column, require_column
 from lmtool.data.stdin import STDIN
-from lmtool.data.table import SkippedRows, count_or_raise, format_csv_row, open_table
+from lmtool.data.table import SkippedRows, count_skipped_or_raise, format_csv_row, open_table
 from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
@@ -60,7 +60,7 @@ def read_entries(
     skipped = SkippedRows()
     for source in sources:
         for name in [source] if source == STDIN or source.startswith(HUB_PREFIX) else map(str, find_files(source)):
-            where, lines = display(Path(name)), read_nonblank_lines(Path(name), reading.encoding)
+            where, lines = display_path(Path(name)), read_nonblank_lines(Path(name), reading.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
             has_rows = (
@@ -80,7 +80,7 @@ def _read_table(
     has_defaults = bool(default_columns) and all(find_matching_column(name, table.names) for name in default_columns)
     texts = reading.text_columns or (tuple(default_columns) if has_defaults else (reading.column,))
     columns = choose_columns(table, reading.with_values({"text_columns": texts}), labelled=False)
-    where = display(table.path)
+    where = display_path(table.path)
     ids = None if id_column is None else require_column(id_column, table.names, where, "--id-column")
     counted = skipped if reading.skip_bad_rows else None
     for row, item in stream_rows(table, columns, counted):
@@ -89,7 +89,7 @@ def _read_table(
             if name and not isinstance(name, tuple):
                 yield name, text
             else:
-                count_or_raise(
+                count_skipped_or_raise(
                     table.row_error("no id", "the row has no id", row.number, row.line, ids, "fill it"), counted
                 )
 

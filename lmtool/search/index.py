@@ -157,7 +157,7 @@ class Index:
         lists.train(vectors_ND)
         lists.add_with_ids(vectors_ND, self.row_N)
         lists.nprobe = 1 + n_lists // 16
-        with durable.staged(self.path / LISTS) as new:
+        with durable.atomic_output(self.path / LISTS) as new:
             faiss.write_index(lists, str(new))
 
 
@@ -222,16 +222,16 @@ def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report:
         fix = "name each file once, and a column whose values are all different: --id-column"
         raise DataError(f"two texts have the same id: {quote(several[0])}", fix=fix)
     if not (path / TEXTS).exists():
-        durable.refuse_used(path)
+        durable.check_folder_is_empty(path)
         first = next(([entry.text] for entry in entries if loaded.tokenizer.encode(entry.text)), [])
         vectors_1D = embed_texts(loaded, first)
         with (
-            durable.filling(path) as new,
+            durable.atomic_output_folder(path) as new,
             convert_sqlite_errors(path, writes=True),
             closing(sqlite3.connect(new / TEXTS)) as db,
             db,
         ):
-            durable.write_new(new / VECTORS, vectors_1D.tobytes())
+            durable.write_new_file(new / VECTORS, vectors_1D.tobytes())
             db.executescript(SCHEMA)
             model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
             db.execute("INSERT INTO model VALUES (?, ?, ?)", model)
@@ -275,7 +275,11 @@ def _open_for_update(path: Path, loaded: LoadedModel | None = None) -> Iterator[
     """Locks an index against other processes. Yields it and its texts, open for writing. Raises as `Index` does."""
     if link := next((name for name in (TEXTS, VECTORS) if (path / name).is_symlink()), None):
         raise damaged_index_error(path, f"{link} is a link, through which nothing is written")
-    with open_database(path / TEXTS, SCHEMA, writes=True) as db, durable.locked(path / ".lock"), durable.writing(path):
+    with (
+        open_database(path / TEXTS, SCHEMA, writes=True) as db,
+        durable.hold_lock(path / ".lock"),
+        durable.convert_write_errors(path),
+    ):
         index = Index(path, loaded)
         (path / LISTS).unlink(missing_ok=True)
         yield index, db

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from lmtool.errors import LmtoolError, NumericalError, ResourceError
 from lmtool.generation.request import Token
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
@@ -162,7 +162,7 @@ async def read_body(request: Request) -> bytes:
     """Reads the JSON body of a request. Raises BadRequest for another type, and for one too long or too slow."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":
-        sent = f"this one says {plain(media_type)[:100]}" if media_type else "this one has no Content-Type"
+        sent = f"this one says {printable(media_type)[:100]}" if media_type else "this one has no Content-Type"
         raise BadRequest(415, f"send the body with the header Content-Type: application/json; {sent}")
     raw = bytearray()
     try:
@@ -202,7 +202,7 @@ def _to_api_error(error: Exception) -> ApiError:
         case NumericalError() | ResourceError():
             return ApiError(500, error.what)
         case LmtoolError():
-            return ApiError(400, plain(error.what))
+            return ApiError(400, printable(error.what))
     return ApiError(500, "the server failed; its log says why")
 
 

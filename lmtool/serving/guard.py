@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.serving.errors import ApiError
 from lmtool.serving.metrics import Metrics
 
@@ -30,7 +30,7 @@ MIN_KEY_CHARACTERS = 16
 
 def read_key(path: Path) -> str:
     """Reads the API key in a file. Raises UsageError if it is missing, short, or not ASCII."""
-    where, fix = plain(str(path)), f"write a line of at least {MIN_KEY_CHARACTERS} ASCII characters into it"
+    where, fix = printable(str(path)), f"write a line of at least {MIN_KEY_CHARACTERS} ASCII characters into it"
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,7 +61,7 @@ class AccessPolicy:
         self._digest = None if key is None else hashlib.sha256(key.encode()).digest()
         self._names = {"localhost", host.lower(), socket.gethostname().lower(), *(name.lower() for name in names)}
 
-    def knows_host(self, host: str) -> bool:
+    def allows_host(self, host: str) -> bool:
         """Whether a Host header names this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -116,7 +116,7 @@ class AccessMiddleware:
             self.n_open -= 1
             self._metrics.requests.labels(str(status or "gone")).inc()
             seconds, client = time.perf_counter() - began, (scope.get("client") or ("?",))[0]
-            path = plain(scope["path"])[:100]
+            path = printable(scope["path"])[:100]
             log.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
 
     def _reject(self, scope: Scope) -> ASGIApp | None:
@@ -126,7 +126,7 @@ class AccessMiddleware:
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             # a proxy that reads the other length would take part of the body for a request
             return _error_response(400, "the length of the body is ambiguous", connection="close")
-        if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
+        if len(hosts) != 1 or not self._access.allows_host(hosts[0]):
             return _error_response(403, "the Host header does not name this server; see --allow-host")
         scheme, _, name = (*origins, "")[0].lower().partition("://")
         if origins and (len(origins) > 1 or scheme not in ("http", "https") or name != hosts[0].lower()):

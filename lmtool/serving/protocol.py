@@ -115,7 +115,7 @@ class TextBody(RequestBody):
         if schema is not None and len(schema if isinstance(schema, str) else json.dumps(schema)) > MAX_FORM_CHARACTERS:
             raise BadRequest(400, f"{named}: a schema has at most {MAX_FORM_CHARACTERS} characters", param=named)
         try:
-            form = TextForm.of(**sources, complete=bool(self.guided_complete))
+            form = TextForm.from_sources(**sources, complete=bool(self.guided_complete))
         except UsageError as error:
             raise BadRequest(400, f"{named}: {error.what}", param=named) from None
         if form is not None and self.stop_strings:

@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmtool import system
-from lmtool.durable import refusing
+from lmtool.durable import convert_os_errors
 from lmtool.errors import ResourceError
 from lmtool.generation.generate import TextGenerator
 from lmtool.search.index import Index
@@ -149,7 +149,7 @@ def _client_network(client: tuple[str, int] | None) -> str:
     return str(address.ipv4_mapped or int(address) >> 64)
 
 
-class _UvicornServer(uvicorn.Server):
+class _ServerWithoutSignals(uvicorn.Server):
     """Leaves signals to `serve`."""
 
     @contextmanager
@@ -189,7 +189,7 @@ def serve_until_signal(
 
     async def run(listener: socket.socket) -> int:
         received: asyncio.Queue[int] = asyncio.Queue()
-        system.on_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
+        system.handle_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
         async with running_server(guard, worker, listener):
             host, port = listener.getsockname()[:2]
             tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{config.suffix}")
@@ -224,7 +224,7 @@ async def running_server(guard: AccessMiddleware, worker: Worker, listener: sock
         timeout_graceful_shutdown=1,
         backlog=MAX_CONNECTIONS,
     )
-    server = _UvicornServer(config)
+    server = _ServerWithoutSignals(config)
     worker.open(asyncio.get_running_loop())
     gc.collect()
     gc.freeze()  # garbage collection stops all threads, so it skips the model and the libraries
@@ -240,12 +240,12 @@ async def running_server(guard: AccessMiddleware, worker: Worker, listener: sock
 
 def open_listener(host: str, port: int) -> socket.socket:
     """Opens a socket that listens on an address. Raises ResourceError."""
-    with refusing(f"there is no address {host}", "--host", "name an address of this machine"):
+    with convert_os_errors(f"there is no address {host}", "--host", "name an address of this machine"):
         passive = socket.AI_PASSIVE
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=passive)[0]
         listener = socket.socket(family, kind, protocol)
     try:
-        with refusing("cannot listen", f"{host}, port {port}", "choose another --port"):
+        with convert_os_errors("cannot listen", f"{host}, port {port}", "choose another --port"):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen(MAX_CONNECTIONS)

@@ -120,7 +120,7 @@ class ModelService:
         prompt_logprobs = bool(body.echo) and body.logprobs is not None
         if prompt_logprobs and self.loaded.model.reads == "source":
             raise BadRequest(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
-        prompts = [self._fit_prompt(text) for text in inputs]
+        prompts = [self._make_checked_prompt(text) for text in inputs]
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         max_tokens = 1 if echo_only else self._resolve_max_tokens(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
@@ -156,7 +156,7 @@ class ModelService:
         if not self.generator.writes:
             raise UsageError(f"this model does not predict the next token: {self.loaded.model.description}")
 
-    def _fit_prompt(self, text: str | list[int]) -> Prompt:
+    def _make_checked_prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format
         prompt = prompt_format.make_prompt(text) if isinstance(text, str) else prompt_format.make_prompt_from_ids(text)
         try:
@@ -302,7 +302,7 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
         raise BadRequest(400, what, param="tools")
     for tool in called:
         try:
-            TextForm.of(json_schema=tool["function"].get("parameters") or {})
+            TextForm.from_sources(json_schema=tool["function"].get("parameters") or {})
         except UsageError as error:
             raise BadRequest(400, f"tools: {tool['function']['name']}: {error.what}", param="tools") from None
     return calling, TextForm("grammar", grammar, bool(body.guided_complete))

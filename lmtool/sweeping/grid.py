@@ -1,4 +1,4 @@
-"""The settings of a sweep: values of keys, as they are typed, and each combination of them."""
+"""The settings of a sweep: parses values of keys and combines them."""
 
 import json
 import math
@@ -13,10 +13,10 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
 
-MOST_RUNS = 1000
+MAX_SWEEP_RUNS = 1000
 
 GridPoint = Mapping[str, str]
-"""A value, as it is typed, for each key that varies."""
+"""A value, as text, for each key that varies."""
 
 Axes = Mapping[str, Sequence[str]]
 """The values of each key that varies."""
@@ -24,17 +24,17 @@ Axes = Mapping[str, Sequence[str]]
 _RANGE = re.compile(r"([0-9.e+-]+?)\.\.([0-9.e+-]+)(?:/([0-9]{1,9}))?")
 
 
-def read(typed: Sequence[str]) -> tuple[list[str], Axes]:
-    """The `KEY=VALUE` texts of one value, and the keys of several, from `KEY=VALUE,VALUE` and `KEY=RANGE`.
+def parse_key_values(texts: Sequence[str]) -> tuple[list[str], Axes]:
+    """Parses `KEY=VALUE,VALUE` and `KEY=RANGE`; returns texts that have one value, and the values of other keys.
 
-    Values are those of a YAML list, so that a list among them is in brackets and a text with a comma in quotes. Raises
-    UsageError for a range without values.
+    Values are those of a YAML list: a list among them is in brackets, a text with a comma in quotes. Raises UsageError
+    for a range without values.
     """
     fixed, axes = [], dict[str, list[str]]()
-    for text in typed:
+    for text in texts:
         key, _, rest = text.partition("=")
         listed = parse_yaml(f"[{rest}]", "").value
-        values = [value for one in listed for value in _values(one, text)] if isinstance(listed, list) else []
+        values = [value for one in listed for value in _expand_range(one, text)] if isinstance(listed, list) else []
         if len(values) > 1:
             axes[key.strip()] = list(dict.fromkeys(values))
         else:
@@ -42,27 +42,27 @@ def read(typed: Sequence[str]) -> tuple[list[str], Axes]:
     return fixed, axes
 
 
-def choices_of(axes: Axes) -> list[GridPoint]:
-    """Every combination; the first key changes last. Raises UsageError for more than MOST_RUNS."""
-    if (n := math.prod(map(len, axes.values()))) > MOST_RUNS:
-        raise UsageError(f"these are {n:,} runs, and a sweep has at most {MOST_RUNS:,}", fix="name fewer values")
+def list_grid_points(axes: Axes) -> list[GridPoint]:
+    """Returns every combination; the first key changes last. Raises UsageError for more than MAX_SWEEP_RUNS."""
+    if (n := math.prod(map(len, axes.values()))) > MAX_SWEEP_RUNS:
+        raise UsageError(f"these are {n:,} runs, and a sweep has at most {MAX_SWEEP_RUNS:,}", fix="name fewer values")
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def name_of(choice: GridPoint) -> str:
-    """The name of a run: `lr=1e-3,n_layers=2`; "default" where nothing varies."""
-    ends = [key.rpartition(".")[2] for key in choice]
-    shown = [end if ends.count(end) == 1 else key for end, key in zip(ends, choice, strict=True)]
-    text = ",".join(f"{end}={value}" for end, value in zip(shown, choice.values(), strict=True)) or "default"
+def name_grid_point(point: GridPoint) -> str:
+    """Returns the name of a run, such as `lr=1e-3,n_layers=2`, or "default" for a point without keys."""
+    ends = [key.rpartition(".")[2] for key in point]
+    short_keys = [end if ends.count(end) == 1 else key for end, key in zip(ends, point, strict=True)]
+    text = ",".join(f"{key}={value}" for key, value in zip(short_keys, point.values(), strict=True)) or "default"
     name = re.sub(r"[^A-Za-z0-9.,=+_-]+", "-", text)[:150]
     return name if name == text else f"{name}-{sha256(text.encode())[:6]}"
 
 
-def usual_axes(recipe: Recipe, is_tuning: bool) -> Axes:
-    """What is searched where no values are named: learning rates, and what most decides how much is learnt by heart.
+def default_axes(recipe: Recipe, is_finetuning: bool) -> Axes:
+    """Returns the values to search if the user names none: learning rates, and values of a regularizing key.
 
-    Those are the epochs in which a run is fine-tuned, the weight decay of a linear model, the dropout of any other; of
-    a head that is fitted the penalty.
+    That key is the epochs of fine-tuning, the weight decay of a linear model, or the dropout of other models. For a
+    head that is fitted returns penalties alone.
     """
     if isinstance(recipe.optimizer, Lbfgs):
         return {"optimizer.l2": ["null", "10.0", "1.0", "0.1", "0.01"]}
@@ -70,7 +70,7 @@ def usual_axes(recipe: Recipe, is_tuning: bool) -> Axes:
     model = dict(recipe.model)
     key = "model.word_dropout" if isinstance(recipe.model, Averaging) else "model.dropout"
     others = [model.get(key.rpartition(".")[2]), 0.0, 0.1, 0.3]
-    if is_tuning and (epochs := recipe.training.epochs) is not None:
+    if is_finetuning and (epochs := recipe.training.epochs) is not None:
         key, others = "training.epochs", [epochs, epochs / 2, 2 * epochs]
     elif model.get("one_hot"):
         key, others = "optimizer.weight_decay", [dict(recipe.optimizer).get("weight_decay"), 0.0, 1e-4, 1e-2]
@@ -79,8 +79,8 @@ def usual_axes(recipe: Recipe, is_tuning: bool) -> Axes:
     return axes
 
 
-def _values(value: object, text: str) -> Iterator[str]:
-    """The values that one of a list stands for: whole numbers of `2..6`, numbers of `1e-4..1e-2/5` by a factor."""
+def _expand_range(value: object, text: str) -> Iterator[str]:
+    """Yields the values of an item: integers of `2..6`, numbers of `1e-4..1e-2/5` by a factor, or the item itself."""
     if not isinstance(value, str) or (match := _RANGE.fullmatch(value)) is None:
         yield value if isinstance(value, str) and parse_yaml(value, "").value == value else json.dumps(value)
         return

@@ -1,4 +1,4 @@
-"""Successive halving (Jamieson and Talwalkar 2016; Li et al. 2018): many runs begin, the better third goes on."""
+"""Successive halving (Jamieson and Talwalkar 2016; Li et al. 2018): all runs start, the better third continues."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,89 +7,98 @@ from typing import NamedTuple, Protocol
 from lmtool.errors import UsageError
 
 ETA = 3
-"""Of so many runs one goes on, and trains so many times as long in all."""
+"""Reduction factor: one in so many runs continues, and trains so many times as long in total."""
 
-MARGIN = 0.9
-"""Share of the time that is planned for: the rest is for steps that take longer than those that were measured."""
+PLANNED_TIME_SHARE = 0.9
+"""Share of the time that a plan uses; the rest is for steps that take longer than those that were measured."""
 
-LATE = 0.05
-"""Share of the budget after whose end all runs are stopped, and saved."""
+OVERTIME_SHARE = 0.05
+"""Share of the budget that runs may exceed it by before they are saved and stopped."""
 
 
 class Rung(NamedTuple):
-    """So many runs are trained up to a share of their steps."""
+    """Trains `n_runs` runs up to a share of their steps."""
 
-    runs: int
-    until: float
-
-
-class Cost(NamedTuple):
-    """Seconds that a process takes beside its steps, twice where it measures the result, and those of all steps."""
-
-    start: float
-    whole: float
+    n_runs: int
+    end_share: float
 
 
-class Runs(Protocol):
-    """The runs of a search, by name."""
+class RunCost(NamedTuple):
+    """Seconds that a process needs in addition to its steps, twice if it measures the result; seconds of all steps."""
 
-    def train(self, names: Sequence[str], until: float, limit: float = math.inf) -> None:
-        """Train runs up to a share of their steps, or go on to there, for no more than so many seconds."""
-
-    def cost(self, names: Sequence[str]) -> Cost:
-        """What they have cost so far, the most of any."""
-
-    def ranked(self, names: Sequence[str]) -> list[str]:
-        """The best first, by validation, without those that failed."""
+    start_seconds: float
+    total_seconds: float
 
 
-def halvings(runs: int) -> int:
-    """How often so many runs are divided by ETA until one is left."""
-    return math.ceil(math.log(runs, ETA) - 1e-9)
+class TrainableRuns(Protocol):
+    """Runs that halving trains, by name."""
+
+    def train(self, names: Sequence[str], end_share: float, max_seconds: float = math.inf) -> None:
+        """Starts or continues runs up to a share of their steps, for at most `max_seconds`."""
+
+    def measure_cost(self, names: Sequence[str]) -> RunCost:
+        """Returns the largest cost of these runs so far."""
+
+    def rank(self, names: Sequence[str]) -> list[str]:
+        """Returns the names by validation, the best first, without runs that failed."""
 
 
-def rungs(runs: int, slots: int, times: int) -> list[Rung]:
-    """The rungs of runs divided `times` times, of which at least as many are left as are trained at once."""
-    return [Rung(max(min(slots, runs), math.ceil(runs / ETA**i)), ETA ** (i - times)) for i in range(times + 1)]
+def count_halvings(n_runs: int) -> int:
+    """Returns how often runs are divided by ETA until one is left."""
+    return math.ceil(math.log(n_runs, ETA) - 1e-9)
 
 
-def seconds(planned: Sequence[Rung], slots: int, cost: Cost, done: float = 0.0) -> float:
-    """Time of rungs that train `slots` runs at once, the last to the end. done: share of their steps that all have."""
-    shares = [rung.until - before for rung, before in zip(planned, (done, *(r.until for r in planned)), strict=False)]
-    batches = [math.ceil(rung.runs / slots) for rung in planned]
-    steps = sum(n * max(0.0, share) * cost.whole for n, share in zip(batches, shares, strict=True))
-    return steps + (sum(batches) + batches[-1]) * cost.start
+def make_rungs(n_runs: int, n_parallel: int, n_halvings: int) -> list[Rung]:
+    """Returns the rungs of runs that are divided `n_halvings` times; at least `n_parallel` runs are left."""
+    shares = [ETA ** (i - n_halvings) for i in range(n_halvings + 1)]
+    return [Rung(max(min(n_parallel, n_runs), math.ceil(n_runs / ETA**i)), share) for i, share in enumerate(shares)]
 
 
-def plan(runs: int, slots: int, left: float, cost: Cost, done: float = 0.0) -> list[Rung]:
-    """The rungs of as many runs, and then of as few halvings, as the time allows; none where it is short for one."""
-    plans = (rungs(n, slots, times) for n in range(runs, 0, -1) for times in range(halvings(n) + 1))
-    return next((one for one in plans if seconds(one, slots, cost, done) <= MARGIN * left), [])
+def estimate_seconds(rungs: Sequence[Rung], n_parallel: int, cost: RunCost, done_share: float = 0.0) -> float:
+    """Returns the seconds of rungs that train `n_parallel` runs at once. done_share: of the steps of every run."""
+    begins = (done_share, *(rung.end_share for rung in rungs))
+    batches = [math.ceil(rung.n_runs / n_parallel) for rung in rungs]
+    shares = [max(0.0, rung.end_share - begin) for rung, begin in zip(rungs, begins, strict=False)]
+    steps = sum(n * share * cost.total_seconds for n, share in zip(batches, shares, strict=True))
+    return steps + (sum(batches) + batches[-1]) * cost.start_seconds
 
 
-def search(names: Sequence[str], slots: int, left: Callable[[], float], runs: Runs) -> None:
-    """Train runs in rungs, planned anew before each by what they have cost, until those that are left are whole.
+def plan_rungs(n_runs: int, n_parallel: int, seconds_left: float, cost: RunCost, done_share: float = 0.0) -> list[Rung]:
+    """Returns rungs of as many runs, and then as few halvings, as the time allows; none if one run takes too long."""
+    plans = (make_rungs(n, n_parallel, times) for n in range(n_runs, 0, -1) for times in range(count_halvings(n) + 1))
+    planned_seconds = PLANNED_TIME_SHARE * seconds_left
+    fitting = (rungs for rungs in plans if estimate_seconds(rungs, n_parallel, cost, done_share) <= planned_seconds)
+    return next(fitting, [])
 
-    names: the first one is what is compared with, and is measured first. left: seconds of the budget. Raises UsageError
-    where they are too few for one whole run.
+
+def train_by_halving(
+    names: Sequence[str], n_parallel: int, get_seconds_left: Callable[[], float], runs: TrainableRuns
+) -> None:
+    """Trains runs in rungs until the last ones are complete; plans the rungs before each from the costs so far.
+
+    names: the first one is the baseline, which is measured first. get_seconds_left: returns what is left of the budget.
+    Raises UsageError if that is too little for one whole run.
     """
-    names, budget, done = list(names), left(), 0.0
-    first = names[:slots]
-    runs.train(first, ETA ** -halvings(len(names)), budget / ETA)
-    cost = runs.cost(first)
-    if not runs.ranked(first):
+    names, budget, done_share = list(names), get_seconds_left(), 0.0
+    first, first_share = names[:n_parallel], ETA ** -count_halvings(len(names))
+    runs.train(first, first_share, budget / ETA)
+    cost = runs.measure_cost(first)
+    if not runs.rank(first):
         what = f"the first runs have failed, or done no step in {budget / ETA / 60:.2g} minutes"
         raise UsageError(what, where=", ".join(first), fix="see their .log files; give more --minutes, or train less")
-    share, rest = ETA ** -halvings(len(names)), left()
-    if not plan(1, 1, rest, cost, share):
-        needed = math.ceil((2 * cost.start + cost.whole) / MARGIN / 60 + 0.5)
-        more = seconds([Rung(1, 1.0)], 1, cost, share) / MARGIN / 60
-        of_all = f"the first runs have left {max(0.0, rest) / 60:.2g} of them, and it needs {more:.2g} more here"
+    seconds_left = get_seconds_left()
+    if not plan_rungs(1, 1, seconds_left, cost, first_share):
+        needed = math.ceil((2 * cost.start_seconds + cost.total_seconds) / PLANNED_TIME_SHARE / 60 + 0.5)
+        more = estimate_seconds([Rung(1, 1.0)], 1, cost, first_share) / PLANNED_TIME_SHARE / 60
+        of_all = (
+            f"the first runs have left {max(0.0, seconds_left) / 60:.2g} of them, and it needs {more:.2g} more here"
+        )
         what = f"{budget / 60:.3g} minutes are too short for a whole run: {of_all}"
         raise UsageError(what, fix=f"give --minutes {needed} or more, or train less: -s training.steps=N")
-    while names and done < 1:
-        planned = plan(len(names), slots, left(), cost, done) or [Rung(min(slots, len(names)), 1.0)]
-        names, done = names[: planned[0].runs], planned[0].until
-        runs.train(names, done, left() + LATE * budget)
-        cost = runs.cost(names)
-        names = runs.ranked(names)[: planned[min(1, len(planned) - 1)].runs]
+    while names and done_share < 1:
+        rungs = plan_rungs(len(names), n_parallel, get_seconds_left(), cost, done_share)
+        rungs = rungs or [Rung(min(n_parallel, len(names)), 1.0)]
+        names, done_share = names[: rungs[0].n_runs], rungs[0].end_share
+        runs.train(names, done_share, get_seconds_left() + OVERTIME_SHARE * budget)
+        cost = runs.measure_cost(names)
+        names = runs.rank(names)[: rungs[min(1, len(rungs) - 1)].n_runs]

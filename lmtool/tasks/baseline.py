@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
 from lmtool.run.files import BaselineScores
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
@@ -80,7 +80,7 @@ class Baseline(BaselineScores):
         is_below = value > best if self.kind == "number" else value < best
         verdict = " is below it" if is_below else ""
         if value != best and are_equivalent(self.metric, (value, n_rows), (best, n_rows)):
-            verdict = f"; {counted(n_rows, 'row is', 'rows are')} too few to tell which is better"
+            verdict = f"; {format_count(n_rows, 'row is', 'rows are')} too few to tell which is better"
         elif is_below and remedies:
             verdict += f": lmtool finetune with {join_with_or([*remedies])} may do better"
         return f"{self.describe()}; this model {self._format(value)}{verdict}"

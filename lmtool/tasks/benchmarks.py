@@ -27,12 +27,12 @@ from lmtool.data.files import quote, quote_all
 from lmtool.data.hub import import_datasets
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
-from lmtool.extras import library
+from lmtool.extras import import_extra
 from lmtool.generation.generate import TextGenerator
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import check_predicts_tokens
-from lmtool.printable import aligned
+from lmtool.printable import align_columns
 from lmtool.recipe.grammar import did_you_mean, find_nearest
 from lmtool.recipe.load import bundled_path
 from lmtool.run.paired import bootstrap_interval
@@ -56,7 +56,7 @@ def bundled_task_names() -> list[str]:
 
 def import_lm_eval() -> None:
     """Imports lm-eval without progress bars and log messages. Raises ResourceError if it is not installed."""
-    library("lm_eval", "tasks are measured by", "lmeval")
+    import_extra("lm_eval", "tasks are measured by", "lmeval")
     import_datasets()
     import lm_eval.api.task
 
@@ -227,7 +227,7 @@ class BenchmarkResults:
                 lines.append([name, title, f"{one.value:.4f}", interval, f"{self.rows[name]:,}", str(self.shots[name])])
         for name, values in self.groups.items():
             lines += [[name, title, f"{value:.4f}", "", "", ""] for title, value in values.items()]
-        return aligned(lines, left=2)
+        return align_columns(lines, n_left_aligned=2)
 
     def notices(self) -> list[str]:
         """Returns what a reader of the results should know."""
@@ -238,7 +238,7 @@ class BenchmarkResults:
     def write_rows(self, path: Path) -> None:
         """Writes the rows, each with the name of its task, to a new file."""
         rows = ({"task": name, **row} for name, samples in self.samples.items() for row in samples)
-        durable.write_output(path, (json.dumps(row, default=str).encode() + b"\n" for row in rows))
+        durable.write_output_file(path, (json.dumps(row, default=str).encode() + b"\n" for row in rows))
 
 
 def evaluate_tasks(

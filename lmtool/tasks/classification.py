@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lmtool.data.files import quote, quote_all
 from lmtool.data.table import open_table, parse_label_number
 from lmtool.errors import DataError, UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks import metrics
 from lmtool.tasks.heads import HeadTask, Misprediction
@@ -58,7 +58,8 @@ class ClassificationTask(HeadTask):
             balanced = (len(train) / (n * counts[name]) if counts[name] else 0.0 for name in spec.labels)
             return spec.with_values({"class_weights": tuple(balanced)})
         if weights is not None and len(weights) != n:
-            what = f"{counted(len(weights), 'weight')} for {counted(n, 'class', 'classes')}: {', '.join(spec.labels)}"
+            classes = format_count(n, "class", "classes")
+            what = f"{format_count(len(weights), 'weight')} for {classes}: {', '.join(spec.labels)}"
             fix = "give one for each, in this order, or balanced"
             raise UsageError(what[:200], where="objective.class_weights", fix=fix)
         return spec

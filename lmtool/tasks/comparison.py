@@ -6,7 +6,7 @@ import numpy as np
 
 from lmtool.errors import DataError
 from lmtool.inference.load import LoadedModel
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import PairedComparison, compare_paired_scores
 from lmtool.tasks.benchmarks import BenchmarkResults
@@ -73,7 +73,7 @@ def compare_row_scores(source: str, one: RowScores, other: RowScores) -> PairedC
     """Compares two models on the rows of a table. Raises DataError unless rows and metric are the same."""
     first, second = ((scores.metric, [name for name, _ in scores.rows]) for scores in (one, other))
     if first != second:
-        measures = [f"on {counted(len(scores.rows), 'row')} by {scores.metric}" for scores in (one, other)]
+        measures = [f"on {format_count(len(scores.rows), 'row')} by {scores.metric}" for scores in (one, other)]
         what = f"the runs are not measured alike: {' and '.join(measures)}"
         fix = "name runs that were fine-tuned on the same kind of labels"
         raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)

@@ -15,7 +15,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.objective import Loss
 from lmtool.objective.contrastive import EmbeddingObjective, split_texts
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.metrics import MetricValues, regression_metrics
@@ -175,7 +175,7 @@ def with_inferred_loss(spec: Embedding, columns: Columns) -> Embedding:
     if spec.loss == "auto" and possible:
         return spec.with_values({"loss": possible[0]})
     if spec.loss not in possible:
-        rows = f"rows of {counted(n_texts, 'text')} {'with' if has_label else 'without'} a label"
+        rows = f"rows of {format_count(n_texts, 'text')} {'with' if has_label else 'without'} a label"
         what = f"loss {spec.loss} is not for {rows}"
         fix = f"take {' or '.join(possible)}" if possible else "name two texts with --text-column, or omit the label"
         raise UsageError(what, where="objective.loss", fix=fix)

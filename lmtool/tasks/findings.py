@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.data.files import quote
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tasks.labels import Label
 from lmtool.tasks.notices import Notice, find_misspelt_labels, make_language_notices, make_truncation_notices
 from lmtool.tasks.reading import LabelledRow, LabelledTable
@@ -49,7 +49,7 @@ def find_table_problems(
         brief: compares the first rows only, in less than about a second.
     """
     if repeated := find_duplicate_rows(train.items):
-        text = f"{len(repeated):,} of {counted(len(train), 'row')} are equal to an earlier one"
+        text = f"{len(repeated):,} of {format_count(len(train), 'row')} are equal to an earlier one"
         text += f"; first: row {repeated[0][0].row} is row {repeated[0][1]}"
         yield Notice("duplicate rows", len(repeated), text)
     are_sentences = train.columns.kind == "words"
@@ -79,7 +79,7 @@ def _find_missing_classes(rows: LabelledTable, name: str, misspelt: Container[st
     if rows.labels is None or rows.labels.kind not in ("class", "multi"):
         return
     if missing := [label for label, count in rows.count_classes().items() if not count and label not in misspelt]:
-        text = f"{len(missing):,} of {counted(len(rows.labels.names), 'label')} have no row in the {name} part"
+        text = f"{len(missing):,} of {format_count(len(rows.labels.names), 'label')} have no row in the {name} part"
         yield Notice("classes without rows", len(missing), f"{text}; first: {quote(missing[0], 40)}")
 
 
@@ -90,7 +90,7 @@ def _find_near_duplicates(train: Sequence[LabelledRow], held_out: Sequence[Label
     near = {row: other for block in _make_shingle_blocks(rest) for row, other in _find_similar(train, block).items()}
     if near:
         row, other = min(near.items())
-        what = f"{len(near):,} of {counted(len(held_out), 'row')} of the {name} part are nearly rows for training"
+        what = f"{len(near):,} of {format_count(len(held_out), 'row')} of the {name} part are nearly rows for training"
         similarity = f"{100 * MIN_SIMILARITY:.0f} % of their {SHINGLE_WORDS}-grams of words or more"
         text = f"{what} (in common: {similarity}); first: row {row} is nearly row {other} there"
         yield Notice("rows nearly shared by train and test", len(near), text)

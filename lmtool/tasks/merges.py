@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lmtool.data.files import convert_read_errors, display, quote
+from lmtool.data.files import convert_read_errors, display_path, quote
 from lmtool.errors import DataError, UsageError
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".csv")
@@ -51,9 +51,9 @@ def _read_file(path: Path) -> dict[str, str]:
             read = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, yaml.BaseLoader)
     except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
         what = f"the file does not map labels to labels: {quote(str(error).splitlines()[0], 80)}"
-        raise DataError(what, where=display(path), fix=fix) from error
+        raise DataError(what, where=display_path(path), fix=fix) from error
     if not isinstance(read, dict) or not all(_is_name(name) for pair in read.items() for name in pair):
-        raise DataError("the file does not map labels to labels", where=display(path), fix=fix)
+        raise DataError("the file does not map labels to labels", where=display_path(path), fix=fix)
     return {str(name).strip(): str(other).strip() for name, other in read.items()}
 
 

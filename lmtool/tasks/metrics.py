@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
-from lmtool.printable import aligned, counted, plain
+from lmtool.printable import align_columns, format_count, printable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -312,7 +312,7 @@ def format_class_scores(
     for name in (list(classes)[i] for i in shown):
         *scores, support = (classes[name][score] for score in _SCORES)
         rows.append([_format_label(name), *(f"{100 * score:.1f}" for score in scores), f"{support:,}"])
-    return [*aligned(rows), *_format_omitted(len(classes) - len(shown))]
+    return [*align_columns(rows), *_format_omitted(len(classes) - len(shown))]
 
 
 def format_confusion(confusion_CC: Ints, names: Sequence[str], max_classes: int = 10) -> list[str]:
@@ -327,7 +327,7 @@ def format_confusion(confusion_CC: Ints, names: Sequence[str], max_classes: int 
     rows = [["true \\ predicted", *labels]]
     for label, down in zip(labels, groups, strict=True):
         rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
-    return [*aligned(rows), *_format_omitted(len(rest))]
+    return [*align_columns(rows), *_format_omitted(len(rest))]
 
 
 def _select_largest(supports: Sequence[int], max_classes: int) -> list[int]:
@@ -336,12 +336,12 @@ def _select_largest(supports: Sequence[int], max_classes: int) -> list[int]:
 
 
 def _format_omitted(count: int) -> list[str]:
-    return [f"... and {counted(count, 'more class', 'more classes')}"] if count else []
+    return [f"... and {format_count(count, 'more class', 'more classes')}"] if count else []
 
 
 def _format_label(name: str, width: int = 30) -> str:
     """Returns a name on one line, its control characters escaped, truncated to a width."""
     # Combining characters have no width, so their number is limited too.
-    text = plain(name[: 4 * width])
+    text = printable(name[: 4 * width])
     is_short = len(name) <= 4 * width and cell_len(text) <= width
     return text if is_short else set_cell_size(text, width - 1).rstrip() + "…"

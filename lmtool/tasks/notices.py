@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool.batch import n_shared
+from lmtool.batch import common_prefix_length
 from lmtool.data.files import quote
 from lmtool.data.rowfile import fold_name
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.tokenization.tokenizer import Tokenizer
 
 MIN_TRUNCATED_CHARACTERS = 100
@@ -66,7 +66,7 @@ def make_truncation_notices(lengths: Iterable[int], noun: str) -> Iterator[Notic
     counts = Counter(lengths)
     longest = max(counts, default=0)
     if longest >= MIN_TRUNCATED_CHARACTERS and counts[longest] >= max(5, MIN_TRUNCATED_SHARE * counts.total()):
-        what = f"{counts[longest]:,} of {counted(counts.total(), noun)} have exactly {longest:,} characters"
+        what = f"{counts[longest]:,} of {format_count(counts.total(), noun)} have exactly {longest:,} characters"
         yield Notice("texts cut at one length", counts[longest], f"{what}, the maximum: they seem to be truncated")
 
 
@@ -95,7 +95,7 @@ def make_language_notices(
         first = int(np.flatnonzero(is_long)[foreign[0]]) + 1
         mean = n_bytes[is_long][foreign].sum() / lengths[is_long][foreign].sum()
         text = (
-            f"{len(foreign):,} of {counted(len(texts), noun)} are not in the language of the tokenizer: "
+            f"{len(foreign):,} of {format_count(len(texts), noun)} are not in the language of the tokenizer: "
             f"{mean:.1f} bytes per token instead of {expected:.1f}; first: {noun} {first:,}"
         )
         yield Notice("texts in another language", len(foreign), text)
@@ -134,8 +134,8 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
 
 def _differ_in_one_letter(one: str, other: str) -> bool:
     """Returns whether texts differ in one letter of a word, or in the order of two."""
-    start = n_shared(one, other)
-    end = n_shared(one[start:][::-1], other[start:][::-1])
+    start = common_prefix_length(one, other)
+    end = common_prefix_length(one[start:][::-1], other[start:][::-1])
     rests = [text[start : len(text) - end] for text in (one, other)]
     is_swap = len(rests[0]) == 2 and rests[0] == rests[1][::-1]
     if not "".join(rests).isalpha() or (max(map(len, rests)) > 1 and not is_swap):
@@ -168,15 +168,15 @@ def make_label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[
     if similar:
         n_rows = sum(counts[name] for name in similar)
         listed = list(similar.items())[:MAX_LISTED_LABELS]
-        text = f"{counted(n_rows, 'row')} with labels that differ in a letter or in case from more frequent ones: "
+        text = f"{format_count(n_rows, 'row')} with labels that differ in a letter or in case from more frequent ones: "
         text += " ".join(
-            f"{quote(name, 40)} ({counted(counts[name], 'row')}: {', '.join(lines[name])}"
+            f"{quote(name, 40)} ({format_count(counts[name], 'row')}: {', '.join(lines[name])}"
             f"{', …' * (counts[name] > MAX_LISTED_LABELS)}), did you mean {quote(other, 40)} "
-            f"({counted(counts[other], 'row')})?"
+            f"({format_count(counts[other], 'row')})?"
             for name, other in listed
         )
         if len(similar) > MAX_LISTED_LABELS:
-            text += f"; and {counted(len(similar) - MAX_LISTED_LABELS, 'more label')}"
+            text += f"; and {format_count(len(similar) - MAX_LISTED_LABELS, 'more label')}"
         options = dict.fromkeys(format_merge_option(*pair) for pair in listed)
         yield Notice("similar labels", n_rows, f"{text}; to merge them: {' '.join(options)}")
     merged = Counter(counts)
@@ -184,7 +184,7 @@ def make_label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[
         merged[other] += merged.pop(name)
     largest, smallest = max(merged, key=lambda name: merged[name]), min(merged, key=lambda name: merged[name])
     if merged[largest] >= IMBALANCE_RATIO * merged[smallest]:
-        text = f"heavy imbalance: {quote(largest, 40)} has {counted(merged[largest], 'row')}, "
+        text = f"heavy imbalance: {quote(largest, 40)} has {format_count(merged[largest], 'row')}, "
         text += f"{quote(smallest, 40)} has {merged[smallest]:,}"
         text += " (similar labels counted together)" if {largest, smallest} & {*similar.values()} else ""
         ratio = merged[largest] // merged[smallest]

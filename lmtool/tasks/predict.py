@@ -11,7 +11,7 @@ from lmtool.data.table import Row, SkippedRows, Table, open_table
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.reference import resolve_reference
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
@@ -260,7 +260,7 @@ def _open_with_columns(loaded: LoadedModel, source: str, task: str, reading: Dat
     columns = choose_columns(table, requested, labelled=labelled, kind=get_row_kind(loaded.recipe.objective))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
-        what = f"the model reads {counted(n_texts, 'text')} in a row, not {len(columns.texts)}"
+        what = f"the model reads {format_count(n_texts, 'text')} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(quote, data.text_columns))}"[:200], fix=fix)
     return _OpenedTable(table, columns, replace(columns, texts=data.text_columns) if n_texts else columns)

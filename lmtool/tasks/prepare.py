@@ -8,12 +8,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.files import display, quote, quote_all
+from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import find_matching_column
 from lmtool.data.table import SkippedRows, Table, open_table, parse_float
 from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
@@ -185,7 +185,7 @@ class TaskTexts:
                 warnings.append(f"{n_truncated:,} of {n_rows:,} {part} rows are truncated to the context of {context}")
         validates_on_train = "validation" not in self.parts
         held_out = [NOT_HELD_OUT] if validates_on_train else []
-        held_out += [f"{part}: {counted(len(texts), 'row')}" for part, texts in self.held_out.items()]
+        held_out += [f"{part}: {format_count(len(texts), 'row')}" for part, texts in self.held_out.items()]
         title = f"task {name}" if name else "table"
         lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held_out)}"]
         lines += self.merge_summaries
@@ -269,7 +269,7 @@ def _refuse_unsuitable_tables(recipe: Recipe, tasks: Sequence[TaskTables]) -> No
     """Raises UsageError or DataError for tables that the model of a recipe cannot learn from."""
     spec = recipe.objective
     for task in tasks:
-        where = f"{display(task.table.path)}, column {quote(task.columns.messages or '')}"
+        where = f"{display_path(task.table.path)}, column {quote(task.columns.messages or '')}"
         if task.columns.messages is not None and task.name:
             raise DataError("conversations are for one table, not for tasks", where=where, fix="name it as TABLE")
         if task.columns.messages is not None and (not isinstance(spec, Seq2Seq) or recipe.model.reads != "past"):
@@ -350,7 +350,7 @@ def _refuse_other_names(train: Table, other: Table, keys: Mapping[str, Any]) -> 
         nouns = "column" if len(missing) == 1 else "columns"
         what = f"no {nouns} {quote_all(missing)}, which {train.path.name} has; found {quote_all(other.names)}"
         fix = f"give both tables the same header: name the columns as in {train.path.name}"
-        raise DataError(what, where=display(other.path), fix=fix)
+        raise DataError(what, where=display_path(other.path), fix=fix)
 
 
 def _make_skip_notices(skipped: SkippedRows, of_table: str = "") -> list[Notice]:

@@ -24,7 +24,7 @@ from lmtool.generation.params import AnyParams
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations
-from lmtool.printable import aligned, counted
+from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import LabelMap, normalize_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
@@ -165,8 +165,8 @@ class PromptingResults:
             if scores:
                 table.append([name, *(f"{100 * scores[key]['accuracy']:.1f}" for key in NORMALIZATIONS)])
         return [
-            f"{self.source}: {counted(self.rows, 'row')}, {counted(len(self.answers), 'answer')}",
-            *aligned(table),
+            f"{self.source}: {format_count(self.rows, 'row')}, {format_count(len(self.answers), 'answer')}",
+            *align_columns(table),
             f"majority: {100 * self.majority:.1f} %",
         ]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
 
-from lmtool.data.files import display, quote, quote_all
+from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import fold_name
-from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_or_raise
+from lmtool.data.table import MAX_LABEL_MAGNITUDE, Row, RowError, SkippedRows, Table, count_skipped_or_raise
 from lmtool.errors import DataError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
 from lmtool.tasks.cells import (
     AnswerSpan,
@@ -122,7 +122,7 @@ class LabelledTable:
 
     def describe(self) -> str:
         """Formats the number of rows, the kind of labels and the classes in one line."""
-        rows = counted(len(self), "row")
+        rows = format_count(len(self), "row")
         if self.columns.kind == "questions":
             n_unanswered = sum(item.answers == () for item in self.items)
             return f"{rows}, a question each, {n_unanswered:,} without an answer"
@@ -132,14 +132,14 @@ class LabelledTable:
             values = [float(cast(float, item.label)) for item in self.items]
             return f"{rows}, one number each, from {min(values):g} to {max(values):g}"
         counts = self.count_classes()
-        nouns = ("tag", "tags")
+        n_words, nouns = sum(len(item.texts) for item in self.items), ("tag", "tags")
         if self.labels.kind == "tags" and has_bio_tags(counts):
             counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
             nouns = ("type of entities", "types of entities")
         what = {
-            "class": f"in {counted(len(counts), 'class', 'classes')}",
-            "multi": f"each with any of {counted(len(counts), 'class', 'classes')}",
-            "tags": f"{counted(sum(len(item.texts) for item in self.items), 'word')}, {counted(len(counts), *nouns)}",
+            "class": f"in {format_count(len(counts), 'class', 'classes')}",
+            "multi": f"each with any of {format_count(len(counts), 'class', 'classes')}",
+            "tags": f"{format_count(n_words, 'word')}, {format_count(len(counts), *nouns)}",
         }[self.labels.kind]
         some = ", ".join(f"{quote(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
         return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
@@ -167,7 +167,7 @@ def _skip_bad_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedR
         try:
             parsed = parse(row)
         except RowError as error:
-            count_or_raise(error, skipped)
+            count_skipped_or_raise(error, skipped)
         else:
             yield parsed
 
@@ -229,9 +229,9 @@ def read_labelled_table(
         fix = str(skipped) if skipped.count else "name a table with rows"
         if n_left_out["rows without a label"] and not skipped.count:
             what, fix = "no row has a label", "fill some, or name another column with --label-column"
-        raise DataError(what, where=display(table.path), fix=fix)
+        raise DataError(what, where=display_path(table.path), fix=fix)
     left_out = [
-        Notice(kind, n, text.format(rows=counted(n, "row")))
+        Notice(kind, n, text.format(rows=format_count(n, "row")))
         for kind, text in LEFT_OUT_ROWS.items()
         if (n := n_left_out[kind])
     ]
@@ -276,13 +276,13 @@ def _drop_unusable_rows(
 
 def _describe_merges(merges: Mapping[str, str], counts: Counter[str]) -> str:
     """Formats which labels were replaced in one line; returns an empty text for none."""
-    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({counted(n, 'row')})" for old, n in counts.items())
+    each = (f"{quote(old, 40)} as {quote(merges[old], 40)} ({format_count(n, 'row')})" for old, n in counts.items())
     more = f" and {len(counts) - MAX_LISTED_MERGES:,} more" if len(counts) > MAX_LISTED_MERGES else ""
     return f"merged labels: {', '.join(islice(each, MAX_LISTED_MERGES))}{more}" if counts else ""
 
 
 def _describe_column(table: Table, columns: Columns) -> str:
-    return f"{display(table.path)}, column {quote(str(columns.label))}"
+    return f"{display_path(table.path)}, column {quote(str(columns.label))}"
 
 
 class _RowParser:
@@ -344,19 +344,19 @@ class _LabelParser:
     def make_notices(self, cells: Sequence[LabelCell], *, is_kind_inferred: bool) -> list[Notice]:
         """Returns notices of repaired tags, and of numbers that are not written as those of Python."""
         if self._n_repaired:
-            n = counted(self._n_repaired, "entity begins", "entities begin")
+            n = format_count(self._n_repaired, "entity begins", "entities begin")
             what = f"{n} with I-, which is read as B- (as by conlleval)"
             return [Notice("entities that begin with I", self._n_repaired, what)]
         if self._format.percent or self._format.thousands:
             odd = [str(cell) for cell in cells if PLAIN.parse(str(cell)) is None]
-            what = f"{counted(len(odd), 'label')} such as {quote(odd[0])} are read as numbers: "
+            what = f"{format_count(len(odd), 'label')} such as {quote(odd[0])} are read as numbers: "
             what += f"that one as {self._format.parse(odd[0]):.15g}"
             return [Notice("formatted numbers", len(odd), what)]
         commas = [str(cell) for cell in cells if NUMBER_WITH_COMMA.fullmatch(str(cell))]
         are_decimals = self._format.decimal == ","
         seem_decimals = self.kind == "class" and is_kind_inferred and len(commas) >= COMMA_SHARE * len(cells)
         if commas and (are_decimals or seem_decimals):
-            what = f"{counted(len(commas), 'label')} with a comma, such as {quote(commas[0])}, are read as "
+            what = f"{format_count(len(commas), 'label')} with a comma, such as {quote(commas[0])}, are read as "
             what += "decimals" if are_decimals else "classes: --labels number reads decimals"
             return [Notice("decimal commas", len(commas), what)]
         return []
@@ -435,7 +435,9 @@ class _LabelParser:
             if len(single) > 1:
                 what += f"; {len(single):,} of {len(counts):,} classes have one row"
                 fix = f"is {quote(str(column))} the label column? If so, {fix}"
-            count_or_raise(self._table.row_error("class with one row", what, item.row, line, column, fix), skipped)
+            count_skipped_or_raise(
+                self._table.row_error("class with one row", what, item.row, line, column, fix), skipped
+            )
 
 
 def count_label_names(items: Sequence[LabelledRow]) -> Counter[str]:
@@ -460,11 +462,11 @@ def _refuse_single_class(items: Sequence[LabelledRow], labels: LabelMap, where: 
 def _make_text_notices(items: Sequence[LabelledRow], labels: LabelMap | None) -> Iterator[Notice]:
     """Yields notices of empty texts, and of equal texts with different labels."""
     if n_empty := sum(not all(text.strip() for text in item.texts) for item in items):
-        yield Notice("empty texts", n_empty, f"{counted(n_empty, 'row')} with an empty text")
+        yield Notice("empty texts", n_empty, f"{format_count(n_empty, 'row')} with an empty text")
     if labels is not None and (groups := group_contradictory_rows(items)):
         n_rows, (first, *rest) = sum(map(len, groups)), groups[0]
         other = next(item for item in rest if _to_comparable_label(item.label) != _to_comparable_label(first.label))
-        what = f"{counted(n_rows, 'row')} with the text of another row and a different label"
+        what = f"{format_count(n_rows, 'row')} with the text of another row and a different label"
         text = f"{what}; first: rows {first.row} and {other.row}"
         yield Notice("duplicate rows with different labels", n_rows, text)
 
@@ -487,7 +489,9 @@ def make_shared_rows_notice(train: LabelledTable, test: LabelledTable, name: str
     if not shared:
         return None
     pair = f"row {shared[0][0].row} is row {shared[0][1]} there"
-    text = f"{len(shared):,} of {counted(len(test), 'row')} of {name} are also in the training table; first: {pair}"
+    text = (
+        f"{len(shared):,} of {format_count(len(test), 'row')} of {name} are also in the training table; first: {pair}"
+    )
     return Notice("rows shared by train and test", len(shared), text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.run.files import TaskScores
 from lmtool.run.listing import main_metric
 from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval, effective_sample_size
@@ -21,8 +21,8 @@ HELD_OUT_QUARTER = "held-out quarter"
 
 PARTS_OF_OTHER_MODELS = {
     CROSS_VALIDATION: "each row is scored by a model of other rows; the model that is saved is fitted to all of them",
-    HELD_OUT_QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, "
-    "for as many steps",
+    HELD_OUT_QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, for as "
+    "many steps",
 }
 """How parts are scored if the final model is trained on all rows."""
 
@@ -87,7 +87,9 @@ class Results:
         )
         decoding = f"; {self.decoding}" if self.decoding else ""
         title = _join_title(self.task, self.part)
-        lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{decoding})"]
+        lines = [
+            f"{title}: {format_count(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{decoding})"
+        ]
         if self.part in PARTS_OF_OTHER_MODELS:
             name, interval = main_metric(self.figures)[0], self.interval
             limits = "" if interval is None else f"{name} {interval[0]:.4f} to {interval[1]:.4f} (95 %); "

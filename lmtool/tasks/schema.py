@@ -29,7 +29,7 @@ from lmtool.data.column_names import (
     find_named_column,
     normalize_name,
 )
-from lmtool.data.files import display, quote, quote_all
+from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import DelimitedFile, count_words, find_matching_column, fold_name, missing_columns_error
 from lmtool.data.table import SkippedRows, Table, Value
 from lmtool.errors import DataError, UsageError
@@ -363,7 +363,7 @@ def choose_columns(
     if is_known and sample.row_kind != kind and sample.row_kind in ANNOTATED_ROWS:
         (rows, _, option), (needed, *_) = ANNOTATED_ROWS[sample.row_kind], ANNOTATED_ROWS.get(kind, (kind,))
         fix = f"name a table of {needed}, or train another model on this one: lmtool finetune FILE --labels {option}"
-        raise DataError(f"a table of {rows} cannot be read as {needed}", where=display(table.path), fix=fix)
+        raise DataError(f"a table of {rows} cannot be read as {needed}", where=display_path(table.path), fix=fix)
     if kind == "related":
         return _choose_related_columns(sample, named, labelled)
     if kind != "texts":
@@ -391,7 +391,7 @@ def choose_columns(
             options = f"--source-column {shlex.quote(pair.texts[0])} --target-column {shlex.quote(str(pair.target))}"
             what = f"cannot infer whether {quote(label)} or {quote(str(pair.target))} is to be learned"
             fix = f"name {options}, or --label-column {shlex.quote(label)}"
-            raise DataError(what, where=display(table.path), fix=fix)
+            raise DataError(what, where=display_path(table.path), fix=fix)
     return _choose_text_label_columns(sample, named, labelled)
 
 
@@ -420,7 +420,7 @@ def _match_names(table: Table, requested: Data) -> Data:
     options += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]
     columns = [find_matching_column(name, table.names) for name, _ in options]
     if missing := [option for option, column in zip(options, columns, strict=True) if column is None]:
-        raise missing_columns_error(missing, table.names, display(table.path))
+        raise missing_columns_error(missing, table.names, display_path(table.path))
     if repeated := next((name for name in columns if columns.count(name) > 1), None):
         raise UsageError(f"column {quote(repeated)} is named twice", fix="name each column once")
     n_texts = len(requested.text_columns)
@@ -439,7 +439,7 @@ def _refuse_unsupported(sample: TableSample) -> None:
         if len(found) >= n_needed:
             fix = "name what is to be learned: --text-column and --label-column, or --source-column and --target-column"
             what = f"{quote_all(found)} {what}, which no task learns"
-            raise DataError(what, where=display(sample.table.path), fix=fix)
+            raise DataError(what, where=display_path(sample.table.path), fix=fix)
 
 
 def _choose_related_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
@@ -631,7 +631,7 @@ def _refuse_lists(sample: TableSample, label: str | None) -> None:
         if is_usual and any(isinstance(cell, list | dict) for cell in sample.filled_cells(name)):
             what = f"{quote(name)} holds lists or objects, not texts"
             fix = "name the texts with --text-column, and the label with --label-column"
-            raise DataError(what, where=display(sample.table.path), fix=fix)
+            raise DataError(what, where=display_path(sample.table.path), fix=fix)
 
 
 def _find_texts_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
@@ -760,12 +760,12 @@ def _unknown_columns_error(sample: TableSample, unknown: Mapping[str, str]) -> D
     columns, it = ("column is", "it") if len(unknown) == 1 else ("columns are", "them")
     what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {quote_all(sample.names)}"
     fix = f"name {it} with {' and '.join(unknown)}; the first row of a table names its columns"
-    return DataError(what, where=display(sample.table.path), fix=fix)
+    return DataError(what, where=display_path(sample.table.path), fix=fix)
 
 
 def _ambiguous_label_error(sample: TableSample, names: Sequence[str]) -> DataError:
     what = f"cannot infer which column is the label: {quote_all(names)} may be"
-    return DataError(what, where=display(sample.table.path), fix="name it with --label-column")
+    return DataError(what, where=display_path(sample.table.path), fix="name it with --label-column")
 
 
 def has_codes(cells: Sequence[Value]) -> bool:

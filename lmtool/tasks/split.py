@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lmtool.data.files import display
+from lmtool.data.files import display_path
 from lmtool.data.split import hash_document_numbers
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import TableSplit
@@ -35,7 +35,7 @@ def hold_out(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
     if not held_out:
         what = "no row can be held out for testing: all have the same text"
         fix = "add rows, or name a test table with --test"
-        raise DataError(what, where=display(rows.table.path), fix=fix)
+        raise DataError(what, where=display_path(rows.table.path), fix=fix)
     train = [item.row for i, item in enumerate(rows.items) if i not in held_out]
     test = [rows.items[i].row for i in sorted(held_out)]
     return TableSplit(table=rows.table.source, train=train, test=test)
@@ -65,7 +65,7 @@ def apply_split(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, 
         return train, test
     what = "the saved split does not fit the table"
     fix = "put the table back as it was, or start a new run"
-    raise CheckpointError(what, where=display(rows.table.path), fix=fix)
+    raise CheckpointError(what, where=display_path(rows.table.path), fix=fix)
 
 
 def _shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[int]]]:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.encoder import encode_text
 from lmtool.tokenization.inner import ROLE_KEYS, token_content
 from lmtool.tokenization.template import SandboxedTemplate, TemplateRefusal
@@ -390,4 +390,4 @@ def _template_error(what: str, error: Exception) -> CheckpointError:
 
 
 def _shorten(text: str) -> str:
-    return plain(text)[:160]
+    return printable(text)[:160]

@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.decoder import to_code_points
 from lmtool.tokenization.inner import LibraryPanic, convert_panics
 
@@ -57,7 +57,7 @@ def convert_encoding_errors() -> Iterator[None]:
             yield
     except LibraryPanic as error:
         fix = "divide the text into shorter ones, or take another tokenizer"
-        raise CheckpointError(f"the tokenizer fails on this text: {plain(str(error))[:120]}", fix=fix) from error
+        raise CheckpointError(f"the tokenizer fails on this text: {printable(str(error))[:120]}", fix=fix) from error
     except Exception as error:  # the library raises bare Exception
         fix = "its vocabulary lacks a token for what is unknown: take another tokenizer, or another text"
         raise CheckpointError(f"the tokenizer cannot encode this text: {str(error)[:120]}", fix=fix) from error

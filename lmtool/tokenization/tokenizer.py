@@ -20,7 +20,7 @@ from lmtool import durable
 from lmtool.checksum import sha256_of_json
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TokenizerSpec
 from lmtool.tokenization import decoder, encoder
@@ -94,9 +94,9 @@ class Tokenizer:
         file = path / TOKENIZER_FILE if path.is_dir() else path
         companion = file.with_name(TOKENIZER_CONFIG_FILE)
         try:
-            inner = parse_tokenizer_json(durable.read(file, MAX_TOKENIZER_BYTES).decode())
+            inner = parse_tokenizer_json(durable.read_file(file, MAX_TOKENIZER_BYTES).decode())
             with convert_panics():
-                return cls(inner, json.loads(durable.read(companion)) if companion.exists() else None)
+                return cls(inner, json.loads(durable.read_file(companion)) if companion.exists() else None)
         except FileNotFoundError:
             fix = "name a tokenizer.json, or a folder or run with one"
             raise CheckpointError("there is no tokenizer", where=str(file), fix=fix) from None
@@ -253,8 +253,8 @@ class Tokenizer:
         Returns the name of a special token. Raises IndexError outside the vocabulary.
         """
         if token in self.special_ids or self.kind not in ("bpe", "sentencepiece"):
-            return plain(self._names[token])
-        return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
+            return printable(self._names[token])
+        return printable(self._bytes[token].decode("utf-8", errors="backslashreplace"))
 
     def is_word_token(self, token: int) -> bool:
         """Returns whether a token is letters, their marks, digits and underscores only. Raises IndexError."""

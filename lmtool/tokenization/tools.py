@@ -15,10 +15,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from lmtool import durable
-from lmtool.durable import refusing
+from lmtool.durable import convert_os_errors
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.printable import plain
-from lmtool.records import is_deep
+from lmtool.printable import printable
+from lmtool.records import is_nested_deeper
 from lmtool.tokenization.tokenizer import replace_surrogates
 
 MAX_NESTING = 64
@@ -80,14 +80,14 @@ def validate_tools(value: Any) -> tuple[dict[str, Any], ...]:
 
 def load_tools_file(path: Path) -> tuple[dict[str, Any], ...]:
     """Loads definitions of functions from a JSON file; see `validate_tools`. Raises UsageError."""
-    with refusing(
-        "the tools cannot be read", plain(str(path)), "name a JSON file with a list of functions", UsageError
+    with convert_os_errors(
+        "the tools cannot be read", printable(str(path)), "name a JSON file with a list of functions", UsageError
     ):
-        content = durable.read(path).decode("utf-8-sig", "replace")
+        content = durable.read_file(path).decode("utf-8-sig", "replace")
     try:
         return validate_tools(content)
     except UsageError as error:
-        raise UsageError(error.what, where=plain(str(path)), fix=error.fix) from None
+        raise UsageError(error.what, where=printable(str(path)), fix=error.fix) from None
 
 
 def parse_tool_calls(value: Any, message_number: int) -> tuple[ToolCall, ...]:
@@ -112,7 +112,7 @@ def _validate_functions(value: Any, list_name: str, key: str) -> list[_FunctionE
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         fix = f'write a list: [{{"type": "function", "function": {{"name": "...", "{key}": {{...}}}}}}]'
         raise UsageError(f"{list_name}{where}: {first['msg']}"[:200], fix=fix) from None
-    if is_deep(value, MAX_NESTING):
+    if is_nested_deeper(value, MAX_NESTING):
         raise UsageError(f"{list_name}: values lie in others, more than {MAX_NESTING} deep", fix="make them simpler")
     return entries
 
@@ -133,7 +133,7 @@ def _parse_arguments(value: Any) -> dict[str, Any] | None:
     """Returns an object, also one in a JSON text; None for other values, and for numbers that JSON does not have."""
     value = _parse_json(value)
     try:
-        value = None if is_deep(value, MAX_NESTING) else json.loads(replace_surrogates(_dump_json(value)))
+        value = None if is_nested_deeper(value, MAX_NESTING) else json.loads(replace_surrogates(_dump_json(value)))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

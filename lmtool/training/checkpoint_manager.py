@@ -20,7 +20,7 @@ from lmtool.recipe.changes import selection_criteria
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
-from lmtool.records import finite
+from lmtool.records import replace_nonfinite
 from lmtool.run import tensors
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
@@ -67,10 +67,10 @@ class TrainingState(SavedState, frozen=False):
         self.seconds += step.seconds
         return {
             "step": step.step,
-            "loss": finite(step.loss),  # infinite where plain counts give a token no probability
+            "loss": replace_nonfinite(step.loss),  # infinite where plain counts give a token no probability
             "valid_loss": None,
             "lr": step.lr,
-            "grad_norm": None if step.grad_norm is None else finite(step.grad_norm),
+            "grad_norm": None if step.grad_norm is None else replace_nonfinite(step.grad_norm),
             "tokens": self.tokens,
             "tokens_per_second": round(step.n_computed / step.seconds),
             "seconds": round(self.seconds, 3),
@@ -81,7 +81,7 @@ class TrainingState(SavedState, frozen=False):
         is_best = self.is_better(validation, metric)
         if is_best:
             self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
-            self.best_loss = finite(validation.loss)
+            self.best_loss = replace_nonfinite(validation.loss)
         else:
             self.stale += 1
         return is_best

@@ -122,8 +122,8 @@ def compute_log_probabilities(
             windows = text.windows[first : first + WINDOWS_PER_BATCH]
             rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
             batch = objective.collate_spans(rows).to(compute.device)
-            scored_BT = batch.known_targets_BT != IGNORE
-            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.known_targets_BT[scored_BT]
+            scored_BT = batch.required_targets_BT != IGNORE
+            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.required_targets_BT[scored_BT]
             if isinstance(model, CountingModel):
                 log_p_M = model.token_log_probs(hidden_MD, target_M)
             else:

@@ -21,7 +21,7 @@ from lmtool.model.averaging import NaiveBayesHead, log_count_ratios
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluation_mode
 from lmtool.objective.heads import ClassificationObjective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.baseline import compute_main_metric
 
@@ -81,7 +81,7 @@ class FittedHead:
     def describe(self, metric: str) -> str:
         """Returns a line about the fit. metric: name of the score."""
         choice = "" if self.score is None else f", chosen by cross-validation: {metric} {self.score:.4f}"
-        return f"head: fitted to {counted(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{choice}"
+        return f"head: fitted to {format_count(self.n_rows, 'row')} by L-BFGS, l2 {self.l2:g}{choice}"
 
 
 @dataclass(frozen=True)

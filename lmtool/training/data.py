@@ -25,7 +25,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.objective import CausalObjective, Loss, Objective, TextCut, Vocabulary, build_objective
 from lmtool.objective.skipgram import GloveObjective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
@@ -140,7 +140,7 @@ class TextData:
         elif is_stream:
             held_out = f"the last {100 * data.valid_fraction:g} % of the text"
         n_documents = self._train.n_documents
-        text = "one text" if is_stream else counted(n_documents, "document")
+        text = "one text" if is_stream else format_count(n_documents, "document")
         if data.mixture:
             quotas = MixtureOrder(tuple(data.mixture.values()), 0).quotas
             text = ", ".join(
@@ -150,7 +150,7 @@ class TextData:
         if self._prepared.streamed:
             n_files = sum(len(whole.head.files) for whole, _ in self._prepared.streamed)
             n_bytes = sum(whole.n_bytes for whole, _ in self._prepared.streamed)
-            files = f"{counted(n_files, 'file')}, " if n_files else ""
+            files = f"{format_count(n_files, 'file')}, " if n_files else ""
             text = f"streamed, {files}{n_bytes / 1e6:,.3g} MB; at first {text}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
@@ -234,7 +234,9 @@ class TextData:
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
-                what = f"a text of the mixture has {counted(len(part), 'token')}, but an example needs {cut.length}"
+                what = (
+                    f"a text of the mixture has {format_count(len(part), 'token')}, but an example needs {cut.length}"
+                )
                 fix = "give more text, leave it out of data.mixture, or set model.context lower"
                 raise DataError(what, where=source, fix=fix)
         apart = self._spec.isolate_documents
@@ -398,7 +400,8 @@ def read_text(
     context = recipe.model.context
     for part, store, min_length in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
         if len(store) < min_length:
-            what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {min_length}"
+            found = format_count(len(store), "token")
+            what = f"the {part} text has {found}, but a context of {context} needs {min_length}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
     rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)

@@ -25,10 +25,10 @@ from lmtool.model.layers.stack import enable_recomputation_
 from lmtool.objective import Example, Objective
 from lmtool.objective.contrastive import BatchObjective, cached_gradients, surrogate_loss
 from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
-from lmtool.run.order import derive_seed, sample_numbers_of_rank
+from lmtool.run.order import derive_seed, sample_numbers_for_rank
 from lmtool.tasks.baseline import LABEL_KIND_METRICS
 from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import CONTRASTIVE_PENALTY, FittedHead, fit_head
@@ -262,7 +262,7 @@ class CountingSteps(Stepper):
         begin = int(model.n_read)
         left = self.examples.n_tokens - begin
         if not left:
-            what = f"the whole text was counted in {counted(step, 'step')}, and a token may be counted only once"
+            what = f"the whole text was counted in {format_count(step, 'step')}, and a token may be counted only once"
             raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
         end = begin + max(1, left // (training.steps - step))
         at_once = training.batch_size * self.recipe.model.context
@@ -295,7 +295,7 @@ class CountingSteps(Stepper):
 @torch.no_grad()
 def _sum_nats(model: CountingModel, batch: Batch) -> float:
     """Returns the sum of -log p over the targets."""
-    targets_BT = batch.known_targets_BT
+    targets_BT = batch.required_targets_BT
     scored_BT = targets_BT != IGNORE
     return -float(model.token_log_probs(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
@@ -389,7 +389,7 @@ class GradientSteps(Stepper):
                 else:
                     fewer = f"set training.micro_batch below {self.rows}"
                     fix = "set model.context or model.d_model lower" if self.rows == 1 else fewer
-                    what = f"out of memory with {counted(self.rows, 'row')} of a batch at once"
+                    what = f"out of memory with {format_count(self.rows, 'row')} of a batch at once"
                     raise ResourceError(what, fix=fix) from error
             # outside of the handler, because the error keeps the tensors of its micro-batch alive
             self.optimizers.clear_gradients()
@@ -443,7 +443,7 @@ class GradientSteps(Stepper):
         torch.manual_seed(derive_seed(self.recipe.seed, "step", step, self.world.rank, index))
 
     def _nonfinite_error(self, quantity: str, value: float, step: int) -> NumericalError:
-        documents = self.examples.documents(sample_numbers_of_rank(step, self.recipe.training.batch_size))
+        documents = self.examples.documents(sample_numbers_for_rank(step, self.recipe.training.batch_size))
         listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
         return NumericalError(
             f"the {quantity} of step {step + 1} is {value}; no weight was changed",
@@ -490,7 +490,7 @@ class _BatchPrefetcher:
 
     def _read(self, step: int, rows: int, min_parts: int = 1) -> list[Batch]:
         training, world = self.training, self.compute.world
-        examples = self.examples.read(sample_numbers_of_rank(step, training.batch_size, world.rank, world.size))
+        examples = self.examples.read(sample_numbers_for_rank(step, training.batch_size, world.rank, world.size))
         parts = split_into_micro_batches(examples, rows, training.micro_tokens, min_parts)
         batches = [self.objective.collate(part, step / training.steps) for part in parts]
         return [batch.pin() for batch in batches] if self.compute.device.type == "cuda" else batches
@@ -505,7 +505,7 @@ def estimate_step_tokens(examples: ExampleSource, objective: Objective, recipe: 
     n_steps = max(1, examples.per_epoch // training.batch_size)
     steps = np.unique(np.linspace(0, n_steps - 1, N_AVERAGED_STEPS).round().astype(int)).tolist()
     rows = training.rows_per_process(1)
-    read = (examples.read(sample_numbers_of_rank(step, training.batch_size)) for step in steps)
+    read = (examples.read(sample_numbers_for_rank(step, training.batch_size)) for step in steps)
     parts = (part for batch in read for part in split_into_micro_batches(batch, rows, training.micro_tokens))
     return sum(objective.count_computed_units(objective.collate(part)) for part in parts) / len(steps)
 

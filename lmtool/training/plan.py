@@ -12,7 +12,7 @@ from lmtool.inference.load import LoadedModel
 from lmtool.inference.pretrained import describe_features, open_features, open_vectors
 from lmtool.inference.reference import Reference, resolve_for_text, resolve_model_names, resolve_reference
 from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import ResolvedRecipe, Setting
 from lmtool.recipe.pretraining import DEFAULT_RECIPE
@@ -191,7 +191,9 @@ def check_device(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -
     """
     world = compute.world
     if recipe.training.batch_size % world.size:
-        what = f"a batch of {counted(recipe.training.batch_size, 'row')} cannot be shared by {world.size} processes"
+        what = (
+            f"a batch of {format_count(recipe.training.batch_size, 'row')} cannot be shared by {world.size} processes"
+        )
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {world.size}")
     if recipe.training.carry_state and world.size > 1:
         what = f"states are carried in one process only, not in {world.size}"

@@ -12,14 +12,14 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_feature_model
 from lmtool.inference.reference import find_base, find_teacher, read_tokenizer, read_trained_recipe, resolve_reference
 from lmtool.interop.references import HUB_PREFIX, hub_note_file
-from lmtool.printable import counted
+from lmtool.printable import format_count
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Setting
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
-from lmtool.records import encode
+from lmtool.records import encode_json
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.find import find_resumable_run
@@ -44,7 +44,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
     if reference is None:
-        run, skipped = find_resumable_run(longer=any(setting.key in PROLONGING_KEYS for setting in settings))
+        run, skipped = find_resumable_run(or_finished=any(setting.key in PROLONGING_KEYS for setting in settings))
         if skipped:
             yield Info(f"resuming {run.name}, since {', '.join(skipped)}")
         reference = str(run.path)
@@ -75,7 +75,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             changed, now = diff_recipes(before, recipe), diff_recipes(written, recipe)
             _check_changes(changed, before, recipe, checkpoint, run)
             if "training.steps" in changed and checkpoint.step < before.training.steps:
-                stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
+                stopped = f"the planned end moves; the run has done {format_count(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
             state = TrainingState.read(checkpoint, run.last_validation, recipe)
             read_tokenizer(run)
@@ -86,7 +86,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             if not is_over:
                 job = _rebuild_job(run, recipe, checkpoint, state, compute, options.report)
                 if world.is_main and job.data.split is not None and run.saved_split is None:
-                    write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
+                    write_file(run.path / SPLIT, encode_json(job.data.split.model_dump()))
                     yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
                 yield from train_session(job, run if world.is_main else None, options, tuple(changed.values()))
                 return
@@ -170,9 +170,12 @@ def _check_changes(
         fix = f"undo this, or {'; or '.join(dict.fromkeys(find_change_rule(key).note for key in refused))}"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)
     if recipe.model.counts and before.training.steps == checkpoint.step < recipe.training.steps:
-        what = f"the whole text was counted in {counted(checkpoint.step, 'step')}, and a token may be counted only once"
+        steps = format_count(checkpoint.step, "step")
+        what = f"the whole text was counted in {steps}, and a token may be counted only once"
         raise UsageError(what, where="training.steps", fix="omit it; for more text, train a new run")
     if recipe.training.steps < checkpoint.step:
-        what = f"training.steps is {recipe.training.steps}, and the run has done {counted(checkpoint.step, 'step')}"
+        what = (
+            f"training.steps is {recipe.training.steps}, and the run has done {format_count(checkpoint.step, 'step')}"
+        )
         fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)

@@ -26,10 +26,10 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
-from lmtool.records import finite
+from lmtool.records import replace_nonfinite
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
-from lmtool.run.order import sample_numbers_of_rank
+from lmtool.run.order import sample_numbers_for_rank
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.tasks.data import TableData
 from lmtool.tasks.results import HELD_OUT_QUARTER, Results
@@ -130,7 +130,7 @@ class TrainingSession:
         self.examples = self.data.examples(self.objective)
         yield self.describe_fit()
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
-            samples = sample_numbers_of_rank(self.last_step, self.recipe.training.batch_size)[:1]
+            samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
             batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
             if warning := compile_model(self.lm, batch, self.compute):
                 yield Warn(warning)
@@ -401,7 +401,7 @@ class TrainingSession:
                 "loss": self.validation_at_interruption.loss,
                 **(self.validation_at_interruption.metrics if self.data.holds_out else {}),
             }
-            note = finite({"step": self.last_step, **figures, "is_best": is_best})
+            note = replace_nonfinite({"step": self.last_step, **figures, "is_best": is_best})
         reason = self.end_reason or "finished"
         self.manager.close(reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others

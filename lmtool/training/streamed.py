@@ -13,7 +13,7 @@ from lmtool.compute.device import Compute
 from lmtool.data.blocks import STREAMS_FOLDER, BlockStores
 from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, scratch_in
+from lmtool.durable import cache_folder, make_scratch_folder
 from lmtool.errors import CheckpointError
 from lmtool.objective import Example, TextCut
 from lmtool.run.files import StreamPosition
@@ -37,7 +37,11 @@ def open_streams(
         what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
-        folder = stack.enter_context(scratch_in(cache_folder() / STREAMS_FOLDER)) if compute.world.is_main else Path()
+        folder = (
+            stack.enter_context(make_scratch_folder(cache_folder() / STREAMS_FOLDER))
+            if compute.world.is_main
+            else Path()
+        )
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):

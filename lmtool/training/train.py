@@ -15,7 +15,7 @@ from lmtool.model.size import build_on_meta
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.records import encode
+from lmtool.records import encode_json
 from lmtool.run.checkpoint import SINGLE_PROCESS
 from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import BASELINE, RECIPE, SPLIT, Run
@@ -48,7 +48,7 @@ def train(plan: Plan, options: SessionOptions) -> Iterator[Event]:
             if run is not None and job.features is not None:
                 run.copy_features_run(job.features.reference.run, job.features.reference.checkpoint)
             if run is not None and job.data.split is not None:
-                write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
+                write_file(run.path / SPLIT, encode_json(job.data.split.model_dump()))
             yield from train_session(job, run, options)
 
 
@@ -141,7 +141,7 @@ def _measure_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
         data.measure_baselines(partial(_embed_texts, base, compute) if base is not None and is_encoder else None)
         if data.baselines:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
-            write_file(run.path / BASELINE, encode(figures))
+            write_file(run.path / BASELINE, encode_json(figures))
     for name, baseline in data.baselines.items():
         yield Info(f"{name}: {baseline.describe()}" if name else baseline.describe())
 

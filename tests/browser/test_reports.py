@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lmtool.report.training import training_page
+from lmtool.report.training import render_runs_page
 from lmtool.run.history import RunHistory
 from tests.report.test_page import HOSTILE
 from tests.report.test_training import make
@@ -28,7 +28,7 @@ def html(tmp_path_factory):
         "mistakes": [{"row": 1, "label": text, "predicted": text, "probability": 0.9, "words": [text], "text": text}],
     }
     (run.path / "metrics.json").write_text(json.dumps(results))
-    return training_page([RunHistory.from_run(run)])
+    return render_runs_page([RunHistory.from_run(run)])
 
 
 @pytest.mark.parametrize(

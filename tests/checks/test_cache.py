@@ -14,7 +14,7 @@ from lmtool.checks.cache import CACHE_KINDS, CacheEntry, describe_entry, find_ca
 from lmtool.data.cached import TOKENS
 from lmtool.data.hub import DATASETS_FOLDER
 from lmtool.data.prepare import tokenize_files
-from lmtool.durable import TEMPORARY, locked
+from lmtool.durable import TEMPORARY_PREFIX, hold_lock
 from lmtool.errors import UsageError
 from lmtool.interop.references import imports_folder
 from lmtool.recipe.spec.text import CharTokenizer, Data
@@ -96,14 +96,14 @@ def test_all_that_training_keeps_is_found_and_made_again(work: Work, folder: Pat
 
 def test_what_a_killed_process_left_is_found(folder: Path) -> None:
     left = {
-        make(folder / "datasets" / f"{TEMPORARY}{KEY}.jsonl", is_folder=False),
-        make(folder / "tokens" / f"{TEMPORARY}{KEY}", is_folder=True),
+        make(folder / "datasets" / f"{TEMPORARY_PREFIX}{KEY}.jsonl", is_folder=False),
+        make(folder / "tokens" / f"{TEMPORARY_PREFIX}{KEY}", is_folder=True),
         make(folder / "tokens" / f".{KEY}-{SHORT}.partial", is_folder=True),
-        *(make(folder / name / f"{TEMPORARY}xyz", is_folder=True) for name in ("streams", "imports", "kernels")),
+        *(make(folder / name / f"{TEMPORARY_PREFIX}xyz", is_folder=True) for name in ("streams", "imports", "kernels")),
     }
     for name in ("streams", "imports", "kernels"):
-        (folder / name / f"{TEMPORARY}xyz" / durable.MARK).touch()
-    with durable.scratch(folder / "tokens") as used:  # which removes what is left there
+        (folder / name / f"{TEMPORARY_PREFIX}xyz" / durable.SCRATCH_LOCK_FILE).touch()
+    with durable.scratch_folder(folder / "tokens") as used:  # which removes what is left there
         entries = find_cache_entries()
         assert paths(entries) == left | {used}
         kept = [entry.path for entry in entries if remove_cache_entry(entry)]
@@ -117,7 +117,7 @@ def test_what_a_process_makes_stays(folder: Path, kind: str) -> None:
     if kind == "models":
         make(imports_folder() / "locks" / KEY, is_folder=False, content=b"")
     (entry,) = find_cache_entries([kind])
-    with locked(entry.lock):
+    with hold_lock(entry.lock):
         assert "process" in remove_cache_entry(entry)
     assert path.exists()
     assert remove_cache_entry(entry) == ""

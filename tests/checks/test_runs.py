@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.checks.runs import verify_run
-from lmtool.records import encode, sealed
+from lmtool.records import encode_json, encode_with_checksum
 from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo, ValidationState
@@ -123,7 +123,9 @@ def test_forged_values_are_reported(name: str, change: dict[str, object], whole:
     content = json.loads((whole / name).read_bytes())
     content.pop("checksum", None)
     (whole / name).write_bytes(
-        sealed(content | change) if name in ("run.json", "validated.json") else encode(content | change)
+        encode_with_checksum(content | change)
+        if name in ("run.json", "validated.json")
+        else encode_json(content | change)
     )
     assert found(whole) == [name]
 

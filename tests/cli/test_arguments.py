@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.cli.commands import serve
-from lmtool.cli.help import RUN_OPTION, near_words
+from lmtool.cli.help import RUN_OPTION, find_near_words
 from lmtool.labelling.table import TableToLabel
-from lmtool.sweeping.sweep import Typed
+from lmtool.sweeping.sweep import SweepInputs
 from tests.support.cli import (
     COMMANDS,
     GROUPS,
@@ -108,10 +108,10 @@ def test_a_hyphen_is_standard_input(
     read: list[str] = []
 
     def kept(*given: Any, **more: Any) -> None:
-        read.append(given[0].data[0] if isinstance(given[0], Typed) else given[0])
+        read.append(given[0].data[0] if isinstance(given[0], SweepInputs) else given[0])
         raise SystemExit
 
-    monkeypatch.setattr(Typed, "planned", kept)
+    monkeypatch.setattr(SweepInputs, "prepare", kept)
     monkeypatch.setattr(TableToLabel, "read", kept)
     monkeypatch.setattr(serve, "_check_installed", lambda command: None)
     content = (files / file).read_bytes()
@@ -192,4 +192,4 @@ def test_only_near_names_are_suggested() -> None:
         "--tok": [],
         "--format": [],
     }.items():
-        assert near_words(typed, options) == meant
+        assert find_near_words(typed, options) == meant

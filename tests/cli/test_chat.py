@@ -20,7 +20,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lmtool import SamplingParams, load
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tasks.cells import parse_messages
 from tests import forks
 from tests.generation import talkers
@@ -199,7 +199,7 @@ def test_control_characters_are_escaped_on_a_terminal_only(
     monkeypatch.setattr(sys, "stdout", screen)
     chat("Who?\n", *arguments)
     assert not all(character.isprintable() for character in raw.replace("\n", ""))
-    assert screen.content() == plain(raw, lines=True)
+    assert screen.content() == printable(raw, keep_line_breaks=True)
     assert "\\x" in screen.content()
 
 

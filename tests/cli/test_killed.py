@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.durable import TEMPORARY
+from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.export.ollama import MODELFILE_SUFFIX
 from tests.run.killing import in_child
 from tests.support.cli import CommandLine
@@ -72,7 +72,7 @@ def die_at_sync(lmtool: CommandLine, *arguments: object) -> None:
 
 
 def left_in(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if TEMPORARY in str(path) and path.is_file()]
+    return [path for path in folder.rglob("*") if TEMPORARY_PREFIX in str(path) and path.is_file()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

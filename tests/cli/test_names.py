@@ -140,7 +140,7 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
     info = home / "runs" / "other" / "run.json"
     run = Run.open(info.parent)
     sessions = [session.model_copy(update={"started": "2020-01-01T00:00:00+00:00"}) for session in run.info.sessions]
-    info.write_bytes(run.info.model_copy(update={"sessions": sessions}).sealed())
+    info.write_bytes(run.info.model_copy(update={"sessions": sessions}).to_json_bytes())
     for name in ("hf", "model.gguf"):
         (home / name).symlink_to(published / name)
     (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")

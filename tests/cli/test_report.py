@@ -65,13 +65,13 @@ def test_a_page_that_fails_is_a_warning(
     def fails(run: Run) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(pages, "write_report", fails)
+    monkeypatch.setattr(pages, "write_run_page", fails)
     last = lmtool.succeeds("pretrain", corpus, *SMALL, "-o", "run").err.splitlines()[-1]
     assert last.startswith("warning: ")
     assert "the disk is full" in last
 
 
-@pytest.mark.parametrize("dies", ["write_report", "end_session"])
+@pytest.mark.parametrize("dies", ["write_run_page", "end_session"])
 def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing(
     lmtool: CommandLine, home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing
     lmtool.succeeds("pretrain", corpus, *SMALL, "--until", "0.5", "-o", "run")
     assert "resumed at step 3" not in page.read_text()
     with monkeypatch.context() as killing:
-        killing.setattr(pages if dies == "write_report" else Run, dies, kill)
+        killing.setattr(pages if dies == "write_run_page" else Run, dies, kill)
         with pytest.raises(KilledError):
             lmtool("resume", "run")
     assert "report: run/report.html" in lmtool.succeeds("resume", "run").err.splitlines()

@@ -14,7 +14,7 @@ from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.sweeping import sweep
-from lmtool.sweeping.halving import Cost
+from lmtool.sweeping.halving import RunCost
 from tests.support.cli import SMALL, CommandLine, exit_code_of, film_rows, write_table
 from tests.training.programs import LMTOOL, output, start, wait_until
 from tests.training.tiny import Work
@@ -42,7 +42,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Trained:
         with open(log, "a") as file, redirect_stdout(file), redirect_stderr(file):
             return exit_code_of(words)
 
-    monkeypatch.setattr(sweep.Sweep, "_processes", processes)
+    monkeypatch.setattr(sweep.Sweep, "_run_processes", processes)
     return trained
 
 
@@ -142,8 +142,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
 def test_a_search_trains_all_a_little_and_the_better_ones_on(
     lmtool: CommandLine, home: Path, corpus: Path, inside: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = iter([Cost(1.0, 100.0)] * 9)
-    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: next(planned))
+    planned = iter([RunCost(1.0, 100.0)] * 9)
+    monkeypatch.setattr(sweep.Sweep, "measure_cost", lambda this, names: next(planned))
     words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
     told = json.loads(lmtool.succeeds(*words).out)
     assert told["keys"] == ["optimizer.lr", "model.dropout"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtool.batch import Batch, widest
+from lmtool.batch import Batch, widest_float_dtype
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.errors import ResourceError
 from lmtool.model import ngram
@@ -139,8 +139,10 @@ def test_a_mac_falls_back_to_the_cpu_for_operations_that_its_gpu_lacks() -> None
 
 def test_nothing_is_summed_in_float64_where_the_gpu_has_none() -> None:
     mps = torch.device("mps")
-    assert widest(mps) == Compute(mps, "float32").widest_dtype == torch.float32
-    assert widest(torch.device("cpu")) == Compute(torch.device("cpu"), "float32").widest_dtype == torch.float64
+    assert widest_float_dtype(mps) == Compute(mps, "float32").widest_dtype == torch.float32
+    assert (
+        widest_float_dtype(torch.device("cpu")) == Compute(torch.device("cpu"), "float32").widest_dtype == torch.float64
+    )
 
 
 class WithoutFloat64(TorchDispatchMode):
@@ -160,7 +162,7 @@ class WithoutFloat64(TorchDispatchMode):
 def test_models_compute_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, as on a device that has none."""
     for module in (positions, ngram):
-        monkeypatch.setattr(module, "widest", lambda device: torch.float32)
+        monkeypatch.setattr(module, "widest_float_dtype", lambda device: torch.float32)
     lm = tiny.model(dtype=torch.float32, **tiny.FAMILIES[name])
     with WithoutFloat64():
         logits_BTV = lm.logits(tiny.read(lm, tiny.tokens(2, 6)))
@@ -170,7 +172,7 @@ def test_models_compute_without_float64(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_pseudo_likelihood_is_measured_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked, "widest", lambda device: torch.float32)
+    monkeypatch.setattr(masked, "widest_float_dtype", lambda device: torch.float32)
     lm = tiny.model(dtype=torch.float32, **tiny.BERT)
     vocabulary = Vocabulary(tiny.VOCAB, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)))
     objective = masked.MaskedObjective(Masked.model_validate({"kind": "masked"}), vocabulary)

@@ -126,7 +126,7 @@ def test_pairs_are_those_of_the_mask(causal, prefix):
     prefix_B = None if prefix is None else torch.tensor([prefix])
     for window, dilation, n_global, length in product([None, 1, 2, 4, 99], [1, 2, 3], [0, 1, 3, 30], [1, 2, 11]):
         mask = Mask(causal, window, dilation, n_global, prefix_B)
-        dense = mask.between(torch.arange(length)[:, None], torch.arange(length)[None])
+        dense = mask.allows_in_each_row(torch.arange(length)[:, None], torch.arange(length)[None])
         assert count_attention_pairs(mask, length) == int(dense.sum()), mask
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from lmtool.durable import TEMPORARY
-from lmtool.records import sealed
+from lmtool.durable import TEMPORARY_PREFIX
+from lmtool.records import encode_with_checksum
 from tests.faults.damage import TARGETS, Reader
 from tests.faults.jobs import Told
 
@@ -135,7 +135,7 @@ def case(home: Path, rng: random.Random, number: int) -> Told:
     runs = ["runs/base", "runs/half", "runs/half", "runs/tuned", "runs/shared", "runs/imported"]
     target = rng.choice([*runs, "published", "tokens"])
     files = [path for path in sorted((home / target).rglob("*")) if path.suffix in (*JSON, ".safetensors", ".yaml")]
-    files = [path for path in files if not path.parent.name.startswith(TEMPORARY)]  # of a save that was killed
+    files = [path for path in files if not path.parent.name.startswith(TEMPORARY_PREFIX)]  # of a save that was killed
     # the steps of a run are alike: the same file in all of them
     name = rng.choice(sorted({path.name for path in files}))
     told = []
@@ -185,7 +185,9 @@ def _forge(file: Path, rng: random.Random) -> str:
         is_sealed = isinstance(content, dict) and "checksum" in content
         how = forge_json(content, rng)
         if is_sealed and "checksum" in content and "NaN" not in json.dumps(content):
-            content = json.loads(sealed({key: value for key, value in content.items() if key != "checksum"}))
+            content = json.loads(
+                encode_with_checksum({key: value for key, value in content.items() if key != "checksum"})
+            )
     lines[at] = json.dumps(content, indent=None if file.suffix == ".jsonl" else 1)
     file.write_text("\n".join(lines) + "\n")
     return how

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.generation.generate import generate
-from lmtool.generation.mask_predict import fill
+from lmtool.generation.mask_predict import fill_masks
 from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.model import NGramModel, build
 from lmtool.model.packed import pack_weights_
@@ -159,7 +159,7 @@ def test_masks_are_filled_alike_in_any_batch(by):
     settings = MaskPredict(by=by, rounds=3)
 
     def filled(max_rows):
-        results = fill(model, texts, MASK, settings, banned_ids=range(4), max_rows=max_rows)
+        results = fill_masks(model, texts, MASK, settings, banned_ids=range(4), max_rows=max_rows)
         return {result.request: result.tokens for result in results}
 
     alone = filled(1)

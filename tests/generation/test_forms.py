@@ -383,12 +383,12 @@ def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes():
     TextForm(
         "json-schema", '{"title": "T", "x-order": 1, "properties": {"uniqueItems": {"description": "d", "default": 1}}}'
     )
-    assert TextForm.of() is None
-    assert TextForm.of(json_schema={"type": "null"}) == TextForm("json-schema", '{"type": "null"}')
+    assert TextForm.from_sources() is None
+    assert TextForm.from_sources(json_schema={"type": "null"}) == TextForm("json-schema", '{"type": "null"}')
     with pytest.raises(UsageError, match="only one form"):
-        TextForm.of(regex="a", choices=["a"])
+        TextForm.from_sources(regex="a", choices=["a"])
     with pytest.raises(UsageError, match="no form to complete"):
-        TextForm.of(complete=True)
+        TextForm.from_sources(complete=True)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_errors_name_the_file_of_a_form():
     for kind, source in (("json-schema", '{"not": {}}'), ("grammar", "start: word")):
         with pytest.raises(UsageError, match=r"^a\\x1b.lark: the "):
             TextForm(kind, source, file="a\x1b.lark")
-    assert TextForm.of(regex="a", file="b") == TextForm("regex", "a")
+    assert TextForm.from_sources(regex="a", file="b") == TextForm("regex", "a")
 
 
 def test_samples_of_one_place_share_what_may_follow(monkeypatch):

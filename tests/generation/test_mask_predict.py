@@ -8,7 +8,7 @@ import torch
 
 from lmtool.errors import NumericalError, UsageError
 from lmtool.generation.generate import complete, generate
-from lmtool.generation.mask_predict import fill
+from lmtool.generation.mask_predict import fill_masks
 from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.generation.strategy import request_key
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -29,7 +29,7 @@ def filled(text, result):
 @pytest.mark.parametrize("max_rows", [1, 3, 64])
 def test_unmasking_by_confidence_equals_the_plain_reference(rounds, max_rows):
     model = SidesModel()
-    results = list(fill(model, TEXTS, MASK, MaskPredict(rounds=rounds), banned_ids={9}, max_rows=max_rows))
+    results = list(fill_masks(model, TEXTS, MASK, MaskPredict(rounds=rounds), banned_ids={9}, max_rows=max_rows))
     assert len(results) == len(TEXTS)
     for result in results:
         text = TEXTS[result.request]
@@ -41,7 +41,7 @@ def test_unmasking_by_confidence_equals_the_plain_reference(rounds, max_rows):
 def test_rounds_change_what_is_filled():
     model = SidesModel()
     texts = [[MASK] * 8]
-    once, often = (next(fill(model, texts, MASK, MaskPredict(rounds=rounds))) for rounds in (1, 8))
+    once, often = (next(fill_masks(model, texts, MASK, MaskPredict(rounds=rounds))) for rounds in (1, 8))
     assert (once.tokens, once.logprobs) != (often.tokens, often.logprobs)
 
 
@@ -49,7 +49,7 @@ def test_rounds_change_what_is_filled():
 def test_gibbs_sampling_equals_the_plain_reference(max_rows):
     model = SidesModel()
     settings = MaskPredict(by="gibbs", rounds=3, seed=5)
-    for result in fill(model, [*TEXTS, TEXTS[0]], MASK, settings, n=2, banned_ids={9}, max_rows=max_rows):
+    for result in fill_masks(model, [*TEXTS, TEXTS[0]], MASK, settings, n=2, banned_ids={9}, max_rows=max_rows):
         text = [*TEXTS, TEXTS[0]][result.request // 2]
         assert result.draw == result.sample + (2 if result.request // 2 == len(TEXTS) else 0)
         key = request_key(5, result.draw, text)
@@ -72,7 +72,7 @@ def test_gibbs_sampling_has_the_joint_distribution():
             return rows
 
     count = 1000
-    results = fill(Pairs(4), [[MASK, MASK]], MASK, MaskPredict(by="gibbs", rounds=3), n=count, max_rows=500)
+    results = fill_masks(Pairs(4), [[MASK, MASK]], MASK, MaskPredict(by="gibbs", rounds=3), n=count, max_rows=500)
     counts = Counter(result.tokens for result in results)
     expected = {(a, b): count * float(joint[a, b]) for a in range(3) for b in range(3)}
     assert sum(counts.values()) == count
@@ -82,15 +82,15 @@ def test_gibbs_sampling_has_the_joint_distribution():
 def test_gibbs_sampling_at_temperature_0_takes_the_most_probable():
     model = SidesModel()
     for settings in (MaskPredict(by="gibbs", rounds=1, temperature=0), MaskPredict(by="gibbs", rounds=1, top_k=1)):
-        (result,) = fill(model, [[1, MASK, 2]], MASK, settings, details=True)
-        (best,) = fill(model, [[1, MASK, 2]], MASK, MaskPredict(rounds=1))
+        (result,) = fill_masks(model, [[1, MASK, 2]], MASK, settings, details=True)
+        (best,) = fill_masks(model, [[1, MASK, 2]], MASK, MaskPredict(rounds=1))
         assert result.tokens[0] == best.tokens[0]
         assert result.ranks[0] == 1 or best.tokens[0] == result.tokens[0]
         assert result.removed[0] == pytest.approx(1 - math.exp(result.logprobs[0]), abs=1e-5)
 
 
 def test_a_bias_moves_the_choice():
-    (result,) = fill(SidesModel(), [[MASK] * 5], MASK, MaskPredict(logit_bias=(((7,), 1000.0),)))
+    (result,) = fill_masks(SidesModel(), [[MASK] * 5], MASK, MaskPredict(logit_bias=(((7,), 1000.0),)))
     assert set(result.tokens) == {7}
 
 
@@ -99,12 +99,12 @@ def test_a_bias_moves_the_choice():
 )
 def test_texts_that_cannot_be_filled_are_refused(texts, words):
     with pytest.raises(UsageError, match=words):
-        fill(SidesModel(context=5), texts, MASK, MaskPredict())
+        fill_masks(SidesModel(context=5), texts, MASK, MaskPredict())
 
 
 def test_models_and_strategies_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="bidirectional"):
-        fill(HistoryModel(), [[MASK]], MASK, MaskPredict())
+        fill_masks(HistoryModel(), [[MASK]], MASK, MaskPredict())
     with pytest.raises(UsageError, match="does not predict the next token"):
         generate(SidesModel(), [[1]], SamplingParams("greedy"))
 
@@ -115,7 +115,7 @@ def test_logits_that_are_not_finite_are_an_error():
             return [[math.nan] * 11 for _ in ids]
 
     with pytest.raises(NumericalError):
-        list(fill(Broken(), [[MASK]], MASK, MaskPredict()))
+        list(fill_masks(Broken(), [[MASK]], MASK, MaskPredict()))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_replay_takes_the_threads_of_the_record(work: Work, monkeypatch: pytes
     assert told["threads"] == 1
     seen: list[int] = []
     watch(monkeypatch, seen)
-    assert all(again.same for again in replay([told, {**told, "threads": 2}]))
+    assert all(again.is_same for again in replay([told, {**told, "threads": 2}]))
     assert set(seen[: len(seen) // 2]) == {1}
     assert set(seen[len(seen) // 2 :]) == {2}
     assert torch.get_num_threads() == 2

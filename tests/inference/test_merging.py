@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.checks.runs import verify_run
-from lmtool.durable import TEMPORARY
+from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.inference.merging import merge_adapters
 from lmtool.inference.reference import resolve_reference
 from lmtool.run.directory import BASELINE, METRICS, RESULTS, RUN_FILES, SAMPLES, SPLIT, Run
@@ -125,7 +125,7 @@ def test_a_kill_at_any_moment_leaves_nothing_that_a_repeat_refuses(work: Work, a
         event += 7
     assert event > 30
     assert not [*verify_run(target)]
-    left = [path for path in target.parent.glob(f"{TEMPORARY}*") if any(path.iterdir())]
+    left = [path for path in target.parent.glob(f"{TEMPORARY_PREFIX}*") if any(path.iterdir())]
     assert left == []
     assert {METRICS, SAMPLES} <= files_of(target)
     assert RESULTS not in files_of(target)

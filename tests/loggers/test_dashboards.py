@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.loggers.dashboards import Loggers, identity
+from lmtool.loggers.dashboards import Loggers, make_dashboard_run_id
 from lmtool.run.directory import Run
 from tests.training.tiny import Work, after
 
@@ -18,7 +18,7 @@ def trained(work: Work, *overrides: str, **options) -> tuple[Path, list[str]]:
     loggers = Loggers()
     warned = []
     for event in work.pretrain("evaluation.prompts=['a cat']", *overrides, **options):
-        warned += loggers.take(event)
+        warned += loggers.log_event(event)
     return work.run(), warned + loggers.close()
 
 
@@ -94,7 +94,7 @@ def test_tensorboard_hides_what_a_resumed_run_repeats(work):
     run = work.run()
     (run / "checkpoints" / "step-000007" / "MANIFEST.json").write_text("damaged")
     loggers = Loggers()
-    warned = [line for event in work.resume() for line in loggers.take(event)] + loggers.close()
+    warned = [line for event in work.resume() for line in loggers.log_event(event)] + loggers.close()
     assert warned == []
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
     read.Reload()
@@ -115,7 +115,7 @@ def test_mlflow_has_the_same_numbers_in_files(work, monkeypatch):
     (experiment,) = [found for found in client.search_experiments() if found.name == "lmtool"]
     (logged,) = client.search_runs([experiment.experiment_id])
     assert logged.info.status == "FINISHED"
-    assert logged.data.tags["lmtool.run"] == identity(Run.open(run))
+    assert logged.data.tags["lmtool.run"] == make_dashboard_run_id(Run.open(run))
     assert logged.data.params["model.d_model"] == "16"
     for name, values in numbers_of(run).items():
         history = client.get_metric_history(logged.info.run_id, name)

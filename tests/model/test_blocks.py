@@ -98,7 +98,7 @@ def test_blocks_equal_the_dense_mask(
     scores = score(blocks.rotate(q), score.transform_keys(blocks.rotate(k)))
     bias = position_rule.bias(positions, positions)
     scores = scores if bias is None else scores + bias
-    weights = scores.masked_fill(~mask.allowed(length, length, CPU)[:, None], -torch.inf).softmax(-1)
+    weights = scores.masked_fill(~mask.to_tensor(length, length, CPU)[:, None], -torch.inf).softmax(-1)
     wanted = weights @ v
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
     inputs = (q, k, v, *score.parameters(), *position_rule.parameters())
@@ -111,7 +111,7 @@ def test_blocks_equal_the_dense_mask(
 @pytest.mark.parametrize(("size", "dilation", "n_global"), [(3, 1, 0), (2, 3, 1), (4, 2, 3), (1, 1, 1)])
 def test_who_is_seen_equals_loops(causal: bool, size: int, dilation: int, n_global: int) -> None:
     length = 17
-    allowed = Mask(causal, size, dilation, n_global).allowed(length, length, CPU)[0]
+    allowed = Mask(causal, size, dilation, n_global).to_tensor(length, length, CPU)[0]
     for q in range(length):
         for k in range(length):
             wanted = reference.in_window(q, k, size, dilation, n_global) and (k <= q or not causal)

@@ -89,7 +89,7 @@ def dense(mask: Mask, q: Tensor, k: Tensor, v: Tensor, rule: AttentionPositions,
     scores = q @ k.transpose(-1, -2) * H**-0.5
     bias = rule.bias(positions_PS, positions_PS)
     scores = scores if bias is None else scores + bias
-    return scores.masked_fill(~mask.allowed(T, T, CPU)[:, None], -torch.inf).softmax(-1) @ v
+    return scores.masked_fill(~mask.to_tensor(T, T, CPU)[:, None], -torch.inf).softmax(-1) @ v
 
 
 @pytest.mark.sampled(1)

@@ -14,7 +14,7 @@ from lmtool.analysis.attention import AttentionWeights, TextAttention
 from lmtool.analysis.attribution import Attribution
 from lmtool.errors import UsageError
 from lmtool.report import attention
-from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
+from lmtool.report.attention import format_attention_head, format_attribution, render_attention_page
 from tests.report.test_page import HOSTILE, Elements
 
 KEYS = ("Ein", " Hund", "läuft", "漢字", ".")
@@ -38,7 +38,7 @@ def data_of(html):
 
 def test_a_page_holds_all_weights_to_16_bits():
     parts = part(), part("decoder", QUERIES, QUERIES)
-    data = data_of(attention_page(of(*parts)))
+    data = data_of(render_attention_page(of(*parts)))
     assert [one["kind"] for one in data["parts"]] == ["cross", "decoder"]
     for one, wanted in zip(data["parts"], parts, strict=True):
         values = np.frombuffer(base64.b64decode(one["weights"]), dtype="<u2") / 65535
@@ -49,18 +49,18 @@ def test_a_page_holds_all_weights_to_16_bits():
 
 def test_a_page_begins_with_what_is_asked_for():
     attended = of(part(), part("decoder", QUERIES, QUERIES))
-    assert data_of(attention_page(attended))["start"] == {"part": 0, "layer": 1, "head": -1}
-    chosen = attention_page(attended, kind="decoder", layer=0, head=-1)
+    assert data_of(render_attention_page(attended))["start"] == {"part": 0, "layer": 1, "head": -1}
+    chosen = render_attention_page(attended, kind="decoder", layer=0, head=-1)
     assert data_of(chosen)["start"] == {"part": 1, "layer": 0, "head": 2}
     for wrong in ({"kind": "self"}, {"layer": 2}, {"head": 3}):
         with pytest.raises(UsageError):
-            attention_page(attended, **wrong)
+            render_attention_page(attended, **wrong)
 
 
 def test_text_of_a_hostile_run_stays_text():
     tokens = (*HOSTILE, "\u2028", "\ud800", "\x1b[31m")
     plain, hostile = (
-        attention_page(
+        render_attention_page(
             TextAttention(run, 1, (part("self", words, words),)),
             Attribution(words[0], -0.5, words, (0.0,) * len(words), (0.0,) * len(words), None),
         )
@@ -74,15 +74,15 @@ def test_text_of_a_hostile_run_stays_text():
 
 def test_words_that_decided_are_a_table():
     decided = Attribution("good", -0.25, ("not", "bad"), (0.5, -0.125), (0.25, 0.75), (0.1, 0.9))
-    text = Elements(attention_page(of(part("self", QUERIES, QUERIES)), decided)).text
+    text = Elements(render_attention_page(of(part("self", QUERIES, QUERIES)), decided)).text
     for word in ("good", "-0.25", "leave-one-out", "integrated gradients", "rollout", "not", "0.5", "0.75", "0.9"):
         assert word in text
 
 
 def test_a_text_too_long_for_a_page_is_refused(monkeypatch):
-    monkeypatch.setattr(attention, "PAGE_WEIGHTS", 89)
+    monkeypatch.setattr(attention, "MAX_PAGE_WEIGHTS", 89)
     with pytest.raises(UsageError, match="a page of 90 weights"):
-        attention_page(of(part()))
+        render_attention_page(of(part()))
 
 
 def printed(lines, width=80, **options):
@@ -95,7 +95,7 @@ def printed(lines, width=80, **options):
 
 def test_a_matrix_is_in_percent_with_numbers_for_keys():
     one = part()
-    title, keys, head, *rows = printed(matrix_lines(one, 1, 2, 80))
+    title, keys, head, *rows = printed(format_attention_head(one, 1, 2, 80))
     assert title == "Attention of the target to its source, layer 1, head 2, in percent"
     assert keys == "0 Ein  1  Hund  2 läuft  3 漢字  4 ."
     assert head.split() == list("01234")
@@ -105,13 +105,13 @@ def test_a_matrix_is_in_percent_with_numbers_for_keys():
         assert [0 if cell == "·" else int(cell) for cell in cells] == [
             round(100 * w) for w in one.head(1, 2)[i].tolist()
         ]
-    assert "mean of 3 heads" in printed(matrix_lines(one, 0, None, 80))[0]
+    assert "mean of 3 heads" in printed(format_attention_head(one, 0, None, 80))[0]
 
 
 @pytest.mark.parametrize("width", [20, 33, 80])
 def test_a_matrix_fits_the_terminal(width):
     tokens = [f"word{i}" if i % 2 else "漢字漢字漢字漢字漢字漢字" for i in range(30)]
-    _, *lines = printed(matrix_lines(part("self", tokens, tokens), 0, None, width), width)
+    _, *lines = printed(format_attention_head(part("self", tokens, tokens), 0, None, width), width)
     assert all(cell_len(line) <= max(width, 23) for line in lines)
     cells = [line.split()[2:] for line in lines if re.match(r" ?7 ", line) and "word7" in line]
     assert sum(map(len, cells)) == 30
@@ -119,19 +119,19 @@ def test_a_matrix_fits_the_terminal(width):
 
 def test_sums_of_states_do_not_touch():
     ones = AttentionWeights("memory", ("a", "b", "c"), ("a", "b", "c"), np.tri(3, k=-1, dtype=np.float32)[None, None])
-    assert printed(matrix_lines(ones, 0, None, 80))[-1].split() == ["2", "c", "100", "100", "·"]
+    assert printed(format_attention_head(ones, 0, None, 80))[-1].split() == ["2", "c", "100", "100", "·"]
 
 
 def test_colour_is_shade_only():
     one = part()
-    coloured = printed(matrix_lines(one, 0, 0, 80), force_terminal=True, color_system="truecolor")
+    coloured = printed(format_attention_head(one, 0, 0, 80), force_terminal=True, color_system="truecolor")
     assert any("\x1b[" in line for line in coloured)
-    assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in coloured] == printed(matrix_lines(one, 0, 0, 80))
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in coloured] == printed(format_attention_head(one, 0, 0, 80))
 
 
 def test_markup_in_tokens_is_text():
     tokens = ("[bold]", "[/bold]", "\\[", "[link=https://example.com]")
-    lines = printed(matrix_lines(part("self", tokens, tokens), 0, None, 80))
+    lines = printed(format_attention_head(part("self", tokens, tokens), 0, None, 80))
     assert "0 [bold] " in lines[2]
     decided = Attribution("[red]", 0.0, tokens, (0.0,) * 4, (0.0,) * 4, None)
-    assert printed(attribution_lines(decided))[0].startswith("[red] 0")
+    assert printed(format_attribution(decided))[0].startswith("[red] 0")

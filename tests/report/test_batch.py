@@ -13,7 +13,7 @@ from lmtool.data import bundled
 from lmtool.errors import DataError
 from lmtool.recipe.load import load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.objective import Classification, Seq2Seq, Tagging
-from lmtool.report.batch import as_lines, as_page, collate, describe
+from lmtool.report.batch import format_lines, make_batch_of_step, render_page, tabulate_batch
 from lmtool.training.finetuning import plan_training
 
 WHO, WHAT = ("baker", "sailor", "twin", "fox"), ("kettle", "map", "moon")
@@ -52,15 +52,15 @@ def tables(folder):
 
 def given(name, source, *overrides, step=1, rows=1, typed=()):
     settings = parse_settings([f"data.train={source}", *overrides])
-    return collate(plan_training(None, name, settings), typed, step, rows, lambda stage, done, total: None)
+    return make_batch_of_step(plan_training(None, name, settings), typed, step, rows, lambda stage, done, total: None)
 
 
 def rows_of(described):
-    return list(describe(described))
+    return list(tabulate_batch(described))
 
 
 def only(described):
-    (part,) = describe(described)
+    (part,) = tabulate_batch(described)
     return part
 
 
@@ -79,10 +79,10 @@ def are_of_the_stories(words):
 def test_every_shipped_recipe_is_described(name, text, tables):
     source = tables.get(type(load(name).recipe.objective), text)
     described = given(name, source, "model.context=24", *(() if source != text else APART))
-    lines = list(map(str, as_lines(described, 80, ascii_only=True)))
+    lines = list(map(str, format_lines(described, 80, ascii_only=True)))
     assert load(name).recipe.objective.kind in lines[0]
-    html = as_page(described)
-    for part in describe(described):
+    html = render_page(described)
+    for part in tabulate_batch(described):
         assert len({len(column) for column in part.columns.values()}) == 1
         assert part.title.capitalize() in html
         assert " ".join(lines).count(part.title)
@@ -156,7 +156,7 @@ def test_packed_documents_are_apart(text):
 
 
 def test_spans_and_their_sentinels(text):
-    source, target = describe(given("t5-tiny", text, *BERT, "objective.rate=0.3"))
+    source, target = tabulate_batch(given("t5-tiny", text, *BERT, "objective.rate=0.3"))
     spans, wanted = {}, pieces(target.columns["target"])
     assert target.columns["piece"][1:] == target.columns["target"][:-1]
     for piece in wanted[:-1]:
@@ -271,7 +271,7 @@ def test_the_answer_is_within_the_context(folder):
 
 
 def test_a_target_text_begins_with_the_start_and_ends_with_the_end(tables):
-    source, target = describe(given("transformer-tiny", "pairs.tsv", *BERT))
+    source, target = tabulate_batch(given("transformer-tiny", "pairs.tsv", *BERT))
     text = " ".join(pieces(source.columns["piece"]))
     assert " ".join(pieces(target.columns["target"])[:-1]).replace(" ", "") == text[::-1].replace(" ", "")
     assert target.columns["piece"][1:] == target.columns["target"][:-1]

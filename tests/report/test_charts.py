@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.report.charts import SIZES, HeatMap, Level, Line, LineChart, Mark, spread
-from lmtool.report.numbers import log_ticks, short, ticks
+from lmtool.report.charts import CHART_SIZES, HeatMap, Level, Line, LineChart, Mark, needs_log_scale
+from lmtool.report.numbers import choose_log_ticks, choose_ticks, format_tick
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NAME = '<b title="x">&'
@@ -44,7 +44,7 @@ def test_a_line_is_broken_where_it_has_no_number():
 )
 def test_few_or_strange_points_are_drawn(points):
     chart = LineChart([Line("a", points)], x="x", y="y", label="l")
-    root = ET.fromstring(replace(chart, log_y=spread(chart.heights)).svg())
+    root = ET.fromstring(replace(chart, log_y=needs_log_scale(chart.y_values)).svg())
     assert "nan" not in ET.tostring(root, encoding="unicode").lower()
 
 
@@ -68,7 +68,7 @@ def test_a_mark_is_a_ring_at_its_point_with_its_name_once():
 
 def test_a_chart_for_a_page_has_two_widths_of_the_same_lines():
     lines = [Line(f"a line with a long name {i}", [(0, i), (7, i + 1)], i) for i in range(9)]
-    wide, narrow = ET.fromstring(f"<p>{LineChart(lines, x='x', y='y', label='l').for_page()}</p>")
+    wide, narrow = ET.fromstring(f"<p>{LineChart(lines, x='x', y='y', label='l').page_svg()}</p>")
     assert int(wide.get("width")) > 2 * int(narrow.get("width"))
     for svg in (wide, narrow):
         assert len(list(svg.iter("polyline"))) == 9
@@ -87,13 +87,13 @@ def test_whole_numbers_have_whole_ticks():
     assert below[2] == "x"
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", CHART_SIZES)
 @pytest.mark.parametrize("last", [3, 3_000, 9_999, 123_456, 2_345_678, 1e300])
 @pytest.mark.parametrize("low", [-1e-5, -12_345.0, 0.25])
 @pytest.mark.parametrize("log", [False, True])
 def test_numbers_on_axes_fit_and_do_not_touch(size, last, low, log):
     points = [(x * last, low * (1 + x)) for x in (0.001, 0.002, 0.003, 0.5, 0.9, 0.95, 1)]
-    svg = ET.fromstring(LineChart([Line("a", points)], x="steps", y="loss", label="l", log=log).svg(size))
+    svg = ET.fromstring(LineChart([Line("a", points)], x="steps", y="loss", label="l", log_x=log).svg(size))
     width, wide = float(svg.get("width")), 6.6  # pixels of a character at 11 pixels
     below, left = [], []
     for text in svg.iter("text"):
@@ -114,7 +114,7 @@ def test_numbers_below_the_pictures_of_the_pages_fit(path):
             assert float(text.get("x")) + 6.6 * len(text.text) / 2 <= float(svg.get("width"))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", CHART_SIZES)
 def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis(size):
     chart = LineChart([Line("a", [(0, 8.0), (10, 4.0), (20, 0.5)])], x="x", y="y", label="l", log_y=True)
     ((one, two, three),) = points_of(chart.svg(size))
@@ -128,7 +128,7 @@ def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis(size):
     [([], False), ([3], False), ([2, 4, 7], False), ([2, 8], True), ([0, 9], False), ([-9, -1], False)],
 )
 def test_an_axis_is_logarithmic_where_values_differ_by_a_factor_of_four(values, is_spread):
-    assert spread(values) is is_spread
+    assert needs_log_scale(values) is is_spread
 
 
 def test_shades_follow_the_numbers():
@@ -162,7 +162,7 @@ def test_names_are_text():
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3e6), (-2, 7), (0.0001, 0.00013), (12, 12.5)])
 def test_ticks_are_few_round_and_inside(low, high):
-    found = ticks(low, high)
+    found = choose_ticks(low, high)
     assert 2 <= len(found) <= 6
     assert all(low <= value <= high for value in found)
     steps = {float(f"{b - a:.6g}") for a, b in pairwise(found)}
@@ -175,7 +175,7 @@ def test_ticks_are_few_round_and_inside(low, high):
 )
 @pytest.mark.parametrize("most", [5, 8])
 def test_logarithmic_ticks_are_few_and_inside(low, high, most):
-    found = log_ticks(math.log10(low), math.log10(high), most)
+    found = choose_log_ticks(math.log10(low), math.log10(high), most)
     assert 2 <= len(found) <= most
     assert all(low * 0.999 <= value <= high * 1.001 for value in found)
     assert found == sorted(found)
@@ -186,4 +186,4 @@ def test_logarithmic_ticks_are_few_and_inside(low, high, most):
     [(0, "0"), (0.5, "0.5"), (1500, "1,500"), (15000, "15k"), (2.5e6, "2.5M"), (3e-4, "3e-4"), (-2e9, "-2G")],
 )
 def test_axis_numbers_are_short(value, text):
-    assert short(value) == text
+    assert format_tick(value) == text

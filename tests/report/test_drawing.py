@@ -6,13 +6,13 @@ import pytest
 
 from lmtool.errors import CheckpointError, RecipeError
 from lmtool.recipe.load import load, shipped_recipes
-from lmtool.report.drawing import as_lines, as_page, draw, tree_rows
+from lmtool.report.drawing import draw_model, format_lines, list_tree_rows, render_page
 
 SMALL = ("model.n_layers=2", "model.d_model=8", "model.n_heads=2", "model.context=32", "model.vocab_size=40")
 
 
 def drawn(*overrides, name="tiny"):
-    return draw(load(name, (*SMALL, *overrides)).recipe, name)
+    return draw_model(load(name, (*SMALL, *overrides)).recipe, name)
 
 
 def cells(mask):
@@ -22,11 +22,11 @@ def cells(mask):
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_is_drawn(name):
-    drawing = draw(load(name).recipe, name)
-    lines = list(as_lines(drawing, 80))
+    drawing = draw_model(load(name).recipe, name)
+    lines = list(format_lines(drawing, 80))
     assert lines[0].startswith(f"{name}: ")
     assert any(f"{drawing.tree.parameters:,}" in line for line in lines)
-    html = as_page(drawing)
+    html = render_page(drawing)
     assert html.count("<figure>") == len(drawing.masks) + bool(drawing.signal.rows)
 
 
@@ -78,7 +78,7 @@ def test_a_wide_window_in_cells_of_several_positions():
 
 
 def test_past_states_of_a_recurrent_model():
-    (mask,) = draw(load("lstm-attention").recipe, "lstm").masks
+    (mask,) = draw_model(load("lstm-attention").recipe, "lstm").masks
     assert cells(mask) == ["#" * i + "." * (16 - i) for i in range(16)]
 
 
@@ -119,21 +119,21 @@ def test_angles_of_rotary_positions():
 
 def test_shares_of_the_tree():
     drawing = drawn()
-    rows = list(tree_rows(drawing))
+    rows = list(list_tree_rows(drawing))
     assert rows[0][0] == "transformer decoder"
     assert rows[0][4] == 1.0
     assert rows[0][3] * 32 == drawing.tree.flops
 
 
 def test_what_only_the_text_knows_is_said():
-    drawing = draw(load("shakespeare-char").recipe, "shakespeare-char")
+    drawing = draw_model(load("shakespeare-char").recipe, "shakespeare-char")
     assert "128 are assumed" in drawing.notes[0]
-    assert draw(load("shakespeare-char", ["model.vocab_size=70"]).recipe, "s").notes == []
+    assert draw_model(load("shakespeare-char", ["model.vocab_size=70"]).recipe, "s").notes == []
 
 
 def test_a_hostile_name_stays_text():
-    drawing = draw(load("tiny", SMALL).recipe, "</script><img src=x onerror=alert(1)>\u202e")
-    html = as_page(drawing)
+    drawing = draw_model(load("tiny", SMALL).recipe, "</script><img src=x onerror=alert(1)>\u202e")
+    html = render_page(drawing)
     assert "<img" not in html
     assert html.count("</script>") == html.count("<script")
     assert "\u202e" not in html
@@ -141,6 +141,6 @@ def test_a_hostile_name_stays_text():
 
 def test_models_that_cannot_be_drawn_are_refused(tmp_path):
     with pytest.raises(RecipeError):
-        draw(load("tiny", ["model.d_model=1000000000000", "model.n_heads=1"]).recipe, "tiny")
+        draw_model(load("tiny", ["model.d_model=1000000000000", "model.n_heads=1"]).recipe, "tiny")
     with pytest.raises(CheckpointError):
-        draw(load("tiny", ["tokenizer.kind=file", f"tokenizer.path={tmp_path}"]).recipe, "tiny")
+        draw_model(load("tiny", ["tokenizer.kind=file", f"tokenizer.path={tmp_path}"]).recipe, "tiny")

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.errors import UsageError
 from lmtool.recipe.load import load
-from lmtool.report.matrices import as_lines, worked
+from lmtool.report.matrices import compute_matrices, format_lines
 from tests.reference.attention import alibi_slope, rotated
 from tests.reference.transformer import sinusoid, softmax
 
@@ -15,7 +15,9 @@ SMALL = ("model.n_layers=1", "model.d_model=6", "model.n_heads=1", "model.contex
 
 
 def matrices(name, *overrides):
-    return {title: matrix.double().numpy() for title, matrix in worked(load(name, (*SMALL, *overrides)).recipe)}
+    return {
+        title: matrix.double().numpy() for title, matrix in compute_matrices(load(name, (*SMALL, *overrides)).recipe)
+    }
 
 
 def steps(name, *overrides):
@@ -78,10 +80,10 @@ def test_one_head_of_several_that_share_keys():
 )
 def test_what_has_no_small_head_is_refused(name, override):
     with pytest.raises(UsageError, match="--numbers"):
-        worked(load(name, (override,) if name == "lstm" else (*SMALL, override)).recipe)
+        compute_matrices(load(name, (override,) if name == "lstm" else (*SMALL, override)).recipe)
 
 
 def test_lines():
-    title, row, *_ = as_lines(worked(load("transformer-tiny", SMALL).recipe))
+    title, row, *_ = format_lines(compute_matrices(load("transformer-tiny", SMALL).recipe))
     assert title.startswith("PE(p)")
     assert row.split() == ["0.0000", "1.0000"] * 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.report.training import losses, training_page, write_report
+from lmtool.report.training import render_loss_figure, render_runs_page, write_run_page
 from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo, ValidationState
@@ -63,7 +63,7 @@ def rows_of(html: str, heading: str) -> list[list[str]]:
 
 def test_the_figures_are_those_of_the_files(tmp_path):
     run = make(tmp_path)
-    _, *rows = rows_of(training_page([RunHistory.from_run(run)]), "Loss")
+    _, *rows = rows_of(render_runs_page([RunHistory.from_run(run)]), "Loss")
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == len(records)
     for row, record in zip(rows, records, strict=True):
@@ -74,19 +74,19 @@ def test_the_figures_are_those_of_the_files(tmp_path):
 def test_losses_are_in_bits_per_byte_where_bytes_are_known(tmp_path):
     run = make(tmp_path, data={"lines": [], "bytes_per_token": 2.0})
     history = RunHistory.from_run(run)
-    _, first, *_ = rows_of(training_page([history]), "Loss")
+    _, first, *_ = rows_of(render_runs_page([history]), "Loss")
     assert float(first[3]) == pytest.approx(4.9 / math.log(2) / 2)
-    assert history.best_bits == pytest.approx(0.5 / math.log(2) / 2)
+    assert history.best_bits_per_byte == pytest.approx(0.5 / math.log(2) / 2)
     # what is measured at the end is exact
     (run.path / "metrics.json").write_text(json.dumps({"loss": 2.0, "bits_per_byte": 1.25, "part": "validation"}))
-    assert RunHistory.from_run(run).best_bits == 1.25
+    assert RunHistory.from_run(run).best_bits_per_byte == 1.25
     assert RunHistory.from_run(run).bits_per_nat == 0.625
 
 
 @pytest.mark.parametrize(("steps", "first", "other"), [(40, "logarithmic", "linear"), (20, "linear", "logarithmic")])
 def test_losses_over_steps_are_drawn_on_both_scales_first_on_that_which_suits_them(tmp_path, steps, first, other):
     """Losses from 4.9 to 0.5, and from 4.9 to 2.5."""
-    html = losses([RunHistory.from_run(make(tmp_path, steps=steps))])
+    html = render_loss_figure([RunHistory.from_run(make(tmp_path, steps=steps))])
     assert re.findall("<label[^>]*>(.*?)</label>", html) == ["Steps", "Tokens", "Time", f"Steps, {other}"]
     panels = html.split("<div>")[1:]
     ticks = [set(re.findall(r'text-anchor="end">(.*?)<', panel)) for panel in panels]
@@ -106,7 +106,7 @@ def test_limit_and_ngram_are_lines_where_they_were_measured(tmp_path):
         ),
     ):
         (run.path / "metrics.json").write_text(json.dumps(record | more))
-        html = training_page([RunHistory.from_run(run)])
+        html = render_runs_page([RunHistory.from_run(run)])
         assert html.count('class="level" d="M56') == 2 * 4 * len(names)  # on each of the four axes, in two widths
         assert all(name in html for name in names)
 
@@ -141,7 +141,7 @@ def test_nothing_of_a_run_becomes_html(tmp_path, text):
         (run.path / "metrics.json").write_text(
             json.dumps(json.loads(json.dumps(results).replace(json.dumps(text)[1:-1], json.dumps(word)[1:-1])))
         )
-        pages.append(Elements(training_page([RunHistory.from_run(run)])))
+        pages.append(Elements(render_runs_page([RunHistory.from_run(run)])))
     harmless, hostile = pages
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
     assert [set(a) for _, a in hostile.elements] == [set(a) for _, a in harmless.elements]
@@ -169,7 +169,7 @@ def test_the_results_of_a_classifier(tmp_path):
         ],
     }
     (run.path / "metrics.json").write_text(json.dumps(results))
-    page = training_page([RunHistory.from_run(run)])
+    page = render_runs_page([RunHistory.from_run(run)])
     # of 6 + 2 among 8 + 4 rows (Agresti and Coull 1998)
     far = 1.96 * (2 / 3 / 3 / 12) ** 0.5
     assert f"0.7500 (95 %: {2 / 3 - far:.4f} to {2 / 3 + far:.4f})" in page
@@ -189,7 +189,7 @@ def test_logged_gradient_norms_are_drawn(tmp_path):
             opened.metrics.append({"step": step, "loss": 1.0, "valid_loss": 1.0, "gradient_norms": norms})
     history = RunHistory.from_run(Run.open(run.path))
     assert history.task_metrics == ()
-    rows = rows_of(training_page([history]), "How far back gradients reach")
+    rows = rows_of(render_runs_page([history]), "How far back gradients reach")
     assert {row[0] for row in rows[1:]} == {"10", "20", "40", "50", "70"}  # five, spread over the run
     assert ["70", "layer 1", "0", "1.0"] in rows
     assert ["70", "layer 2", "2", "0.125"] in rows
@@ -199,7 +199,7 @@ def test_logged_gradient_norms_are_drawn(tmp_path):
 def test_several_runs_are_beside_each_other(tmp_path):
     histories = [RunHistory.from_run(make(tmp_path, name=name, seed=seed)) for name, seed in (("one", 1), ("two", 2))]
     assert compare_recipes(histories) == {"seed": [1, 2]}
-    html = training_page(histories)
+    html = render_runs_page(histories)
     rows = rows_of(html, "Beside each other")
     assert ["seed", "1", "2"] in rows
     assert ["best loss", "0.5", "0.5"] in rows
@@ -208,10 +208,10 @@ def test_several_runs_are_beside_each_other(tmp_path):
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_run_of_one_step_or_none_has_a_page_without_charts(tmp_path, steps):
-    html = training_page([RunHistory.from_run(make(tmp_path, steps=steps))])
+    html = render_runs_page([RunHistory.from_run(make(tmp_path, steps=steps))])
     assert 'data-chart="lines"' not in html
     assert "<h2>Recipe</h2>" in html
-    beside = training_page(
+    beside = render_runs_page(
         [RunHistory.from_run(make(tmp_path, name=name, steps=n)) for name, n in (("short", 1), ("long", 9))]
     )
     assert 'data-chart="lines"' in beside
@@ -219,13 +219,13 @@ def test_a_run_of_one_step_or_none_has_a_page_without_charts(tmp_path, steps):
 
 def test_a_page_that_is_watched_is_read_again(tmp_path):
     history = RunHistory.from_run(make(tmp_path))
-    assert 'http-equiv="refresh" content="5"' in training_page([history], refresh=5)
-    assert 'http-equiv="refresh"' not in training_page([history])
+    assert 'http-equiv="refresh" content="5"' in render_runs_page([history], refresh_seconds=5)
+    assert 'http-equiv="refresh"' not in render_runs_page([history])
 
 
 def test_the_report_is_a_file_of_the_run(tmp_path):
     run = make(tmp_path)
-    assert write_report(run) == run.path / "report.html"
+    assert write_run_page(run) == run.path / "report.html"
     assert (run.path / "report.html").read_text().startswith("<!doctype html>")
 
 
@@ -244,7 +244,7 @@ def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path):
     run.lock()
     run.save_validation(ValidationState(step=steps[-1], best_step=other, best_value=1.0, stale=0))
     run.release_lock()
-    html = training_page([RunHistory.from_run(run)])
+    html = render_runs_page([RunHistory.from_run(run)])
     assert f"best checkpoint, step {other:,}" in html
     assert f"best checkpoint, step {lowest:,}" not in html
     losses = html[html.index('id="loss-1"') : html.index("</figure>")]
@@ -252,5 +252,5 @@ def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path):
     lines = [points.split() for points in re.findall(r'points="([^"]*)"', losses)]
     for x, y in rings(losses):
         assert any(f"{x},{y}" in points for points in lines)
-    several = training_page([RunHistory.from_run(run), RunHistory.from_run(run)])
+    several = render_runs_page([RunHistory.from_run(run), RunHistory.from_run(run)])
     assert several.count(">best checkpoints</text>") >= 6

@@ -14,7 +14,7 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.records import sealed
+from lmtool.records import encode_with_checksum
 from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import Session, ValidationState, describe_environment
@@ -318,7 +318,7 @@ def test_a_damaged_run_is_refused(make: MakeRun, content: bytes | dict[str, Any]
         file.write_bytes(content)
     else:
         values = json.loads(file.read_text()) | content
-        file.write_bytes(sealed({key: value for key, value in values.items() if key != "checksum"}))
+        file.write_bytes(encode_with_checksum({key: value for key, value in values.items() if key != "checksum"}))
     with pytest.raises(CheckpointError) as caught:
         Run.open(file.parent)
     assert caught.value.where == str(file)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.records import FileModel
+from lmtool.records import JsonModel
 from lmtool.run.log import MAX_LINE_BYTES, RunLog
 from tests.errors import refuses
 from tests.support.disks import failing_call, file_size_limit
 
 
-class Numbered(FileModel, extra="allow"):
+class Numbered(JsonModel, extra="allow"):
     step: int
 
 

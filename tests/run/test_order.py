@@ -17,7 +17,7 @@ from lmtool.run.order import (
     StreamWindows,
     derive_seed,
     permute,
-    sample_numbers_of_rank,
+    sample_numbers_for_rank,
 )
 from tests.examples import examples
 from tests.reference import order as reference
@@ -100,7 +100,7 @@ def test_seeds_are_documented_and_differ_by_their_parts() -> None:
 def test_every_item_comes_once_an_epoch(n: int, seed: int, batch_size: int) -> None:
     order = SampleOrder(n, seed)
     n_steps = -(-3 * n // batch_size)
-    epochs, items = zip(*(order(sample_numbers_of_rank(step, batch_size)) for step in range(n_steps)), strict=True)
+    epochs, items = zip(*(order(sample_numbers_for_rank(step, batch_size)) for step in range(n_steps)), strict=True)
     epoch_S, item_S = np.concatenate(epochs), np.concatenate(items)
     for epoch in range(3):
         assert sorted(item_S[epoch_S == epoch]) == list(range(n))
@@ -113,9 +113,9 @@ def test_epochs_and_seeds_have_their_own_order() -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 100), st.integers(1, 9))
 def test_ranks_share_the_same_batch(step: int, batch_size: int, n_ranks: int) -> None:
-    shares = [sample_numbers_of_rank(step, batch_size, rank, n_ranks) for rank in range(n_ranks)]
+    shares = [sample_numbers_for_rank(step, batch_size, rank, n_ranks) for rank in range(n_ranks)]
     whole = list(range(step * batch_size, (step + 1) * batch_size))
-    assert np.concatenate(shares).tolist() == sample_numbers_of_rank(step, batch_size).tolist() == whole
+    assert np.concatenate(shares).tolist() == sample_numbers_for_rank(step, batch_size).tolist() == whole
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
@@ -153,7 +153,7 @@ def test_lanes_go_on_from_step_to_step_and_cover_what_they_can(n: int, n_lanes: 
             LaneOrder(n, n_lanes, seed)
         return
     order = LaneOrder(n, n_lanes, seed)
-    steps = [order(sample_numbers_of_rank(step, n_lanes)) for step in range(3 * order.n_steps)]
+    steps = [order(sample_numbers_for_rank(step, n_lanes)) for step in range(3 * order.n_steps)]
     for step, (epoch_S, item_S) in enumerate(steps):
         assert set(epoch_S) == {step // order.n_steps}
         assert order.is_lane_start(step) == (step % order.n_steps == 0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.records import sealed
+from lmtool.records import encode_with_checksum
 from lmtool.run.directory import Run
 from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
@@ -31,7 +31,7 @@ def change_info(run: Run, **changes: Any) -> dict[str, Any]:
     """What its run.json now has, without the checksum."""
     info: dict[str, Any] = json.loads((run.path / "run.json").read_text()) | changes
     del info["checksum"]
-    (run.path / "run.json").write_bytes(sealed(info))
+    (run.path / "run.json").write_bytes(encode_with_checksum(info))
     return info
 
 

@@ -203,7 +203,7 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
 
     monkeypatch.setattr(vocabulary, "_encode", lambda: encoded)
     state = start_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
-    assert len(state.forced) > 200
+    assert len(state.forced_tokens) > 200
     assert max(lengths) == MAX_FORCED_CHARACTERS
 
 

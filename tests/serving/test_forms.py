@@ -185,7 +185,7 @@ def test_a_form_that_fails_ends_its_own_answer_only(server: Served, name: str, m
 
     def failing(self: constrained.FormState, token: int) -> constrained.FormState:
         if self.form.source == "[xy]+":
-            raise self.form.wrong("ParserTooComplex")
+            raise self.form.make_error("ParserTooComplex")
         return plus(self, token)
 
     monkeypatch.setattr(constrained.FormState, "with_token", failing)

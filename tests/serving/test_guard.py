@@ -59,7 +59,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ],
 )
 def test_hosts_are_addresses_and_known_names(host: str, known: bool) -> None:
-    assert AccessPolicy("127.0.0.1", None, ["box.example"]).knows_host(host) is known
+    assert AccessPolicy("127.0.0.1", None, ["box.example"]).allows_host(host) is known
 
 
 def test_a_page_elsewhere_cannot_use_the_server(client: httpx.Client, server: Served) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lmtool.errors import UsageError
 from lmtool.recipe.load import load
-from lmtool.sweeping.grid import MOST_RUNS, choices_of, name_of, read, usual_axes
+from lmtool.sweeping.grid import MAX_SWEEP_RUNS, default_axes, list_grid_points, name_grid_point, parse_key_values
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from lmtool.sweeping.grid import MOST_RUNS, choices_of, name_of, read, usual_axe
     ],
 )
 def test_several_values_are_an_axis(typed, values):
-    fixed, axes = read([typed])
+    fixed, axes = parse_key_values([typed])
     assert fixed == []
     (listed,) = axes.values()
     assert all(value in (None, one) for value, one in zip(values, listed, strict=True)), listed
@@ -42,32 +42,32 @@ def test_several_values_are_an_axis(typed, values):
     ],
 )
 def test_one_value_is_left_as_it_is(typed):
-    assert read([typed]) == ([typed], {})
+    assert parse_key_values([typed]) == ([typed], {})
 
 
 @pytest.mark.parametrize("value", ["6..2", "0.1..0.4", "0..1/3", "1..2/1", "1..9999", "1..2/2000", "-1..4/3", "1e..2"])
 def test_a_range_without_values_is_refused(value):
     with pytest.raises(UsageError) as refused:
-        read([f"optimizer.lr={value}"])
+        parse_key_values([f"optimizer.lr={value}"])
     assert f"optimizer.lr={value}" in refused.value.where
 
 
 def test_every_combination_is_a_run_with_a_name():
-    choices = choices_of({"seed": ["1", "2"], "optimizer.lr": ["0.1", "0.2"], "model.bias": ["true"]})
+    choices = list_grid_points({"seed": ["1", "2"], "optimizer.lr": ["0.1", "0.2"], "model.bias": ["true"]})
     assert len(choices) == 4
     assert [choice["seed"] for choice in choices] == ["1", "1", "2", "2"]
-    assert [name_of(choice) for choice in choices][:2] == ["seed=1,lr=0.1,bias=true", "seed=1,lr=0.2,bias=true"]
+    assert [name_grid_point(choice) for choice in choices][:2] == ["seed=1,lr=0.1,bias=true", "seed=1,lr=0.2,bias=true"]
     with pytest.raises(UsageError, match="at most"):
-        choices_of({"a": ["1"] * 100, "b": ["1"] * (MOST_RUNS // 100 + 1)})
+        list_grid_points({"a": ["1"] * 100, "b": ["1"] * (MAX_SWEEP_RUNS // 100 + 1)})
 
 
 def test_names_differ_where_values_do():
     values = ["[a]", "{a}", "a b", "a  b", "x" * 200, "x" * 201, "é", "../up"]
-    names = [name_of({"evaluation.prompts": value}) for value in values]
+    names = [name_grid_point({"evaluation.prompts": value}) for value in values]
     assert len(set(names)) == len(values)
     assert not any("/" in name for name in names)
-    assert name_of({"model.lr": "1", "optimizer.lr": "2"}) == "model.lr=1,optimizer.lr=2"
-    assert name_of({}) == "default"
+    assert name_grid_point({"model.lr": "1", "optimizer.lr": "2"}) == "model.lr=1,optimizer.lr=2"
+    assert name_grid_point({}) == "default"
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_names_differ_where_values_do():
 def test_the_usual_search_begins_with_the_values_of_the_recipe(recipe, is_tuning, keys):
     fixed = ["training.epochs=4"] if is_tuning else []
     base = load(recipe, fixed).recipe
-    axes = usual_axes(base, is_tuning)
+    axes = default_axes(base, is_tuning)
     assert [*axes] == keys
-    choices = choices_of(axes)
+    choices = list_grid_points(axes)
     assert len(choices) == (9 if len(keys) > 1 else 5)
     recipes = [
         load(recipe, [*fixed, *(f"{key}={value}" for key, value in choice.items())]).recipe for choice in choices

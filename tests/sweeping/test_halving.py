@@ -8,7 +8,16 @@ from itertools import pairwise
 import pytest
 
 from lmtool.errors import UsageError
-from lmtool.sweeping.halving import ETA, Cost, Rung, halvings, plan, rungs, search, seconds
+from lmtool.sweeping.halving import (
+    ETA,
+    RunCost,
+    Rung,
+    count_halvings,
+    estimate_seconds,
+    make_rungs,
+    plan_rungs,
+    train_by_halving,
+)
 
 
 class Machine:
@@ -39,16 +48,16 @@ class Machine:
                     self.share[name] = until
         self.now += max(free)
 
-    def cost(self, names):
-        return Cost(self.start, self.whole)
+    def measure_cost(self, names):
+        return RunCost(self.start, self.whole)
 
-    def ranked(self, names):
+    def rank(self, names):
         return sorted(names, key=lambda name: self.value(name, self.share[name]))
 
 
 def test_rungs_are_those_of_the_paper():
     """Table 1 of Li et al. (2018), its first bracket: 81 runs, one unit of time each, to one run of 81 units."""
-    units = [(rung.runs, round(81 * rung.until, 6)) for rung in rungs(81, 1, 4)]
+    units = [(rung.n_runs, round(81 * rung.end_share, 6)) for rung in make_rungs(81, 1, 4)]
     assert units == [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)]
 
 
@@ -58,11 +67,11 @@ def test_rungs_divide_until_one_is_left_or_as_many_as_train_at_once(runs, slots)
     left, times = runs, 0
     while left > 1:
         left, times = -(-left // ETA), times + 1
-    assert halvings(runs) == times
-    made = rungs(runs, slots, times)
-    assert made[0].runs == runs
+    assert count_halvings(runs) == times
+    made = make_rungs(runs, slots, times)
+    assert made[0].n_runs == runs
     assert made[-1] == Rung(min(runs, slots), 1.0)
-    assert all(one.runs >= other.runs for one, other in pairwise(made))
+    assert all(one.n_runs >= other.n_runs for one, other in pairwise(made))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -71,20 +80,20 @@ def test_the_time_of_rungs_is_what_they_take(slots, done):
     names = [f"run {i}" for i in range(9)]
     machine = Machine(names, slots, whole=100.0)
     machine.share = dict.fromkeys(names, done)
-    planned = [rung for rung in rungs(9, slots, 2) if rung.until > done]
+    planned = [rung for rung in make_rungs(9, slots, 2) if rung.end_share > done]
     for rung in planned:
-        machine.train(names[: rung.runs], rung.until)
-    assert seconds(planned, slots, Cost(2.0, 100.0), done) == pytest.approx(machine.now, abs=0.001)
+        machine.train(names[: rung.n_runs], rung.end_share)
+    assert estimate_seconds(planned, slots, RunCost(2.0, 100.0), done) == pytest.approx(machine.now, abs=0.001)
 
 
 def test_the_gentlest_plan_is_taken_that_there_is_time_for():
-    cost = Cost(0.0, 9.0)
-    assert plan(9, 1, 1000, cost) == rungs(9, 1, 0)
-    assert plan(9, 1, 51, cost) == rungs(9, 1, 1)
-    assert plan(9, 1, 24, cost) == rungs(9, 1, 2)
-    assert plan(9, 1, 22.5, cost)[0].runs == 8
-    assert plan(9, 1, 10, cost) == [Rung(1, 1.0)]
-    assert plan(9, 1, 9, cost) == []
+    cost = RunCost(0.0, 9.0)
+    assert plan_rungs(9, 1, 1000, cost) == make_rungs(9, 1, 0)
+    assert plan_rungs(9, 1, 51, cost) == make_rungs(9, 1, 1)
+    assert plan_rungs(9, 1, 24, cost) == make_rungs(9, 1, 2)
+    assert plan_rungs(9, 1, 22.5, cost)[0].n_runs == 8
+    assert plan_rungs(9, 1, 10, cost) == [Rung(1, 1.0)]
+    assert plan_rungs(9, 1, 9, cost) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,10 +101,10 @@ def test_the_gentlest_plan_is_taken_that_there_is_time_for():
 def test_the_best_of_each_rung_go_on(seed, budget):
     names = [f"run {i}" for i in range(12)]
     machine = Machine(names, 1, whole=100.0, seed=seed)
-    search(names, 1, lambda: budget - machine.now, machine)
+    train_by_halving(names, 1, lambda: budget - machine.now, machine)
     (probed, first), *calls = machine.calls
     assert probed == names[:1]
-    assert first == ETA ** -halvings(12)
+    assert first == ETA ** -count_halvings(12)
     for (before, until), (after, _) in pairwise(calls):
         best = sorted(before, key=lambda name: machine.value(name, until))
         assert after == best[: len(after)]
@@ -111,7 +120,7 @@ def test_the_time_is_kept_to_the_twentieth_where_speed_varies_by_a_tenth(slots, 
     for seed in range(10):
         names = [f"run {i}" for i in range(9)]
         machine = Machine(names, slots, whole, noise=0.1, seed=seed)
-        search(names, slots, lambda machine=machine: budget - machine.now, machine)
+        train_by_halving(names, slots, lambda machine=machine: budget - machine.now, machine)
         assert machine.now <= 1.05 * budget
         assert max(machine.share.values()) == 1.0
 
@@ -125,8 +134,8 @@ def test_runs_are_stopped_where_steps_become_slower():
         train(*arguments)
         machine.whole = min(400.0, 2 * machine.whole)
 
-    machine.train, machine.cost = slower, lambda names: Cost(2.0, 40.0)
-    search(names, 2, lambda: 180 - machine.now, machine)
+    machine.train, machine.measure_cost = slower, lambda names: RunCost(2.0, 40.0)
+    train_by_halving(names, 2, lambda: 180 - machine.now, machine)
     assert machine.now == pytest.approx(1.05 * 180)
     assert max(machine.share.values()) < 1
 
@@ -136,25 +145,25 @@ def test_a_time_that_is_short_for_one_run_is_refused_with_what_it_takes(whole):
     names = [f"run {i}" for i in range(9)]
     machine = Machine(names, 1, whole)
     with pytest.raises(UsageError, match="too short for a whole run") as refused:
-        search(names, 1, lambda: 60 - machine.now, machine)
+        train_by_halving(names, 1, lambda: 60 - machine.now, machine)
     assert machine.now <= 60 / ETA
     minutes = int(refused.value.fix.split("--minutes ")[1].split()[0])
     enough = Machine(names, 1, whole)
-    search(names, 1, lambda: 60 * minutes - enough.now, enough)
+    train_by_halving(names, 1, lambda: 60 * minutes - enough.now, enough)
     assert max(enough.share.values()) == 1.0
 
 
 def test_where_the_first_have_failed_it_is_told():
     machine = Machine(["a", "b"], 1, whole=1.0)
-    machine.ranked = lambda names: []
+    machine.rank = lambda names: []
     with pytest.raises(UsageError, match="have failed") as refused:
-        search(["a", "b"], 1, lambda: 60 - machine.now, machine)
+        train_by_halving(["a", "b"], 1, lambda: 60 - machine.now, machine)
     assert "a" in refused.value.where
     assert len(machine.calls) == 1
 
 
 def test_where_all_fail_later_it_ends():
     machine = Machine(["a", "b"], 1, whole=1.0)
-    machine.ranked = lambda names: list(names) if len(machine.calls) == 1 else []
-    search(["a", "b"], 1, lambda: 60 - machine.now, machine)
+    machine.rank = lambda names: list(names) if len(machine.calls) == 1 else []
+    train_by_halving(["a", "b"], 1, lambda: 60 - machine.now, machine)
     assert len(machine.calls) == 2

@@ -8,7 +8,14 @@ import statistics
 import pytest
 
 from lmtool.run.history import RunHistory
-from lmtool.sweeping.results import PointResults, goodness, rows_of, sweep_page, tabulated, validated
+from lmtool.sweeping.results import (
+    PointResults,
+    get_validation_metric,
+    group_by_grid_point,
+    make_results_table,
+    render_sweep_page,
+    score_by_validation,
+)
 from tests.report.test_training import make
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -31,15 +38,15 @@ def test_a_row_is_all_seeds_of_a_setting(tmp_path):
         ({"seed": seed, "lr": rate}, history(tmp_path, f"{rate}-{seed}", value), "")
         for (rate, seed), value in values.items()
     ]
-    rows = rows_of([*runs, ({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")])
-    assert [row.choice for row in rows[:2]] == [{"lr": "0.2"}, {"lr": "0.1"}]
-    figures = rows[1].figures()
+    rows = group_by_grid_point([*runs, ({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")])
+    assert [row.point for row in rows[:2]] == [{"lr": "0.2"}, {"lr": "0.1"}]
+    figures = rows[1].summarize()
     assert figures["loss"] == pytest.approx(statistics.mean([2.0, 3.0]))
     assert figures["deviation"] == pytest.approx(statistics.stdev([2.0, 3.0]))
     assert (figures["seeds"], figures["steps"], figures["seconds"]) == (2, 20, 10)
-    assert rows[2].figures() == {"seeds": 0, "failed": "the loss is nan"}
-    assert rows[0].record()["runs"][0] == {"path": str(tmp_path / "0.2-1"), "value": 1.0, "state": "finished"}
-    columns, cells = tabulated(rows)
+    assert rows[2].summarize() == {"seeds": 0, "failed": "the loss is nan"}
+    assert rows[0].to_json_values()["runs"][0] == {"path": str(tmp_path / "0.2-1"), "value": 1.0, "state": "finished"}
+    columns, cells = make_results_table(rows)
     assert columns == ["lr", "loss", "deviation", "steps", "seconds", "seeds", "failed"]
     assert cells[2] == ["9", None, None, None, None, 0, "the loss is nan"]
 
@@ -47,8 +54,8 @@ def test_a_row_is_all_seeds_of_a_setting(tmp_path):
 def test_the_best_is_the_highest_accuracy_and_the_lowest_loss(tmp_path):
     for metric, best in (("accuracy", 0.9), ("loss", 0.2)):
         pair = [history(tmp_path, f"{metric}-{value}", value, metric) for value in (0.2, 0.9)]
-        assert max(pair, key=goodness).name == f"{metric}-{best}"
-        assert validated(pair[0])[0] == metric
+        assert max(pair, key=score_by_validation).name == f"{metric}-{best}"
+        assert get_validation_metric(pair[0])[0] == metric
 
 
 def test_what_was_measured_on_test_rows_chooses_nothing(tmp_path):
@@ -58,8 +65,8 @@ def test_what_was_measured_on_test_rows_chooses_nothing(tmp_path):
     )
     measured = RunHistory.from_run(one.run)
     assert measured.results[""]["accuracy"] == 1.0
-    assert validated(measured) == ("accuracy", 0.5)
-    assert PointResults({}, [measured]).figures()["accuracy"] == 0.5
+    assert get_validation_metric(measured) == ("accuracy", 0.5)
+    assert PointResults({}, [measured]).summarize()["accuracy"] == 0.5
 
 
 def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_path):
@@ -69,8 +76,8 @@ def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_pa
     del info["checksum"]
     (stopped.run.path / "run.json").write_text(json.dumps(info))
     stopped = RunHistory.from_run(type(stopped.run).open(stopped.run.path))
-    rows = rows_of([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
-    assert [row.choice["lr"] for row in rows] == ["2", "1"]
+    rows = group_by_grid_point([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
+    assert [row.point["lr"] for row in rows] == ["2", "1"]
 
 
 def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path):
@@ -79,8 +86,8 @@ def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path):
         for rate in ("0.001", "0.01", "0.1")
         for seed in ("1", "2")
     ]
-    rows = rows_of([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
-    html = sweep_page(HOSTILE, rows, {"seed": ["1", "2"], "lr": [], "kind": []})
+    rows = group_by_grid_point([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
+    html = render_sweep_page(HOSTILE, rows, {"seed": ["1", "2"], "lr": [], "kind": []})
     assert HOSTILE not in html
     assert re.findall("<h2>(.*?)</h2>", html) == [
         "Settings, the best first",
@@ -101,4 +108,4 @@ def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path):
 @pytest.mark.parametrize(("values", "log"), [((2, 3, 4), False), ((16, 32, 64, 128), True), ((0, 1, 10), False)])
 def test_the_axis_is_logarithmic_where_values_are_spread_by_factors(tmp_path, values, log):
     runs = [({"d": str(value)}, history(tmp_path, str(value), 1.0 + value), "") for value in values]
-    assert ("data-log" in sweep_page("d", rows_of(runs), {"d": []})) is log
+    assert ("data-log" in render_sweep_page("d", group_by_grid_point(runs), {"d": []})) is log

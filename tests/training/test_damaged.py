@@ -358,7 +358,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], 
     """The disk is full from the given write on; the returned function says how many there were."""
 
     def fill(limit: int) -> Callable[[], int]:
-        genuine = durable.write_new
+        genuine = durable.write_new_file
         n = 0
 
         def write_new(path: Path, chunks: Any) -> None:
@@ -368,7 +368,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], 
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             genuine(path, chunks)
 
-        monkeypatch.setattr(durable, "write_new", write_new)
+        monkeypatch.setattr(durable, "write_new_file", write_new)
         return lambda: n
 
     return fill

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.data.survey import no_progress
 from lmtool.recipe.load import parse_settings
-from lmtool.sweeping.sweep import Typed
+from lmtool.sweeping.sweep import SweepInputs
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
@@ -100,12 +100,12 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     path = str(table(folder / "rows.csv", 600, telling))
     alone = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000", "seed=2"]))
     stages = []
-    typed = Typed([path], None, None, ["model.buckets=2000"])
-    typed, verb, told = typed.planned({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
+    typed = SweepInputs([path], None, None, ["model.buckets=2000"])
+    typed, verb, told = typed.prepare({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
     assert stages == [("choosing features", 0, 2), ("choosing features", 1, 2)]
     monkeypatch.delattr(finetuning, "choose_features")
-    assert typed.resolved({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
-    words = typed.command(verb, {"seed": "2"})
+    assert typed.resolve_recipe({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
+    words = typed.build_command(verb, {"seed": "2"})
     assert words[:3] == ["lmtool", "finetune", path]
     again = plan_finetuning(None, None, parse_settings([f"data.train={path}", *words[4::2]]))
     assert again.resolved.recipe == alone.resolved.recipe
@@ -114,8 +114,8 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
 
 def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
     path = str(table(folder / "rows.csv", 600, "ending"))
-    typed, _, _ = Typed([path], None, None, []).planned({"model.ngrams": ["1", "2"]}, pytest.fail)
-    assert typed.fixed == []
+    typed, _, _ = SweepInputs([path], None, None, []).prepare({"model.ngrams": ["1", "2"]}, pytest.fail)
+    assert typed.fixed_settings == []
 
 
 def test_a_linear_model_whose_head_is_fitted_is_not_said_to_be_trained_whole(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recip
     path = str(table(folder / "rows.csv", 200, "ending"))
     assert not plan_finetuning(None, recipe, parse_settings([f"data.train={path}"])).resolved.recipe.data.holds_out
     axes = {"optimizer.l2": ["0.1", "10"]}
-    typed, _, told = Typed([path], None, recipe, []).planned(axes, no_progress)
-    assert typed.resolved({}).data.valid_fraction == 0.25
+    typed, _, told = SweepInputs([path], None, recipe, []).prepare(axes, no_progress)
+    assert typed.resolve_recipe({}).data.valid_fraction == 0.25
     assert told.splitlines()[-1].startswith("a quarter of the rows is held out, to compare settings")
     for fixed in (["data.valid_fraction=0"], [f"data.valid=[{path}]"]):
-        named, _, told = Typed([path], None, recipe, fixed).planned(axes, no_progress)
-        assert named.fixed[-1:] == fixed
+        named, _, told = SweepInputs([path], None, recipe, fixed).prepare(axes, no_progress)
+        assert named.fixed_settings[-1:] == fixed
         assert "a quarter" not in told

@@ -13,7 +13,7 @@ from lmtool.export.card import iterate_measured_figures
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import parse_settings
-from lmtool.report.training import write_report
+from lmtool.report.training import write_run_page
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
 from lmtool.tasks.predict import TablePredictor
@@ -110,7 +110,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
         200,
     )
 
-    page = write_report(run).read_text()
+    page = write_run_page(run).read_text()
     assert "1.0000" not in page
     assert "Of the validation rows" not in page
     assert "cross-validation" in page

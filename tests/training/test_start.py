@@ -450,7 +450,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
     """The disk is full while a checkpoint of the given steps is written."""
 
     def fill(steps: set[int]) -> None:
-        genuine = durable.write_new
+        genuine = durable.write_new_file
 
         def write_new(path: Path, chunks: Any) -> None:
             if any(path.parent.name == f".tmp-step-{step:06d}" for step in steps) and path.name.startswith("opt"):
@@ -458,7 +458,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             genuine(path, chunks)
 
-        monkeypatch.setattr(durable, "write_new", write_new)
+        monkeypatch.setattr(durable, "write_new_file", write_new)
 
     return fill
 
@@ -501,7 +501,7 @@ def test_a_full_disk_at_the_end_is_an_error(
 def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint of step 2 is not written before step 3 is done, which does not change what is in it."""
     work.pretrain(name="whole")
-    genuine, third_step, calls = durable.write_new, threading.Event(), 0
+    genuine, third_step, calls = durable.write_new_file, threading.Event(), 0
 
     def write_new(path: Path, chunks: Any) -> None:
         if path.parent.name == ".tmp-step-000002":
@@ -515,7 +515,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch:
             third_step.set()
         return False
 
-    monkeypatch.setattr(durable, "write_new", write_new)
+    monkeypatch.setattr(durable, "write_new_file", write_new)
     told = [
         event.step.step if isinstance(event, Stepped) else event.path.name
         for event in work.pretrain(BACKGROUND, "checkpoint.keep_last=9", stop=stop)

@@ -22,7 +22,7 @@ from lmtool.data import blocks, streaming
 from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BlockStores
 from lmtool.data.corpus import Chunk
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, scratch_in
+from lmtool.durable import cache_folder, make_scratch_folder
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.reference import resolve_for_text, resolve_reference
 from lmtool.model import LanguageModel
@@ -223,12 +223,12 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
 
 def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
     streams = cache_folder() / STREAMS_FOLDER
-    with scratch_in(streams) as left:
+    with make_scratch_folder(streams) as left:
         (left / "000001").mkdir()
         shutil.copytree(left, streams / ".tmp-killed")
-    with scratch_in(streams) as held:
+    with make_scratch_folder(streams) as held:
         assert [path.name for path in streams.iterdir()] == [held.name]
-        with scratch_in(streams):
+        with make_scratch_folder(streams):
             pass
         assert held.exists()
 
@@ -308,7 +308,7 @@ def test_a_full_disk_ends_the_run(work: Work, folder: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     _, data = read_text(streamed(work).recipe, None, World(), no_report)
-    monkeypatch.setattr("lmtool.durable.write_new", full)
+    monkeypatch.setattr("lmtool.durable.write_new_file", full)
     with data.streaming(CPU), refuses("no_space"):
         examples_of(data).read(np.arange(3000))
 

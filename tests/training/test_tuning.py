@@ -20,7 +20,7 @@ from lmtool.model.lora import adapter_parameter_names
 from lmtool.recipe.finetuning import ADAPTER_LR, TRAINED_LR
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.training import AdamW
-from lmtool.records import sealed
+from lmtool.records import encode_with_checksum
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.events import FitStarted, Started
@@ -221,7 +221,7 @@ def test_adapters_open_no_connection_to_find_their_base(
     content = json.loads((tuned / "run.json").read_bytes())
     del content["checksum"]
     content["base"] |= {"run": "hf:some/model", "path": "nowhere"}
-    (tuned / "run.json").write_bytes(sealed(content))
+    (tuned / "run.json").write_bytes(encode_with_checksum(content))
     refused(tuned, "a file names a model of the Hub")
     with pytest.raises(CheckpointError, match="a file names"):
         work.resume("training.steps=+1", name="tuned")

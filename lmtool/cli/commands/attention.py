@@ -47,7 +47,7 @@ def attention(
     from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
-    from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
+    from lmtool.report.attention import format_attention_head, format_attribution, render_attention_page
     from lmtool.report.page import write_page
 
     check_new(output, ".html")
@@ -61,7 +61,7 @@ def attention(
     shown = attended.part(kind)
     shown.head(layer, head)
     if output is not None:
-        write_page(output, attention_page(attended, decided, kind=kind, layer=layer, head=head))
+        write_page(output, render_attention_page(attended, decided, kind=kind, layer=layer, head=head))
     if npz is not None:
         attended.save(npz)
     if as_json:
@@ -71,6 +71,6 @@ def attention(
             put_data(path)
     else:
         console = Console(highlight=False)
-        words = () if decided is None else attribution_lines(decided)
-        for line in chain(matrix_lines(shown, layer, head, console.width), words):
+        words = () if decided is None else format_attribution(decided)
+        for line in chain(format_attention_head(shown, layer, head, console.width), words):
             console.print(line, no_wrap=True, crop=False, overflow="ignore")

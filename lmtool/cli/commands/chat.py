@@ -19,7 +19,7 @@ from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.generation.params import COMMON
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,7 +139,7 @@ def _run_command(line: str, conversation: "Conversation") -> bool:
             raise UsageError("/save needs a file name", fix="write /save FILE")
         case _:
             fix = "/help lists the commands; begin a message with a space if it begins with /"
-            raise UsageError(f"there is no command {plain(command)[:40]}", fix=fix)
+            raise UsageError(f"there is no command {printable(command)[:40]}", fix=fix)
     return True
 
 
@@ -162,7 +162,7 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
         with stoppable():
             answer = conversation.answer([message])
             if answer.n_left:
-                left = counted(conversation.n_left, "message")
+                left = format_count(conversation.n_left, "message")
                 tell(f"the context is full: the model no longer reads the first {left}")
             for piece in answer:
                 if not as_json:
@@ -185,7 +185,7 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
     elif conversation.params.form is not None:
         warn_of_cut_forms(conversation.params, Counter([completion.finish_reason]))
     elif not quiet and completion.finish_reason in ("length", "time"):
-        tell(f"the answer was cut after {counted(len(completion.tokens), 'token')}")
+        tell(f"the answer was cut after {format_count(len(completion.tokens), 'token')}")
 
 
 def _find_terminal() -> "TextIO | None":

@@ -9,7 +9,7 @@ from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, Column, Overrides, key_options, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
-from lmtool.printable import aligned, counted
+from lmtool.printable import align_columns, format_count
 
 if TYPE_CHECKING:
     from lmtool.checks.check import CheckResult
@@ -102,7 +102,7 @@ def check(
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
         else:
-            put(f"fixed    {fix}: without {counted(n_gone, 'row')}, listed in {log}")
+            put(f"fixed    {fix}: without {format_count(n_gone, 'row')}, listed in {log}")
     for checked in reports:
         checked.raise_for_problems(strict=strict)
 
@@ -119,7 +119,7 @@ def _check_device(as_json: bool) -> None:
         put(compute.describe())
         times = [["-" if s is None else f"{1000 * s:.2f} ms" for s in (way.fast, way.plain)] for way in compared]
         rows = [(way.name, *of_way, way.verdict) for way, of_way in zip(compared, times, strict=True)]
-        put(*aligned([("way", "fast", "plain", "result"), *rows], 4))
+        put(*align_columns([("way", "fast", "plain", "result"), *rows], 4))
     if faults := [way.name for way in compared if way.verdict != "same"]:
         what = f"some fast ways of computing do not work here: {', '.join(faults)}"
         fix = "use --precision float32 if matrices are among them; the others are then not used by themselves"

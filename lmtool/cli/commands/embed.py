@@ -10,7 +10,7 @@ from lmtool.cli.output import check_new, describe, open_model, put, put_data, pu
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import TEXTS_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 if TYPE_CHECKING:
     from lmtool.recipe.spec.recipe import Recipe
@@ -129,7 +129,10 @@ def index(
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})
     else:
-        put(f"{output}: {counted(n_texts, 'text')}; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+        put(
+            f"{output}: {format_count(n_texts, 'text')}; "
+            + ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        )
 
 
 @key_options(TEXTS_OPTIONS)
@@ -173,7 +176,7 @@ def query(
     answers = opened.search_each(texts, k)
     if output is not None:
         lines = hits_to_csv(answers) if output.suffix == ".csv" else hits_to_json_lines(answers)
-        durable.write_output(output, map(str.encode, lines))
+        durable.write_output_file(output, map(str.encode, lines))
         put_data(output)
     elif as_json:
         for line in hits_to_json_lines(answers):

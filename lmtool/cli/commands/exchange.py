@@ -8,7 +8,7 @@ from lmtool.cli.help import argument, flag, folder_to_write, group, option, regi
 from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
-from lmtool.printable import aligned
+from lmtool.printable import align_columns
 
 GGUF = ".gguf"
 
@@ -111,9 +111,9 @@ def list_data(
     for one, of in catalogue.data.items():
         figures = ", ".join(f"{recipe} {figure}" for recipe, figure in of.references.items())
         rows.append((one, of.kind, of.size, of.licence, figures))
-    put(*aligned(rows, 5))
+    put(*align_columns(rows, 5))
     put("", "read from the Hugging Face Hub by lmtool; --from RUN names the model to fine-tune:")
-    put(*aligned(list(catalogue.elsewhere.items()), 2))
+    put(*align_columns(list(catalogue.elsewhere.items()), 2))
 
 
 def get_data(

@@ -26,7 +26,7 @@ from lmtool.cli.output import (
 from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.errors import UsageError
 from lmtool.generation.params import COMMON, DEFAULT_DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,19 +173,19 @@ def generate(
                 tell(f"score {completion.score:.4f}")
     warn_of_cut_forms(params, reasons)
     if html is not None:
-        from lmtool.report.generated import as_page
+        from lmtool.report.generated import render_page
         from lmtool.report.page import write_page
 
         loaded = generator.loaded
         chosen = [f"{name} {value}" for name, value in params_to_record(params).items() if value not in (None, ())]
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
-        write_page(html, as_page(drawn, loaded.tokenizer, facts))
+        write_page(html, render_page(drawn, loaded.tokenizer, facts))
         if not quiet:
             tell(f"page {html}")
     if not quiet:
         seconds = time.perf_counter() - began
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
-        tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
+        tell(f"{format_count(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
 def _print_stream(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
@@ -232,13 +232,17 @@ def _print_replay(path: str, as_json: bool) -> None:
 
     all_same = True
     for replayed in replay(read_records(path)):
-        all_same &= replayed.same
+        all_same &= replayed.is_same
         if as_json:
-            answer = {"prompt": replayed.record["prompt"], "sample": replayed.record["sample"], "same": replayed.same}
+            answer = {
+                "prompt": replayed.record["prompt"],
+                "sample": replayed.record["sample"],
+                "same": replayed.is_same,
+            }
             put_json({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed})
             continue
-        outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
+        outcome = "same" if replayed.is_same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
-        put(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
+        put(printable(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:
         raise typer.Exit(DIFFERENT)

@@ -46,10 +46,10 @@ def gradients(
     value: dict[str, object]
     if starts:
         contraction = measure_convergence(loaded, text, seed)
-        value, curves = contraction._asdict(), report.of_starts(contraction)
+        value, curves = contraction._asdict(), report.plot_contraction(contraction)
     else:
         flow = compute_gradient_flow(loaded, text, token)
         value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
-        curves = report.of_gradients(flow)
-    lines, page = partial(report.as_lines, curves, loaded), partial(report.as_page, curves, loaded)
+        curves = report.plot_gradient_flow(flow)
+    lines, page = partial(report.format_lines, curves, loaded), partial(report.render_page, curves, loaded)
     show_picture(lines, page, output, value if as_json else None)

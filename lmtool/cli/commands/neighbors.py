@@ -85,7 +85,7 @@ def neighbors(
         raise UsageError(f"{len(result.nearest)} neighbours are too few for a map", fix="ask for 3 or more with -k")
     value: dict[str, object] | None = None
     if as_json:
-        drawn = report.points(result, method)[1:] if method else []
+        drawn = report.project_neighbors(result, method)[1:] if method else []
         on_map = [{"x": x, "y": y} for x, y in drawn] or [{}] * len(result.nearest)
         nearest = [
             {"word": one.word, "similarity": one.similarity} | ({} if one.text is None else {"text": one.text}) | point
@@ -93,8 +93,10 @@ def neighbors(
         ]
         value = {"word": result.word, "neighbors": nearest}
     if method is not None:
-        show_picture(partial(report.as_lines, result, method), partial(report.as_page, result, method), output, value)
+        show_picture(
+            partial(report.format_lines, result, method), partial(report.render_page, result, method), output, value
+        )
     elif as_json:
         put_json(value)
     else:
-        put(*report.list_lines(result))
+        put(*report.format_neighbors(result))

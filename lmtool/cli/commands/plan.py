@@ -17,7 +17,7 @@ from lmtool.cli.settings import (
     with_stdin,
 )
 from lmtool.errors import UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast
@@ -93,17 +93,16 @@ def _format_forecast(forecast: "Forecast") -> list[str]:
         rows = f"{format_quantity(forecast.memory, 'B')}: {'fits' if forecast.fits else 'does not fit'} with {rows}"
     lines.append(f"device: {where}, {forecast.precision}{'; ' if forecast.memory is None else ', '}{rows}")
     if forecast.tokens is None:
-        extent, over = counted(forecast.examples, "row"), "table"
+        extent, over = format_count(forecast.examples, "row"), "table"
     else:
         extent, over = f"{format_quantity(forecast.tokens, '')}tokens", "text"
     passes = "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {over}"
-    lines.append(f"length: {counted(forecast.steps, 'step')}, {extent}{passes}")
+    lines.append(f"length: {format_count(forecast.steps, 'step')}, {extent}{passes}")
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")
     else:
-        lines.append(
-            f"time: {_format_duration(forecast.seconds)}, {_short(forecast.step_seconds)} a step ({forecast.basis})"
-        )
+        step = _format_seconds(forecast.step_seconds)
+        lines.append(f"time: {_format_duration(forecast.seconds)}, {step} a step ({forecast.basis})")
     if forecast.tokens is not None and forecast.optimal_tokens:
         share = forecast.tokens / forecast.optimal_tokens
         times = f"{share:,.3g} times" if share >= 2 else f"{100 * share:.3g} % of"
@@ -113,7 +112,7 @@ def _format_forecast(forecast: "Forecast") -> list[str]:
     return [*lines, *(f"note: {note}" for note in forecast.notes)]
 
 
-def _short(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 

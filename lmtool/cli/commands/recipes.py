@@ -75,9 +75,9 @@ def draw(
     if numbers and output is not None:
         raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
-        return put(*matrices.as_lines(matrices.worked(recipe)))
-    drawn = drawing.draw(recipe, Path(name).stem)
-    show_picture(partial(drawing.as_lines, drawn), partial(drawing.as_page, drawn), output)
+        return put(*matrices.format_lines(matrices.compute_matrices(recipe)))
+    drawn = drawing.draw_model(recipe, Path(name).stem)
+    show_picture(partial(drawing.format_lines, drawn), partial(drawing.render_page, drawn), output)
 
 
 def batch(
@@ -121,8 +121,8 @@ def batch(
             plan = plan_pretraining(run, recipe, settings, display.report)
         else:
             plan = plan_training(run, recipe, settings, display.report)
-        collated = described.collate(plan, texts, step, rows, display.report)
-    show_picture(partial(described.as_lines, collated), partial(described.as_page, collated), output)
+        collated = described.make_batch_of_step(plan, texts, step, rows, display.report)
+    show_picture(partial(described.format_lines, collated), partial(described.render_page, collated), output)
 
 
 def _is_typed(text: str) -> bool:

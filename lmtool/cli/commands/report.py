@@ -27,20 +27,20 @@ def report(
     import time
 
     from lmtool.inference.reference import resolve_reference
-    from lmtool.report.page import refuse_other, write_page
-    from lmtool.report.training import TRAINED, training_page
+    from lmtool.report.page import check_page_is_replaceable, write_page
+    from lmtool.report.training import RUN_PAGE_HEADING, render_runs_page
     from lmtool.run.directory import Run
     from lmtool.run.history import RunHistory
 
     paths = list(dict.fromkeys(resolve_reference(run).run.path for run in runs or ["last"]))
 
-    refuse_other(output, TRAINED)
+    check_page_is_replaceable(output, RUN_PAGE_HEADING)
 
     def written() -> bool:
         """Write the page; whether a run goes on."""
         histories = [RunHistory.from_run(Run.open(path)) for path in paths]
         goes_on = watch and any(history.run.state == "running" for history in histories)
-        write_page(output, training_page(histories, refresh=WATCH_SECONDS if goes_on else None))
+        write_page(output, render_runs_page(histories, refresh_seconds=WATCH_SECONDS if goes_on else None))
         return goes_on
 
     goes_on = written()

@@ -18,7 +18,7 @@ from lmtool.cli.output import open_model, print_picture, put, put_data, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READ_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import UsageError
-from lmtool.printable import counted, plain
+from lmtool.printable import format_count, printable
 
 if TYPE_CHECKING:
     from lmtool.checks.cache import CacheEntry
@@ -93,14 +93,14 @@ def show(run: RunName = "last", json: Json = False) -> None:
         facts.append(("checkpoint", f"{checkpoint.name}: {', '.join(note for note in notes if note)}"))
     if summary.problem:
         facts.append(("problem", summary.problem))
-    put(*(f"{plain(name):21} {value}" for name, value in facts))
+    put(*(f"{printable(name):21} {value}" for name, value in facts))
     if not summary.problem:
         _draw_losses(shown, held_out=part == "valid")
 
 
 def _draw_losses(run: "Run", *, held_out: bool) -> None:
     """Draws the losses over the steps, as wide as the terminal, in ASCII without colours."""
-    from lmtool.report.terminal import plot
+    from lmtool.report.terminal import plot_lines
     from lmtool.run.history import finite_number
 
     drawn: dict[str, list[tuple[float, float]]] = {"loss": [], "valid_loss": []}
@@ -110,7 +110,7 @@ def _draw_losses(run: "Run", *, held_out: bool) -> None:
                 points.append((float(record["step"]), value))
     names = "training loss", "validation loss" if held_out else "loss of the rows trained on"
     named = zip(names, drawn.values(), strict=True)
-    print_picture(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
+    print_picture(partial(plot_lines, [(name, points) for name, points in named if len(points) > 1]))
 
 
 @key_options(READ_OPTIONS)
@@ -139,7 +139,7 @@ def compare(
     from rich.table import Table
 
     from lmtool.inference.reference import resolve_reference
-    from lmtool.records import finite
+    from lmtool.records import replace_nonfinite
     from lmtool.run.history import RunHistory, compare_recipes, compare_summaries, find_indistinct_scores
     from lmtool.tasks.benchmarks import import_lm_eval
 
@@ -163,7 +163,7 @@ def compare(
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.to_json() for one in tested]} if tested else {}
-        put_json(finite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
+        put_json(replace_nonfinite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
     rows = [[name, *map(_format_value, values)] for name, values in (compare_summaries(histories) | different).items()]
     heading = ["", *(history.name for history in histories)]
@@ -172,7 +172,7 @@ def compare(
         table.add_column(overflow="fold", style=None if name else "dim")
     put_table(table, [heading, *rows], Console())
     for note in notes:
-        put_data(f"note\t{plain(note)}")
+        put_data(f"note\t{printable(note)}")
     for comparison in tested:
         put(*comparison.format_lines())
 
@@ -256,14 +256,14 @@ def rm(
     """
     from lmtool.run import removal
     from lmtool.run.listing import folder_size
-    from lmtool.sweeping.folder import find_sweep, remove_sweep, runs_of_sweep
+    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep
 
     if bool(runs) == (older_than is not None):
         raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
     sweeps: dict[Path, list[Path]] = {}
     if older_than is None:
         found = {name: find_sweep(name) for name in runs or ()}
-        sweeps = {folder: runs_of_sweep(folder) for folder in found.values() if folder is not None}
+        sweeps = {folder: list_sweep_runs(folder) for folder in found.values() if folder is not None}
         alone = [name for name, folder in found.items() if folder is None]
         paths = removal.find_removable_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
     else:
@@ -360,7 +360,8 @@ def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[s
 
     if single:
         return [
-            [plain(describe_entry(one)), decimal(one.size), _format_time(one.last_used.isoformat())] for one in entries
+            [printable(describe_entry(one)), decimal(one.size), _format_time(one.last_used.isoformat())]
+            for one in entries
         ]
     rows = []
     for kind in CACHE_KINDS:
@@ -390,7 +391,7 @@ def _print_runs(summaries: "list[RunSummary]") -> None:
         "size": lambda run: decimal(run.bytes),
     }
     names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
-    cells = {name: [plain(str(shown.get(name, attrgetter(name))(run))) for run in summaries] for name in names}
+    cells = {name: [printable(str(shown.get(name, attrgetter(name))(run))) for run in summaries] for name in names}
     console, table = Console(), Table(box=None, pad_edge=False)
     widths = {name: max(map(cell_len, [name, *column])) for name, column in cells.items()}
     for name in DROPPED if console.is_terminal else ():
@@ -413,7 +414,7 @@ def _format_result(summary: "RunSummary") -> str:
         return "-"
     part = "" if summary.part == "validation" else f"{summary.part} "
     error = "" if summary.standard_error is None else f" ± {summary.standard_error:.2g}"
-    rows = f", {counted(summary.rows, 'row')}" if summary.rows else ""
+    rows = f", {format_count(summary.rows, 'row')}" if summary.rows else ""
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
 
 

@@ -11,7 +11,7 @@ from lmtool.cli.output import attach_draft, check_new, describe, open_model, put
 from lmtool.cli.settings import READ_OPTIONS, TEXTS_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 
 def serve(
@@ -114,7 +114,10 @@ def label(
     warn_of_skipped(skipped)
     n_labelled = sum(labels is not None for labels in rows.labels)
     if n_labelled and data.label_column is None and not quiet:
-        tell(f"column {quote(rows.label)} has {counted(n_labelled, 'label')}; --label-column NAME begins another one")
+        tell(
+            f"column {quote(rows.label)} has {format_count(n_labelled, 'label')}; "
+            "--label-column NAME begins another one"
+        )
     journal = rows.output.with_suffix(".answers.jsonl")
     if not journal.exists():
         check_new(rows.output, ".csv")

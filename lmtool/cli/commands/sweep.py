@@ -15,7 +15,7 @@ from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N numbers A..B/N. May be repeated."
 _MINUTES = "Search for N minutes: all runs start, the better third continues. Without values, common ones are tried."
@@ -49,11 +49,11 @@ def sweep(
     """
     from lmtool.recipe.load import check_settings, parse_settings
     from lmtool.recipe.resolve import resolve
-    from lmtool.sweeping.grid import choices_of, name_of, read, usual_axes
+    from lmtool.sweeping.grid import default_axes, list_grid_points, name_grid_point, parse_key_values
 
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
-    fixed, axes = read(values or ())
+    fixed, axes = parse_key_values(values or ())
     read_by = to_settings(options)
     # mistakes are reported before anything heavy is imported
     check_settings(parse_settings([*fixed, *(f"{key}={value}" for key, each in axes.items() for value in each)]))
@@ -63,17 +63,17 @@ def sweep(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.report.numbers import shown
+    from lmtool.report.numbers import format_number
     from lmtool.run.creation import make_run_path
-    from lmtool.sweeping.halving import search
-    from lmtool.sweeping.results import tabulated, validated
-    from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
+    from lmtool.sweeping.halving import train_by_halving
+    from lmtool.sweeping.results import get_validation_metric, make_results_table
+    from lmtool.sweeping.sweep import Sweep, SweepInputs, count_parallel_runs
 
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
-        typed, verb, chosen = Typed(data, source, recipe, fixed, read_by).planned(axes, display.report)
-    usual = typed.resolved({})
+        inputs, verb, chosen = SweepInputs(data, source, recipe, fixed, read_by).prepare(axes, display.report)
+    usual = inputs.resolve_recipe({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search trains with one seed", fix="search first, then train the best with several --seeds")
     if seeds > 1:
@@ -81,15 +81,15 @@ def sweep(
     if not axes and minutes is None:
         fix = "give values, such as -s optimizer.lr=1e-4,1e-3,1e-2, or --seeds 3, or --minutes 3 for a search"
         raise UsageError("there is nothing to compare", fix=fix)
-    axes = axes or usual_axes(usual, typed.source is not None)
-    choices = {name_of(choice): choice for choice in choices_of(axes)}
-    recipes = {name: typed.resolved(choice) for name, choice in choices.items()}
+    axes = axes or default_axes(usual, inputs.source is not None)
+    choices = {name_grid_point(choice): choice for choice in list_grid_points(axes)}
+    recipes = {name: inputs.resolve_recipe(choice) for name, choice in choices.items()}
     if minutes is not None:
-        default = next((name for name in choices if recipes[name] == usual), name_of({}))
+        default = next((name for name in choices if recipes[name] == usual), name_grid_point({}))
         # so that those that there is no time for are not all of one kind
         others = random.Random(usual.seed).sample([*choices], len(choices))
         choices = {default: {}} | {name: choices[name] for name in others}
-    slots = min(len(choices), jobs or usual_slots())
+    slots = min(len(choices), jobs or count_parallel_runs())
     folder, stop = output or make_run_path("sweep"), StopAtStep(notify=not quiet)
     n_ended = 0
 
@@ -97,33 +97,38 @@ def sweep(
         nonlocal n_ended
         n_ended += 1
         if not quiet:
-            tell(f"{n_ended}: {name}, {this.told(name)}")
+            tell(f"{n_ended}: {name}, {this.describe_run(name)}")
 
-    commands = {name: typed.command(verb, choice) for name, choice in choices.items()}
+    commands = {name: inputs.build_command(verb, choice) for name, choice in choices.items()}
     this = Sweep(folder, choices, commands, slots, stop.requested, ended)
-    this.check()
+    this.prepare_folder()
     if not quiet:
-        about = f"sweep {folder}: {counted(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        about = (
+            f"sweep {folder}: {format_count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        )
         tell(*chosen.splitlines(), about)
-    if not quiet and (in_use := this.in_use()):
+    if not quiet and (in_use := this.list_locked_runs()):
         tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
-    this.wait_until_free()
+    this.wait_for_locked_runs()
     stop.open()
     try:
         if minutes is None:
             this.train(list(choices))
         else:
-            search(list(choices), slots, lambda: 60 * minutes - (time.monotonic() - began), this)
+            train_by_halving(list(choices), slots, lambda: 60 * minutes - (time.monotonic() - began), this)
     except KeyboardInterrupt:
         tell(f"stopped; the same command goes on, with -o {folder}")
-    rows = this.rows()
-    page, best = this.write(f"Sweep of {', '.join(key for key in axes if key != 'seed') or 'seeds'}", rows, axes)
-    columns, cells = tabulated(rows)
+    rows = this.collect_results()
+    page, best = this.write_results(
+        f"Sweep of {', '.join(key for key in axes if key != 'seed') or 'seeds'}", rows, axes
+    )
+    columns, cells = make_results_table(rows)
     if as_json:
-        put_json({"keys": [*axes], "rows": [row.record() for row in rows], "page": str(page)}, indent=1)
+        put_json({"keys": [*axes], "rows": [row.to_json_values() for row in rows], "page": str(page)}, indent=1)
     else:
         texts = [
-            ["-" if cell is None else cell if isinstance(cell, str) else shown(cell) for cell in row] for row in cells
+            ["-" if cell is None else cell if isinstance(cell, str) else format_number(cell) for cell in row]
+            for row in cells
         ]
         table = Table(*columns, box=None, pad_edge=False, show_header=False)
         put_table(table, [columns, *texts], Console())
@@ -131,9 +136,11 @@ def sweep(
     if stop.requested():
         raise typer.Exit(stop.exit_code)
     if not quiet and rows[0].runs:
-        again = ["lmtool", verb, "-r", str(best)] if typed.source is None else typed.command(verb, rows[0].choice)
+        again = (
+            ["lmtool", verb, "-r", str(best)] if inputs.source is None else inputs.build_command(verb, rows[0].point)
+        )
         tell(f"the best again: {shlex.join(again)}")
-        if len({validated(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
+        if len({get_validation_metric(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
             tell("warning: every setting gave the same result: what varies has no effect here, or not in so few steps")
         elif len(rows) > 1 and seeds == 1:
             tell("one seed each: --seeds 3 shows how much of a difference is chance")

@@ -18,7 +18,7 @@ from lmtool.cli.settings import (
     with_stdin,
 )
 from lmtool.errors import UsageError
-from lmtool.printable import counted
+from lmtool.printable import format_count
 
 if TYPE_CHECKING:
     from lmtool.data.prepare import TokenizedData
@@ -103,9 +103,9 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
     warn_of_files([text])
     if html is not None:
         from lmtool.report.page import write_page
-        from lmtool.report.tokenized import as_page
+        from lmtool.report.tokenized import render_page
 
-        write_page(html, as_page(tokenizer, text))
+        write_page(html, render_page(tokenizer, text))
     ids = tokenizer.encode(text)
     pieces = [tokenizer.display_token(token) for token in ids]
     if as_json:
@@ -145,7 +145,7 @@ def _print_summary(
     in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
     put(f"tokenizer  {describe_tokenizer(prepared.tokenizer, requested)}")
-    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else counted(documents, 'document')}")
+    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else format_count(documents, 'document')}")
     put(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
     put(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
     put(f"saved      {saved}")

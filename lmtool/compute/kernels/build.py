@@ -101,11 +101,11 @@ def _read_or_compile() -> bytes:
     with suppress(OSError, LmtoolError):  # a cache that cannot be written
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if system.deny_others_writing(folder):
-            with durable.locked(folder / f"{key}.lock"):
+            with durable.hold_lock(folder / f"{key}.lock"):
                 if (content := _read_trusted_library(folder, key)) is None:
                     content = _compile(compiler)
                     path = folder / f"{key}-{xxh3(content)}.so"
-                    durable.replace(path, content)
+                    durable.replace_file(path, content)
                     system.deny_others_writing(path)
                 return content
     return _compile(compiler)
@@ -114,7 +114,7 @@ def _read_or_compile() -> bytes:
 def _read_trusted_library(folder: Path, key: str) -> bytes | None:
     """Reads a library from the cache that only this user or root can have written, and that is whole; else None."""
     for path in folder.glob(f"{key}-*.so"):
-        with suppress(OSError), durable.open_regular(path) as file:
+        with suppress(OSError), durable.open_regular_file(path) as file:
             content = file.read()
             if system.is_written_by_others(os.fstat(file.fileno())):
                 _LOG.warning("%s could be another user's code and is not loaded", path)

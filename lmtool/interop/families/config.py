@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -107,7 +107,7 @@ class PublishedConfig:
         """Raises CheckpointError when a key was not read and is not known to be harmless."""
         unread = sorted(self._iterate_unread())
         if unread:
-            raise self.import_error(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
+            raise self.import_error(f"unknown keys may change what it computes: {printable(', '.join(unread))[:160]}")
 
     def _iterate_unread(self) -> Iterator[str]:
         for key, value in self.values.items():
@@ -128,4 +128,4 @@ class PublishedConfig:
 
 
 def _shorten(value: object) -> str:
-    return plain(repr(value))[:60]
+    return printable(repr(value))[:60]

@@ -31,7 +31,7 @@ from lmtool.interop.families.layouts import (
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, InexpressibleRecipe, KeyRule, RecipeValues
 from lmtool.model.heads import resolve_pooling
 from lmtool.model.size import build_on_meta
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, HeadSpec
 from lmtool.recipe.spec.position import LearnedPosition
@@ -140,7 +140,7 @@ class Family:
         heads = (head for head in self.heads.values() if head.matches(config))
         head = max(heads, key=lambda head: (head.by_class, len(head.required_tensors())))
         if _WITH_HEAD.search(architecture) and not architecture.endswith(head.class_suffix):
-            raise config.import_error(f"a recipe has no head as {plain(architecture)[:60]}")
+            raise config.import_error(f"a recipe has no head as {printable(architecture)[:60]}")
         for alias, key in self.aliases.items():
             config.apply_alias_(alias, key)
         config.set_defaults_(self.defaults)

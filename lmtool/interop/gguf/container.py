@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -86,16 +86,16 @@ class GgufContainer:
                 raise self.damage_error("it does not begin with the letters GGUF")
             self.values, self.tensors = _HeaderReader(self._bytes).read()
         except OSError as error:
-            what = f"{plain(path.name)} cannot be read: {error.strerror}"
-            raise CheckpointError(what, where=plain(str(path)), fix="name a GGUF file that can be read") from error
+            what = f"{printable(path.name)} cannot be read: {error.strerror}"
+            raise CheckpointError(what, where=printable(str(path)), fix="name a GGUF file that can be read") from error
         except _MalformedFile as error:
             raise self.damage_error(str(error)) from error
 
     def damage_error(self, what: str) -> CheckpointError:
         """An error about a file that is not as the format has it."""
         return CheckpointError(
-            f"{plain(self.path.name)[:80]} is not an intact GGUF file: {what}",
-            where=plain(str(self.path)),
+            f"{printable(self.path.name)[:80]} is not an intact GGUF file: {what}",
+            where=printable(str(self.path)),
             fix="copy or download it again; GGUF versions 2 and 3, little endian, in one file, can be read",
         )
 
@@ -231,4 +231,4 @@ def _find_readable_kind(raw_kind: int) -> GGMLQuantizationType | None:
 
 
 def _shorten(name: str) -> str:
-    return plain(repr(name))[:80]
+    return printable(repr(name))[:80]

@@ -26,7 +26,7 @@ from lmtool.interop.gguf.container import GgufContainer
 from lmtool.interop.gguf.writing import inexpressible_error
 from lmtool.interop.tokenization.converting import SENTENCEPIECE_SPACE, sentencepiece_decoder_json
 from lmtool.interop.tokenization.reading import PublishedTokenizer
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import parse_tokenizer_json
 
 JsonObject = dict[str, Any]
@@ -90,7 +90,7 @@ def read_gguf_tokenizer(
     SentencePiece puts a space before any text, also before one that begins with a space, as the original does. Raises
     CheckpointError when the tokenizer is of an unknown kind, or does not fit together.
     """
-    config = PublishedConfig(container.values, plain(str(container.path)))
+    config = PublishedConfig(container.values, printable(str(container.path)))
     tokens: list[str] = list(config.read("tokenizer.ggml.tokens", list))
     model = config.read("tokenizer.ggml.model", str)
     special = _read_special_ids(config, len(tokens), model)
@@ -107,7 +107,7 @@ def read_gguf_tokenizer(
         case "llama":
             document, adds_bos = _read_sentencepiece(config, tokens, kinds, special, architecture), True
         case _:
-            raise config.import_error(f"its tokenizer is {plain(model)[:40]}, not gpt2 or llama")
+            raise config.import_error(f"its tokenizer is {printable(model)[:40]}, not gpt2 or llama")
     marked = {special[role] for role in ("bos", "eos", "unknown") if role in special}
     document["added_tokens"] = [
         {"id": n, "content": token, **_TOKEN_FLAGS, "special": kind == TokenType.CONTROL or n in marked}
@@ -123,7 +123,7 @@ def read_gguf_tokenizer(
             ids = [(token, tokens.index(token)) for token in {*before, *after}]
             tokenizer.post_processor = TemplateProcessing(single=first, pair=first + second, special_tokens=ids)
     except Exception as error:  # the library raises nothing more special
-        raise config.import_error(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
+        raise config.import_error(f"its tokenizer does not fit together: {printable(str(error))[:100]}") from error
     tokenizer_config: dict[str, Any] = {key: tokens[special[role]] for key, role in _ROLES.items() if role in special}
     template = config.read_optional("tokenizer.chat_template", str)
     if template is not None:
@@ -175,7 +175,7 @@ def _read_byte_level(config: PublishedConfig, tokens: Sequence[str]) -> tuple[Js
     splitting = next((one for one in _WORD_SPLITTINGS if name in one.names), None)
     if splitting is None:
         known = ", ".join(name for one in _WORD_SPLITTINGS for name in one.names)
-        raise config.import_error(f"its pre-tokenizer {plain(name)[:40]} is none of {known}")
+        raise config.import_error(f"its pre-tokenizer {printable(name)[:40]} is none of {known}")
     merges = [merge.split(" ") for merge in config.read("tokenizer.ggml.merges", list) if type(merge) is str]
     if any(len(merge) != 2 for merge in merges):
         raise config.import_error("a merge in tokenizer.ggml.merges is not of two parts")
@@ -185,11 +185,7 @@ def _read_byte_level(config: PublishedConfig, tokens: Sequence[str]) -> tuple[Js
 
 
 def _read_sentencepiece(
-    config: PublishedConfig,
-    tokens: Sequence[str],
-    kinds: Sequence[int],
-    special: Mapping[str, int],
-    architecture: str,
+    config: PublishedConfig, tokens: Sequence[str], kinds: Sequence[int], special: Mapping[str, int], architecture: str
 ) -> JsonObject:
     """Reads a document without added tokens."""
     scores = _read_numbers(config, "tokenizer.ggml.scores", len(tokens))
@@ -240,11 +236,7 @@ def _read_added_tokens(
 
 
 def write_gguf_tokenizer(
-    tokenizer_json: str,
-    tokenizer_config: Mapping[str, Any],
-    architecture: str,
-    vocab_size: int,
-    end_ids: Sequence[int],
+    tokenizer_json: str, tokenizer_config: Mapping[str, Any], architecture: str, vocab_size: int, end_ids: Sequence[int]
 ) -> dict[str, Any]:
     """Returns the values of a file by their keys, with lists in the place of arrays: inverse of `read_gguf_tokenizer`.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lmtool import durable
 from lmtool.errors import UsageError
 from lmtool.interop.references import USE_DIRECTORY_FIX
-from lmtool.printable import plain
+from lmtool.printable import printable
 
 ROPE_DIVISORS_TENSOR = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one for each pair of a head: a tensor that counts as a key of the file."""
@@ -38,7 +38,9 @@ _MAX_QUANTIZED = {GGMLQuantizationType.Q8_0: 127, GGMLQuantizationType.Q4_0: 8}
 
 def inexpressible_error(key: str, what: str) -> UsageError:
     """An error about a tensor, or a key of a tokenizer.json, that no GGUF file has."""
-    return UsageError(f"GGUF cannot express this model: {key} is {plain(what)[:160]}", where=key, fix=USE_DIRECTORY_FIX)
+    return UsageError(
+        f"GGUF cannot express this model: {key} is {printable(what)[:160]}", where=key, fix=USE_DIRECTORY_FIX
+    )
 
 
 def write_gguf(
@@ -52,7 +54,7 @@ def write_gguf(
     """
     writer = GGUFWriter(None, architecture)
     writer.add_type("model")
-    writer.add_name(plain(path.stem))
+    writer.add_name(printable(path.stem))
     writer.add_file_type(_FILE_TYPES[quantization])
     writer.add_quantization_version(GGML_QUANT_VERSION)
     for key, value in values.items():
@@ -69,7 +71,7 @@ def write_gguf(
     for name, kind in kinds.items():
         shape = quant_shape_to_byte_shape(all_tensors[name].shape, kind)
         writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kind)
-    with durable.staged(path) as new:
+    with durable.atomic_output(path) as new:
         try:
             writer.write_header_to_file(new)
             writer.write_kv_data_to_file()

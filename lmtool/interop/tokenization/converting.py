@@ -15,10 +15,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
-from lmtool.extras import library
+from lmtool.extras import import_extra
 from lmtool.interop.files import import_error, read_bytes, read_json
 from lmtool.interop.tokenization.settings import MARIAN, T5, TOKENIZER_CLASSES, TokenizerSettings, tokenizer_error
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import ROLE_KEYS, read_charsmap_replacements
 
 SENTENCEPIECE_SPACE = "\u2581"
@@ -114,7 +114,7 @@ def _convert_with_transformers(class_name: str, contents: Mapping[str, bytes]) -
 def _import_optional(name: str) -> Any:
     """Imports a module of an optional dependency. Raises ResourceError where it is missing."""
     otherwise = ", or save it once with Transformers, which writes tokenizer.json"
-    return library(name, "a tokenizer without tokenizer.json is converted by", "convert", otherwise)
+    return import_extra(name, "a tokenizer without tokenizer.json is converted by", "convert", otherwise)
 
 
 def _parse_sentencepiece_model(content: bytes, algorithm: int, path: Path) -> Any:
@@ -157,7 +157,7 @@ def build_marian_tokenizer(
     if list(range(len(names))) != sorted(vocabulary.values()):
         raise tokenizer_error("the ids of vocab.json have gaps", where)
     if missing := [role for role in ("<unk>", *roles.values()) if role not in vocabulary]:
-        raise tokenizer_error(f"vocab.json lacks {plain(missing[0])[:40]}", where)
+        raise tokenizer_error(f"vocab.json lacks {printable(missing[0])[:40]}", where)
     if any(piece.type in (_USER_DEFINED, _BYTE) for piece in source.pieces):
         raise tokenizer_error("source.spm has symbols of its own", where)
     scores = {piece.piece: piece.score for piece in source.pieces if piece.type == _NORMAL}

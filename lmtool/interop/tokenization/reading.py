@@ -12,13 +12,9 @@ from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
 from lmtool.interop.files import read_json, read_text
-from lmtool.interop.tokenization.converting import (
-    SENTENCEPIECE_SPACE,
-    convert_tokenizer,
-    sentencepiece_decoder_json,
-)
+from lmtool.interop.tokenization.converting import SENTENCEPIECE_SPACE, convert_tokenizer, sentencepiece_decoder_json
 from lmtool.interop.tokenization.settings import LLAMA, TokenizerSettings, read_tokenizer_settings, tokenizer_error
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_growth, convert_panics, parse_tokenizer_json
 
 _PROBE_TEXT = "a b\n\U0010fffe"
@@ -67,7 +63,7 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
     except (LmtoolError, MemoryError):
         raise
     except Exception as error:  # the library raises bare Exception
-        raise tokenizer_error(plain(str(error)[:300])[:120], str(folder)) from error
+        raise tokenizer_error(printable(str(error)[:300])[:120], str(folder)) from error
     config: dict[str, Any] = {
         role: token for role, token in special_tokens.items() if tokenizer.token_to_id(token) is not None
     }

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.files import import_error, read_json_if_exists, read_text
-from lmtool.printable import plain
+from lmtool.printable import printable
 from lmtool.tokenization.inner import MAX_VOCAB_SIZE, ROLE_KEYS
 from lmtool.tokenization.tokenizer import replace_surrogates
 
@@ -205,4 +205,4 @@ def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _shorten(value: object) -> str:
-    return plain(repr(value)[:200])[:60]
+    return printable(repr(value)[:200])[:60]

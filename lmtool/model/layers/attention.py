@@ -75,7 +75,7 @@ class AttentionOp:
     @property
     def document_starts_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
-        if self._document_starts_BT is None and (begins_BS := self.mask.begins_BS) is not None:
+        if self._document_starts_BT is None and (begins_BS := self.mask.document_starts_BS) is not None:
             self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
         return self._document_starts_BT
 
@@ -147,9 +147,9 @@ class AttentionOp:
             and score.scale is not None
             and not dropout
             and (rule is None or type(rule) in FLEX_POSITIONS)
-            and (isinstance(rule, AlibiPositions) or not (mask.only_causal or mask.sees_all))
+            and (isinstance(rule, AlibiPositions) or not (mask.is_only_causal or mask.allows_all))
             and mask.dilation == 1
-            and mask.seen_BQS is None
+            and mask.extra_mask_BQS is None
         )
 
     def _build_kernel(self) -> AttentionKernel:
@@ -157,14 +157,14 @@ class AttentionOp:
         if self.uses_window_blocks:
             return WindowKernel(mask, self._positions_PS, self._position)
         few = 1 < n_queries <= min(MAX_STEPWISE_QUERIES, n_keys - 1) and mask.width == 1
-        if few and mask.only_causal and device.type == "cpu" and not torch.is_grad_enabled():
+        if few and mask.is_only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
             steps = [AttentionOp(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
             return PerQueryKernel([step._build_kernel() for step in steps], n_keys)
         bias_PNTS = None if self._position is None else self._position.bias(self._query_PT, self._positions_PS)
-        fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
-        sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
-        allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
+        fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
+        sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
+        allowed_BTS = None if sees_all else mask.to_tensor(n_queries, n_keys, device)
         return DenseKernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 

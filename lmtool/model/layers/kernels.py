@@ -97,7 +97,7 @@ class DenseKernel:
                 addend = _repeat_rows(self._bias_RNTS.to(dtype), n_rows)
             allowed_RTS = self._allowed_RTS
             if self._causal:
-                allowed_RTS = Mask(causal=True).allowed(self._n_keys, self._n_keys, self._device)
+                allowed_RTS = Mask(causal=True).to_tensor(self._n_keys, self._n_keys, self._device)
             if allowed_RTS is not None:
                 addend = torch.where(_repeat_rows(allowed_RTS[:, None], n_rows), addend, float("-inf"))
             self._addends[dtype, n_rows] = addend
@@ -126,7 +126,7 @@ class FlexKernel:
         from torch.nn.attention.flex_attention import create_block_mask
 
         def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return mask.sees(row, query, key)
+            return mask.allows(row, query, key)
 
         length = positions_PS.shape[1]
         self._blocks = create_block_mask(sees, mask.n_rows, None, length, length, positions_PS.device)
@@ -201,7 +201,7 @@ class WindowKernel:
         key_CW = torch.cat((key_CW, global_G.expand(len(key_CW), -1)), 1)
         real = F.pad(local, (0, self._n_global), value=True)
         query_CQ1, key_C1W = query_CQ.clamp(max=length - 1)[:, :, None], key_CW.clamp(0, length - 1)[:, None]
-        allowed = mask.between(query_CQ1, key_C1W) & real[:, None]
+        allowed = mask.allows_in_each_row(query_CQ1, key_C1W) & real[:, None]
         # a fully masked query attends to itself, also past the end of the row, so that softmax stays finite
         is_same = query_CQ[:, :, None] == key_CW[:, None]
         allowed_RQW = (allowed | (~allowed.any(-1, keepdim=True) & is_same)).flatten(0, 1)
@@ -213,7 +213,7 @@ class WindowKernel:
         self._kernel = DenseKernel(allowed_RQW, bias, False, key_CW.shape[1], device)
         self._global_kernel: DenseKernel | None = None
         if self._n_global:
-            allowed = mask.between(global_G[:, None], index_T[None, :length])
+            allowed = mask.allows_in_each_row(global_G[:, None], index_T[None, :length])
             allowed = allowed | (~allowed.any(-1, keepdim=True) & (global_G[:, None] == index_T[:length]))
             bias = None if position is None else position.bias(positions_PS[:, : self._n_global], positions_PS)
             self._global_kernel = DenseKernel(allowed, bias, False, length, device)

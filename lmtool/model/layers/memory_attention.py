@@ -72,12 +72,12 @@ def selection_weights(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: in
 def past_mask(mask: Mask, n_queries: int, n_states: int, device: torch.device, include_present: bool = False) -> Tensor:
     """Returns which states each of the last `n_queries` positions may attend to (1 or B, T, S): those before it.
 
-    Unlike in `Mask.allowed` there may be none for a query.
+    Unlike in `Mask.to_tensor` there may be none for a query.
 
     Args:
         include_present: whether a position may also attend to itself.
     """
     state_1S = torch.arange(n_states, device=device)[None]
     query_T1 = state_1S[0, n_states - n_queries :, None]
-    allowed = mask.between(query_T1, state_1S)
+    allowed = mask.allows_in_each_row(query_T1, state_1S)
     return allowed if include_present else allowed & (state_1S != query_T1)

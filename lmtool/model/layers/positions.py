@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.batch import widest
+from lmtool.batch import widest_float_dtype
 from lmtool.model.layers.scores import DisentangledScore, PositionedDisentangledScore, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
@@ -53,7 +53,7 @@ class SinusoidalPositions(nn.Module):
 def _inverse_frequencies(width: int, theta: float, device: torch.device) -> Tensor:
     """Returns 1 / theta^(2i/width) for i = 0 to width/2 - 1, in radians per position."""
     # float64, because float32 loses the phase of fast rotations at large positions
-    exponents = torch.arange(0, width, 2, device=device, dtype=widest(device)) / width
+    exponents = torch.arange(0, width, 2, device=device, dtype=widest_float_dtype(device)) / width
     return theta**-exponents
 
 

@@ -230,7 +230,7 @@ def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
     Right padding shifts nothing, and distances within isolated documents do not change. Rows that share a cache line
     are interleaved in it.
     """
-    if mask.window is not None and mask.seen_BQS is not None:
+    if mask.window is not None and mask.extra_mask_BQS is not None:
         return True
     if mask.window is None or (mask.keep_BS is None and (mask.documents_BS is None or not mask.n_global)):
         return False
