@@ -21,7 +21,7 @@ ALLOWED = {
     "data/catalogue.py": {"subprocess"},
     "data/hub.py": {"datasets", "huggingface_hub"},
     "export/exporting.py": {"huggingface_hub"},
-    "interop/sources.py": {"huggingface_hub"},
+    "interop/published_models.py": {"huggingface_hub"},
     "loggers/dashboards.py": {"mlflow", "wandb"},
     "tasks/benchmarks.py": {"lm_eval"},
     "tasks/lmeval.py": {"lm_eval"},

@@ -65,6 +65,9 @@ class TextForm:
             raise UsageError("there is no form to complete", fix="give choices, regex, json-schema or grammar")
         return None
 
+    of = from_sources
+    """The name of `from_sources` in version 0.1."""
+
     def __post_init__(self) -> None:
         from llguidance import LLMatcher
 

@@ -107,5 +107,5 @@ def test_what_it_does_not_meet_is_refused_by_name(work: Work, base: Path, settin
 def test_a_table_of_numbers_is_refused(work: Work, base: Path) -> None:
     table = work.folder / "numbers.csv"
     table.write_text("text,label\n" + "".join(f"the cat sat {i},{i / 7}\n" for i in range(40)), encoding="utf-8")
-    with pytest.raises(LmtoolError, match="one class each"):
+    with pytest.raises(LmtoolError, match="one class per row"):
         work.finetune(CONTRASTIVE, source=base, table=table, name="run")

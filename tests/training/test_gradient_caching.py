@@ -152,7 +152,7 @@ class Sharing(World):
 
     said: Sequence[tuple[RowVectors, Tensor | None]] = ()
 
-    def gather(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
+    def gather_arrays(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
         parts = [np.asarray(vectors.vectors_NKD.detach().flatten(1)) for vectors, _ in self.said]
         if arrays[self.rank].shape != parts[self.rank].shape:
             parts = [np.asarray(answers)[:, None] for _, answers in self.said if answers is not None]
