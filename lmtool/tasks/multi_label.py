@@ -42,7 +42,8 @@ class MultiLabelTask(HeadTask):
         self.threshold_C = np.array(self._spec.thresholds or fit_thresholds(p_RC, true_RC > 0.5))
 
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
-        return 1 / (1 + np.exp(-scores_RC))
+        with np.errstate(over="ignore"):  # far below 0 it is 1 / inf
+            return 1 / (1 + np.exp(-scores_RC))
 
     def compute_metrics(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
         p_RC = self.compute_probabilities(scores_RC)
