@@ -29,7 +29,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Shards of twenty tokens, of blocks of eight."""
     monkeypatch.setattr(store_module, "SHARD_TOKENS", 20)
     for module in checksum_module, store_module:
-        monkeypatch.setattr(module, "BLOCK", 16)
+        monkeypatch.setattr(module, "CHECKSUM_BLOCK_BYTES", 16)
     return monkeypatch
 
 

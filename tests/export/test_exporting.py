@@ -469,7 +469,7 @@ def failing(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize("where", ["serialize_safetensors", "write_new", "sync_directory"])
+@pytest.mark.parametrize("where", ["serialize_safetensors", "write_new_file", "sync_directory"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_nothing(
     where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,7 +110,7 @@ def test_padding_and_other_documents_are_told_without_a_mask_of_pairs(
     model = with_traces()
     tokens_BT = tiny.tokens(2, T)
     documents_BT = torch.tensor([[4] * 3 + [5] * 2 + [6] * 5, [7] * 5 + [8] * 5])
-    monkeypatch.setattr(Mask, "allowed", None)
+    monkeypatch.setattr(Mask, "to_tensor", None)
     hidden = model(Batch(tokens_BT, keep_BT=KEEP, documents_BT=documents_BT)).hidden_BTD
     for row in range(2):
         for document in documents_BT[row].unique():
