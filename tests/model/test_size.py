@@ -67,14 +67,14 @@ def test_an_outline_has_the_shapes_of_the_model(family):
 
 
 @pytest.mark.system
-def test_outlines_load_no_compiler():
+def test_building_on_meta_loads_no_compiler():
     """The compiler takes longest to import; torch imports it for random numbers on the meta device."""
     program = (
         "import sys\n"
-        "from lmtool.model.size import outline\n"
+        "from lmtool.model.size import build_on_meta\n"
         "from tests.model import tiny\n"
         "for family in tiny.FAMILIES.values():\n"
-        "    outline(tiny.any_spec(**family), tiny.VOCAB)\n"
+        "    build_on_meta(tiny.any_spec(**family), tiny.VOCAB)\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
