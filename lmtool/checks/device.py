@@ -91,7 +91,7 @@ def _synchronized_time() -> float:
 def _list_fast_paths(device: torch.device) -> dict[str, Callable[[], ComputationPair]]:
     """Returns functions that make the computation pairs of a device, by name."""
     ways: dict[str, Callable[[], ComputationPair]] = {
-        f"matrices in {name}": partial(_pair_packed_matrices, device, name)
+        f"matrices in {name}": partial(_pair_packed_model, device, name)
         for name in ("bfloat16", "float16", "int8", "int4")
     }
     if device.type == "cpu" and ops.has_kernels():
@@ -119,7 +119,7 @@ def _random_tokens(device: torch.device, n: int) -> Tensor:
     return torch.randint(VOCAB, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _pair_packed_matrices(device: torch.device, precision: str) -> ComputationPair:
+def _pair_packed_model(device: torch.device, precision: str) -> ComputationPair:
     plain, batch = _build_model(device), Batch(_random_tokens(device, 64))
     fast = copy.deepcopy(plain)
     pack_weights_(fast, precision, device)

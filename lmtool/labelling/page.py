@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lmtool.labelling.labelling import Labelling
-from lmtool.serving.application import make_application, read_body
+from lmtool.serving.application import make_application, read_json_body
 from lmtool.serving.guard import AccessMiddleware, AccessPolicy
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import page_response
@@ -43,7 +43,7 @@ def build_labelling_app(labelling: Labelling, key: str) -> AccessMiddleware:
     }
 
     async def post(request: Request) -> Response:
-        body = parse_body(LabellingRequest, await read_body(request))
+        body = parse_body(LabellingRequest, await read_json_body(request))
         return JSONResponse(await run_in_threadpool(calls[request.url.path], body))
 
     async def page(request: Request) -> Response:

@@ -137,7 +137,7 @@ class Application:
 
     async def _parse_body(self, request: Request, kind: type[RequestBody]) -> Any:
         """Reads and validates the body of a request. Raises BadRequest."""
-        raw = await read_body(request)
+        raw = await read_json_body(request)
         request.state.n_bytes = len(raw)
         body = await self._run_in_thread(request, parse_body, kind, raw)
         self._service.check_model(body.model)
@@ -158,7 +158,7 @@ def make_application(routes: Sequence[Route]) -> Starlette:
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _answer_error))
 
 
-async def read_body(request: Request) -> bytes:
+async def read_json_body(request: Request) -> bytes:
     """Reads the JSON body of a request. Raises BadRequest for another type, and for one too long or too slow."""
     media_type = request.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":

@@ -139,7 +139,7 @@ class ConstantRule(KeyRule):
 
 
 @dataclass(frozen=True)
-class ConstantSectionRule(KeyRule):
+class CheckedSectionRule(KeyRule):
     """An object of keys whose values are listed, the first of which is written. ignored: keys that change no logits."""
 
     allowed: Mapping[str, Sequence[Any]]

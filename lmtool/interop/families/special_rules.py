@@ -58,7 +58,7 @@ class ModernWindowsRule(KeyRule):
         return {key: layer_types(values), "local_attention": window}
 
 
-class ModernRotaryRule(KeyRule):
+class ModernBertRotaryRule(KeyRule):
     """Bases of the wavelengths in layers with full attention and in windowed ones (ModernBERT)."""
 
     def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
