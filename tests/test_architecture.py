@@ -1,6 +1,7 @@
 """The rules of the house that can be read off the source: who imports whom, and what is nowhere."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -269,3 +270,28 @@ def test_the_command_line_and_recipes_load_nothing_heavy():
     command = [sys.executable, "-c", LOADER, " ".join(HEAVY), *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+KEYS = {"top_k", "layer_types", "merge_labels"}
+"""Functions that have the name of a key, which messages may name."""
+
+
+def test_messages_name_no_function() -> None:
+    """A function that is renamed by its word is also renamed in the sentences that have the word."""
+    functions: set[str] = set()
+    sentences: list[tuple[str, int, str]] = []
+    for path in sorted((ROOT / "lmtool").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and "_" in node.name[1:]}
+        sentences += (
+            (path.name, node.lineno, node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
+        )
+    assert [
+        (file, line, word)
+        for file, line, text in sentences
+        if "\n" not in text
+        for word in re.findall(r"(?<![\w.`/\"'-])\w+(?![\w=(.\[:`])", text)
+        if word in functions - KEYS
+    ] == []

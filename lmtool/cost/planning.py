@@ -56,7 +56,7 @@ USABLE_MEMORY_FRACTION = 0.9
 """Share of a device's memory that training may take; the rest is for kernels and fragmentation."""
 
 AVERAGED_ROWS = 64
-"""TracedBatch over which the targets of a masked objective are averaged."""
+"""Rows over which the targets of a masked objective are averaged."""
 
 MAX_MEASURED_FLOPS = 3e10
 """FLOPs of a step that is measured whole; of a larger one, fewer rows."""

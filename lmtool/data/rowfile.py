@@ -423,7 +423,7 @@ def clean_text(value: Any) -> Any:
 
 
 class ParquetFile(RowFile):
-    """ParquetFile, a few rows of it at a time in memory."""
+    """Parquet, a few rows of it at a time in memory."""
 
     @cached_property
     def header(self) -> tuple[str, ...]:
@@ -464,7 +464,7 @@ class ParquetFile(RowFile):
                 raise DataError(what, where=display_path(self.path), fix=fix) from error
 
     def describe(self) -> str:
-        return "ParquetFile"
+        return "Parquet"
 
 
 def find_matching_column(column: str, names: Sequence[str]) -> str | None:

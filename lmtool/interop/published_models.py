@@ -258,7 +258,7 @@ def download_model(reference: str) -> tuple[Path, str]:
         raise import_error(f"the Hub has no model {name}, or it is not public", where, fix) from error
     except Exception as error:  # the library raises whatever its back ends raise
         fix = "check name, revision and network; what was downloaded before is used offline"
-        raise import_error(f"cannot download_model the model: {_first_line(error)}", where, fix) from error
+        raise import_error(f"cannot download the model: {_first_line(error)}", where, fix) from error
     if not any(path.glob("*.safetensors")):
         others: list[str] = []
         with suppress(Exception):  # if the Hub can be reached, to say what it holds instead

@@ -270,7 +270,7 @@ class PromptFormat:
         return EncodedTurn(np.array(self._delimit_source(fitted.tolist()), dtype=np.int64), kept, is_cut)
 
     def encode_conversation(self, messages: Sequence[Message]) -> EncodedTurn:
-        """A conversation as ids, for a prompt_format with `chat`; an assistant's message at its end is the target.
+        """Encodes a conversation by the chat template; an assistant's message at its end is the target.
 
         Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.encode_conversation` does.
         """

@@ -69,7 +69,7 @@ def load_kernels() -> ctypes.CDLL | None:
 
 
 def _load_library(content: bytes) -> ctypes.CDLL:
-    """Loads a load_kernels from memory, so that what was checked is what runs. Raises OSError."""
+    """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
     if hasattr(os, "memfd_create"):
         with suppress(OSError), open(os.memfd_create("kernels"), "wb") as file:
             file.write(content)
@@ -124,7 +124,7 @@ def _read_trusted_library(folder: Path, key: str) -> bytes | None:
 
 
 def _compile(compiler: str) -> bytes:
-    """Compiles the load_kernels. Raises OSError or SubprocessError."""
+    """Compiles the library. Returns its bytes. Raises OSError or SubprocessError."""
     _LOG.info("compiling the C kernels for this processor, once")
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
