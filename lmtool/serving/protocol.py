@@ -6,12 +6,14 @@ Fields that do not change an answer are accepted and ignored, as is any that is 
 import json
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model, field_validator, model_validator
 
 from lmtool.errors import UsageError
 from lmtool.generation.forms import TextForm
+from lmtool.generation.params import SamplingFilters, SamplingParams
 from lmtool.serving.errors import BadRequest
 
 MAX_TEXTS = 64
@@ -71,18 +73,37 @@ class StreamOptions(ApiObject):
     include_obfuscation: bool = False
 
 
-class TextBody(RequestBody):
-    """Fields of all requests for text.
+def _make_filter_type(name: str, annotation: Any) -> Any:
+    """Returns the type of a sampling filter in a body: null, or a value in the range of `SamplingFilters`."""
 
-    top_k, min_p, repetition_penalty: as the options of `lmtool generate`; extensions of the API.
+    def check_range(value: Any) -> Any:
+        try:
+            SamplingParams("sample", **({} if value is None else {name: value}))
+        except UsageError as error:
+            raise ValueError(error.fix) from None
+        return value
+
+    return Annotated[get_args(annotation)[0] | None, Field(allow_inf_nan=False), AfterValidator(check_range)]
+
+
+if TYPE_CHECKING:
+    FilterBody = RequestBody
+else:
+    FilterBody = create_model(
+        "FilterBody",
+        __base__=RequestBody,
+        **{field.name: (_make_filter_type(field.name, field.type), None) for field in fields(SamplingFilters)},
+    )
+
+
+class TextBody(FilterBody):
+    """Fields of all requests for text; besides these, all sampling filters.
+
+    repetition_penalty: as the option of `lmtool generate`; an extension of the API, like most of the filters.
     guided_choice, guided_regex, guided_json, guided_grammar: the form of texts, by vLLM's names; guided_json is a
         schema, or its text. guided_complete: as `TextForm.complete`.
     """
 
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=1, le=1 << 31)
-    min_p: float | None = Field(default=None, gt=0, le=1)
     repetition_penalty: float | None = Field(default=None, ge=0.1, le=10)
     n: int | None = Field(default=None, ge=1, le=MAX_TEXTS)
     seed: int | None = Field(default=None, ge=0, le=(1 << 63) - 1)

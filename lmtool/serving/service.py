@@ -4,7 +4,7 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeVar, cast
@@ -18,7 +18,7 @@ from lmtool.generation.chat import MAX_ANSWER_TOKENS, find_chat_format, validate
 from lmtool.generation.constrained import start_form
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
-from lmtool.generation.params import LogitBias, SamplingParams
+from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
 from lmtool.generation.request import build_requests
 from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded, encode_text
 from lmtool.model import NGramModel
@@ -48,8 +48,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Default max_tokens of completions, as in the API."""
 
 SAMPLING_FIELDS = {
-    *("seed", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *(field.name for field in fields(SamplingFilters)),
+    *("seed", "repetition_penalty", "frequency_penalty", "presence_penalty"),
 }
 """Fields of a body that are settings of sampling, by the same names."""
 

@@ -6,6 +6,7 @@ Importing this module needs lm-eval: pip install 'lmtool[lmeval]'.
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
@@ -15,14 +16,14 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lmtool.data.survey import Progress
 from lmtool.errors import NumericalError
 from lmtool.generation.generate import TextGenerator
-from lmtool.generation.params import SamplingParams
+from lmtool.generation.params import SamplingFilters, SamplingParams
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations, score_long_texts
 from lmtool.tokenization.prompt_format import Prompt
 
-SAMPLING_KEYS = ("temperature", "top_k", "top_p")
-"""Keys of `generation_kwargs` that `SamplingParams` has too."""
+FILTER_NAMES = tuple(field.name for field in fields(SamplingFilters))
+"""Keys of `generation_kwargs` that are sampling filters here."""
 
 
 class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
@@ -66,7 +67,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
             stop = tuple(text for text in options["until"] if text)
             params = SamplingParams("greedy", max_new_tokens=options["max_gen_toks"])
             if options["do_sample"]:
-                sampling = {key: options[key] for key in SAMPLING_KEYS if options.get(key) is not None}
+                sampling = {key: options[key] for key in FILTER_NAMES if options.get(key) is not None}
                 params = SamplingParams("sample", max_new_tokens=options["max_gen_toks"], **sampling)
             prompts = [self._make_prompt(requests[n].args[0], params.max_new_tokens) for n in chosen]
             found = TextGenerator(self._loaded).completions(prompts, params, stop=stop, overflow="cut")

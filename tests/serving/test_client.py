@@ -1,6 +1,7 @@
 """The official client against every endpoint: answers are those of `lmtool generate` and `lmtool chat`."""
 
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lmtool.compute.device import CPU
 from lmtool.data.stdin import open_table_or_texts
 from lmtool.data.survey import no_progress
 from lmtool.generation.chat import Conversation
-from lmtool.generation.params import SamplingParams
+from lmtool.generation.params import SamplingFilters, SamplingParams
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.search.index import Entry, Index, add_texts
@@ -184,6 +185,18 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
         assert client.post("/classify", json={"input": {" Text": "the cat"}}).status_code == 200
         refused = client.post("/classify", json={"input": {"other": "the cat"}})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingFilters)])
+def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: openai.OpenAI, name: str) -> None:
+    value: float = 1 if name == "top_k" else 0.01
+    given = {"seed": 5, "temperature": 1.5} | {name: value}
+    answer = client.completions.create(model=None, prompt=PROMPT, max_tokens=20, extra_body=given)
+    [completion] = server.generator.completions(PROMPT, SamplingParams(**given, max_new_tokens=20))
+    assert answer.choices[0].text == completion.text
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=None, prompt=PROMPT, extra_body={name: -1})
+    assert refused.value.param == name
 
 
 @pytest.mark.parametrize(
