@@ -43,7 +43,7 @@ from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
 from lmtool.search.entries import read_entries, text_columns_of_run
 from lmtool.search.index import Index, add_texts
-from lmtool.tasks.predict import TablePredictor, build_trained_task, get_text_columns, make_task_model
+from lmtool.tasks.predict import LabelPredictor, build_trained_task, get_text_columns, make_task_model
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.task import Prediction
@@ -151,7 +151,7 @@ class TrainedModel(TextGenerator):
         if not rows:
             return []
         if isinstance(spec, HeadSpec):
-            predictor = TablePredictor.from_model(loaded)
+            predictor = LabelPredictor.from_model(loaded)
             return predictor.predict(predictor.encode(rows))
         items = [LabelledRow((row,) if isinstance(row, str) else row, None, None, i) for i, row in enumerate(rows, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
@@ -163,7 +163,7 @@ class TrainedModel(TextGenerator):
         """Returns each row as a text, or as a tuple of its texts."""
         if not hasattr(rows, "columns") and not any(isinstance(row, Mapping) for row in rows):
             return [row if isinstance(row, str) else tuple(row) for row in rows]
-        columns, _ = get_text_columns(self.loaded)
+        columns = get_text_columns(self.loaded)
         texts: list[str | tuple[str, ...]] = []
         for number, row in enumerate(rows_to_dicts(rows, has_labels=False), 1):
             if missing := [name for name in columns if name not in row]:

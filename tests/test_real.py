@@ -21,7 +21,7 @@ from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_to_cache
-from lmtool.tasks.predict import TablePredictor
+from lmtool.tasks.predict import LabelPredictor
 from tests.export.test_heads import executed
 
 pytestmark = pytest.mark.real
@@ -106,7 +106,7 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
     texts = [text for pair in PARAPHRASES for text in pair]
     rows = [(text,) for text in texts]
     tuned, again = (
-        TablePredictor.from_model(load_run(run, CPU))
+        LabelPredictor.from_model(load_run(run, CPU))
         for run in (str(tmp_path / "run"), str(import_to_cache(str(tmp_path / "out"))))
     )
     wanted = tuned.predict(tuned.encode(rows))

@@ -29,7 +29,7 @@ def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
     for _, folder in checkpoints.list_checkpoints(path / CHECKPOINTS):
         try:
             # a finished run may have no optimizer state
-            checkpoint = checkpoints.verify_checkpoint(folder, optimizer=checkpoints.has_optimizer(folder))
+            checkpoint = checkpoints.verify_checkpoint(folder, verify_optimizer=checkpoints.has_optimizer(folder))
             read_saved_state(checkpoint)
         except CheckpointError as error:
             yield Path(error.where or folder), error.what

@@ -42,18 +42,22 @@ class Reference:
     run: Run
     named: Path | None = None
 
-    def newest_checkpoint(
-        self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    def find_newest_checkpoint(
+        self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
         """Returns the named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid`."""
         if self.named is None:
-            return self.run.newest_checkpoint(optimizer=optimizer, peers=peers)
-        wanted = optimizer and checkpoints.has_optimizer(self.named)
-        return checkpoints.verify_checkpoint(self.named, optimizer=wanted, peers=peers), []
+            return self.run.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
+        verify_optimizer = verify_optimizer and checkpoints.has_optimizer(self.named)
+        return checkpoints.verify_checkpoint(self.named, verify_optimizer=verify_optimizer, peers=peers), []
 
     @cached_property
     def _checkpoint_and_warnings(self) -> tuple[Checkpoint, list[str]]:
-        return self.newest_checkpoint(optimizer=False) if self.named else self.run.best_checkpoint(optimizer=False)
+        return (
+            self.find_newest_checkpoint(verify_optimizer=False)
+            if self.named
+            else self.run.find_best_checkpoint(verify_optimizer=False)
+        )
 
     @cached_property
     def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
@@ -90,7 +94,7 @@ class Reference:
         try:
             return load_run_recipe(self.run.recipe_path), []
         except (RecipeError, UsageError):
-            return read_recipe(self.run, self.newest_checkpoint(optimizer=False)[0])
+            return read_recipe(self.run, self.find_newest_checkpoint(verify_optimizer=False)[0])
 
     @property
     def is_published(self) -> bool:

@@ -182,7 +182,7 @@ def check_checkpoint_sizes(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
+def verify_checkpoint(path: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
     """Verifies sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
     peers: processes that each verify some of the files at the same time.
@@ -190,7 +190,7 @@ def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: Peers = SING
     """
     checkpoint, problem = None, None
     try:
-        checkpoint = _verify_share(path, optimizer, peers)
+        checkpoint = _verify_share(path, verify_optimizer, peers)
     except CheckpointError as error:
         problem = error
     for text in peers.gather_texts(json.dumps(problem and [problem.what, problem.where, problem.fix])):
@@ -200,10 +200,10 @@ def verify_checkpoint(path: Path, *, optimizer: bool = True, peers: Peers = SING
     return checkpoint
 
 
-def _verify_share(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
+def _verify_share(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoint:
     """Verifies the share of the digests of this process, and returns the checkpoint."""
     checkpoint = check_checkpoint_sizes(path)
-    wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if optimizer else ()), STATE_FILE)
+    wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if verify_optimizer else ()), STATE_FILE)
     if missing := [name for name in wanted if not os.path.lexists(path / name)]:
         raise _damage_error(path / missing[0], f"{missing[0]} is missing")
     for name in wanted[peers.rank :: peers.size]:
@@ -212,7 +212,7 @@ def _verify_share(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
 
 
 def find_newest_valid(
-    folder: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
 ) -> tuple[Checkpoint, list[str]]:
     """Returns the newest checkpoint that passes `verify_checkpoint`, and a warning for each newer one that fails.
 
@@ -223,13 +223,13 @@ def find_newest_valid(
     paths = [path for _, path in reversed(list_checkpoints(folder))]
     for path in paths:
         try:
-            return verify_checkpoint(path, optimizer=optimizer, peers=peers), warnings
+            return verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), warnings
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     for n_newer, path in enumerate(paths):
-        if optimizer and not has_optimizer(path):
+        if verify_optimizer and not has_optimizer(path):
             with suppress(CheckpointError):
-                return verify_checkpoint(path, optimizer=False, peers=peers), warnings[:n_newer]
+                return verify_checkpoint(path, verify_optimizer=False, peers=peers), warnings[:n_newer]
     if warnings:
         what = f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}"
         raise CheckpointError(what, where=str(folder), fix="restore the checkpoints from a copy, or train again")

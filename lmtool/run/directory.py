@@ -294,11 +294,11 @@ class Run:
             raise
         return saving.save_checkpoint(self.path / CHECKPOINTS, snapshot, keep_last, interrupted_step, peers)
 
-    def newest_checkpoint(
-        self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    def find_newest_checkpoint(
+        self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
         """Returns the checkpoint to resume from, with warnings about damaged ones; see `find_newest_valid`."""
-        return checkpoints.find_newest_valid(self.path / CHECKPOINTS, optimizer=optimizer, peers=peers)
+        return checkpoints.find_newest_valid(self.path / CHECKPOINTS, verify_optimizer=verify_optimizer, peers=peers)
 
     def remove_optimizer_states(self) -> None:
         """Removes the optimizer state of all checkpoints. Raises ResourceError."""
@@ -358,7 +358,9 @@ class Run:
                 return checkpoints.check_checkpoint_sizes(path).best_step
         return None
 
-    def best_checkpoint(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
+    def find_best_checkpoint(
+        self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    ) -> tuple[Checkpoint, list[str]]:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
         Before any validation, the newest is the best. peers: see `verify_checkpoint`. Raises CheckpointError if none is
@@ -366,12 +368,12 @@ class Run:
         """
         best_step = self.best_step
         if best_step is None:
-            return self.newest_checkpoint(optimizer=optimizer, peers=peers)
+            return self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
         path = self.path / CHECKPOINTS / checkpoints.step_folder_name(best_step)
         try:
-            return checkpoints.verify_checkpoint(path, optimizer=optimizer, peers=peers), []
+            return checkpoints.verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), []
         except CheckpointError as error:
-            newest, warnings = self.newest_checkpoint(optimizer=optimizer, peers=peers)
+            newest, warnings = self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
             if any(path.name in warning for warning in warnings):  # already reported as damaged
                 return newest, warnings
             return newest, [*warnings, f"using {newest.path.name} instead of the best, {path.name}: {error.what}"]

@@ -39,7 +39,7 @@ from lmtool.search.database import check_regular, convert_sqlite_errors, damaged
 from lmtool.search.entries import Entry, Hits
 from lmtool.search.nearest import Ints, find_nearest, normalize
 from lmtool.tasks.metrics import find_positive_class
-from lmtool.tasks.predict import TablePredictor, get_text_columns
+from lmtool.tasks.predict import LabelPredictor, get_text_columns
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
 
@@ -69,7 +69,7 @@ class Index:
     vectors_ND: all vectors, memory-mapped. row_N: indices of the vectors that belong to a text.
     """
 
-    def __init__(self, path: Path, loaded: LoadedModel | None = None, ranker: TablePredictor | None = None) -> None:
+    def __init__(self, path: Path, loaded: LoadedModel | None = None, ranker: LabelPredictor | None = None) -> None:
         """Raises DataError for a missing or damaged index, CheckpointError for one of another model."""
         self.path, self.loaded, self.ranker = path, cast(LoadedModel, loaded), ranker
         with open_database(path / TEXTS, SCHEMA) as db:
@@ -179,17 +179,17 @@ def open_index(
     return Index(Path(path), loaded, None if rerank is None else build_ranker(load_packed(rerank, compute)))
 
 
-def build_ranker(loaded: LoadedModel) -> TablePredictor:
+def build_ranker(loaded: LoadedModel) -> LabelPredictor:
     """Makes a cross-encoder of a model of pairs. Raises UsageError unless it predicts two classes or a number."""
-    classifier, spec = TablePredictor.from_model(loaded), cast(Classification, loaded.recipe.objective)
+    classifier, spec = LabelPredictor.from_model(loaded), cast(Classification, loaded.recipe.objective)
     is_score = spec.task == "number" or (spec.task == "class" and find_positive_class(spec.labels) is not None)
-    if not is_score or len(get_text_columns(loaded)[0]) != 2:
+    if not is_score or len(get_text_columns(loaded)) != 2:
         fix = "name one that was fine-tuned on pairs of texts with two classes or a number"
         raise UsageError("this run cannot rank texts for a query", where=str(loaded.run_path), fix=fix)
     return classifier
 
 
-def rerank_entries(ranker: TablePredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
+def rerank_entries(ranker: LabelPredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts texts by the score of a cross-encoder (Nogueira and Cho 2019): probability of a class, or a number."""
     p_RC = ranker.compute_probabilities(ranker.encode([(query, entry.text) for entry in entries]))
     p_R = p_RC[:, find_positive_class(ranker.task.labels) or 0].tolist()

@@ -37,7 +37,7 @@ from lmtool.serving.protocol import (
 )
 from lmtool.serving.response_builder import ResponseBuilder
 from lmtool.serving.scheduler import Scheduler
-from lmtool.tasks.predict import TablePredictor, get_text_columns
+from lmtool.tasks.predict import LabelPredictor, get_text_columns
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import ChatFormat
@@ -239,13 +239,13 @@ class ModelService:
         return await asyncio.to_thread(encode_json_list, {"object": "list", "model": self.name}, "data", data)
 
     @cached_property
-    def classifier(self) -> TablePredictor:
+    def classifier(self) -> LabelPredictor:
         """The model as a predictor of labels. Raises UsageError for a run that predicts none."""
-        return TablePredictor.from_model(self.loaded)
+        return LabelPredictor.from_model(self.loaded)
 
     def tokenize_rows(self, body: ClassifyBody) -> "list[TextWindows]":
         """Tokenizes the texts of a request for labels. Raises UsageError for a run that predicts none."""
-        columns, _ = get_text_columns(self.loaded)
+        columns = get_text_columns(self.loaded)
         inputs = body.input if isinstance(body.input, list) else [body.input]
         encoded = self.classifier.encode([_order_columns(one, columns) for one in inputs])
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]

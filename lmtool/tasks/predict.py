@@ -119,19 +119,24 @@ def predict_labelled_rows(
         return rows, [prediction for prediction, *_ in cells]
 
 
-def get_text_columns(loaded: LoadedModel, reading: Data = AS_IN_TRAINING) -> tuple[tuple[str, ...], bool]:
-    """Returns the columns of the texts that a fine-tuned model reads, and whether these are conversations.
+def get_text_columns(loaded: LoadedModel, reading: Data = AS_IN_TRAINING) -> tuple[str, ...]:
+    """Returns the columns of the texts or conversations that a fine-tuned model reads.
 
     reading: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table.
     """
     _require_predictive(loaded)
     data = _override(loaded.recipe.data, reading)
     if data.messages_column is not None:
-        return (data.messages_column,), True
-    return (data.source_column,) if data.source_column is not None else tuple(data.text_columns) or ("text",), False
+        return (data.messages_column,)
+    return (data.source_column,) if data.source_column is not None else tuple(data.text_columns) or ("text",)
 
 
-class Predictions(NamedTuple):
+def reads_conversations(loaded: LoadedModel, reading: Data = AS_IN_TRAINING) -> bool:
+    """Whether a fine-tuned model reads conversations."""
+    return _override(loaded.recipe.data, reading).messages_column is not None
+
+
+class TablePredictions(NamedTuple):
     """Lazy predictions for the rows of a table.
 
     Args:
@@ -149,7 +154,7 @@ class Predictions(NamedTuple):
     columns: str = ""
 
 
-def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_IN_TRAINING) -> Predictions:
+def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_IN_TRAINING) -> TablePredictions:
     """Predicts every row of a table in bounded memory. Bad rows raise, or are skipped.
 
     task, reading: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors
@@ -160,11 +165,11 @@ def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS
     skipped = SkippedRows() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
     rows = _predict_chunks(loaded, trained_task, stream_rows(table, columns, skipped, chat=loaded.prompt_format.chat))
     description = columns.describe() if columns.are_inferred else ""
-    return Predictions(table, trained_task.output_columns, rows, skipped, trained_task, description)
+    return TablePredictions(table, trained_task.output_columns, rows, skipped, trained_task, description)
 
 
 @dataclass(frozen=True)
-class TablePredictor:
+class LabelPredictor:
     """A model that was fine-tuned on classes, numbers, tags or answers. Encoding and prediction are separate steps."""
 
     loaded: LoadedModel
@@ -177,7 +182,7 @@ class TablePredictor:
             what = "this run does not classify: it was not fine-tuned on labels"
             fix = "run lmtool finetune on a table with labels, or name another run"
             raise UsageError(what, where=str(loaded.run_path), fix=fix)
-        return cls(loaded, build_trained_task(loaded, "", Columns(get_text_columns(loaded)[0]), ()))
+        return cls(loaded, build_trained_task(loaded, "", Columns(get_text_columns(loaded)), ()))
 
     def encode(self, rows: Sequence[str | tuple[str, ...]]) -> list[EncodedRow]:
         """Encodes rows as token ids, a question as several windows.

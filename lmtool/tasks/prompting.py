@@ -28,7 +28,7 @@ from lmtool.printable import align_columns, format_count
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import LabelMap, normalize_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
-from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, Predictions, open_table_like_training
+from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training
 from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_rows
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import Cells
@@ -245,7 +245,7 @@ def evaluate_prompts(
 
 def generate_answers(
     generator: TextGenerator, source: str, prompt: PromptTemplate, params: AnyParams, reading: Data = AS_IN_TRAINING
-) -> Predictions:
+) -> TablePredictions:
     """Generates an answer after the prompt of each row of a table, in bounded memory.
 
     The output columns are the stripped answer, and why it ended; see `Completion`. Raises as `evaluate_prompts`, and as
@@ -264,7 +264,7 @@ def generate_answers(
             for (row, _), completion in zip(chunk, completions, strict=True):
                 yield row, (completion.text.strip(), completion.finish_reason)
 
-    return Predictions(table, ("answer", "finish"), generate_rows(), skipped)
+    return TablePredictions(table, ("answer", "finish"), generate_rows(), skipped)
 
 
 def calibrate_scores(score_RA: Floats, free_FA: Floats) -> Floats:

@@ -64,7 +64,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
-            checkpoint, warnings = named.newest_checkpoint(
+            checkpoint, warnings = named.find_newest_checkpoint(
                 peers=world.create_side_group() if world.size > 1 else SINGLE_PROCESS
             )
             yield from map(Warn, (*warnings, *recipe_warnings))

@@ -154,7 +154,7 @@ def make_damaged_runs(run: Path, folder: Path) -> None:
     shutil.copy("chars/tokenizer.json", folder / "tokens" / "tokenizer.json")
     with Run.open(folder / "nan") as opened:
         opened.lock()
-        checkpoint, _ = opened.newest_checkpoint()
+        checkpoint, _ = opened.find_newest_checkpoint()
         weights = checkpoint.load_model()
         next(iter(weights.values())).view(-1)[3] = float("nan")
         state = Snapshot(8, weights, checkpoint.load_optimizer(), checkpoint.load_state(), 8)

@@ -18,7 +18,7 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tasks.predict import TablePredictor, predict
+from lmtool.tasks.predict import LabelPredictor, predict
 from lmtool.tasks.task import Prediction
 from tests.interop import test_importing
 from tests.interop.runs import made
@@ -149,7 +149,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def classified(loaded: LoadedModel, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
-    classifier = TablePredictor.from_model(loaded)
+    classifier = LabelPredictor.from_model(loaded)
     return classifier.predict(classifier.encode(rows))
 
 

@@ -163,7 +163,7 @@ def test_every_damage_of_a_file_is_found(tmp_path: Path) -> None:
             assert file.name in refused(path).what
         for length in range(len(whole)):
             file.write_bytes(whole[:length])
-            error = refused(path, optimizer=False)
+            error = refused(path, verify_optimizer=False)
             assert file.name in error.what
             assert file.name not in CHECKPOINT_FILES or f"{length} of {len(whole)} bytes" in error.what
         file.write_bytes(whole + b"\0")
@@ -182,7 +182,7 @@ def test_the_optimizer_is_compared_when_it_is_read(tmp_path: Path) -> None:
     content = bytearray((path / "optimizer.safetensors").read_bytes())
     content[-1] ^= 1
     (path / "optimizer.safetensors").write_bytes(content)
-    unread = checkpoint.verify_checkpoint(path, optimizer=False)
+    unread = checkpoint.verify_checkpoint(path, verify_optimizer=False)
     assert as_bytes(unread.load_model()) == as_bytes(tensors(5))
     with pytest.raises(CheckpointError):
         unread.load_optimizer()

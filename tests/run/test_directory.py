@@ -187,7 +187,7 @@ def test_only_the_process_with_the_lock_writes(make: MakeRun) -> None:
         run.lock()
         with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
             Run.open(run.path).lock()
-        assert Run.open(run.path).newest_checkpoint()[0].step == 20
+        assert Run.open(run.path).find_newest_checkpoint()[0].step == 20
     Run.open(run.path).lock()
 
 
@@ -219,18 +219,18 @@ def test_resuming_takes_away_what_came_after_its_step(make: MakeRun, pending: bo
         assert names(run.path / "checkpoints") == ["step-000010", "step-000020", "step-000030.aside-1"]
         assert not (run.path / "metrics.json").exists()
         assert [session.step for session in run.info.sessions] == [0, 20]
-        assert run.newest_checkpoint()[0].step == 20
+        assert run.find_newest_checkpoint()[0].step == 20
         run.save_checkpoint(Snapshot(30, {"w": torch.tensor([-30])}, {}, {}, 10), keep_last=1)
-        assert run.newest_checkpoint()[0].load_model()["w"].item() == -30
+        assert run.find_newest_checkpoint()[0].load_model()["w"].item() == -30
         assert names(run.path / "checkpoints") == ["step-000010", "step-000030", "step-000030.aside-1"]
 
 
 def test_a_damaged_best_gives_way_to_the_newest(make: MakeRun) -> None:
     run = make(steps=(10, 20, 30))
-    best, warnings = run.best_checkpoint()
+    best, warnings = run.find_best_checkpoint()
     assert (best.step, warnings) == (10, [])
     (best.path / "state.json").unlink()
-    best, (warning,) = run.best_checkpoint()
+    best, (warning,) = run.find_best_checkpoint()
     assert best.step == 30
     assert "step-000010" in warning
 
@@ -241,7 +241,7 @@ def test_a_damaged_best_that_is_the_newest_is_warned_of_once(make: MakeRun) -> N
         run.lock()
         run.save_validation(validated(20, 20))
     (run.path / "checkpoints" / "step-000020" / "state.json").unlink()
-    best, warnings = run.best_checkpoint()
+    best, warnings = run.find_best_checkpoint()
     assert (best.step, len(warnings)) == (10, 1)
 
 
@@ -258,7 +258,7 @@ def test_the_best_is_found_without_reading_the_others(make: MakeRun, recorded: i
         for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
             file = run.path / "checkpoints" / f"step-{step:06d}" / name
             file.write_bytes(bytes(len(file.read_bytes())))
-    best, warnings = run.best_checkpoint()
+    best, warnings = run.find_best_checkpoint()
     assert (best.step, warnings) == (best_step, [])
     assert best.load_model()["w"].item() == best_step
 
@@ -266,10 +266,10 @@ def test_the_best_is_found_without_reading_the_others(make: MakeRun, recorded: i
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
     with create_run(None, run_info(), FILES) as run:
         with refuses("no_checkpoint"):
-            run.best_checkpoint()
+            run.find_best_checkpoint()
         for step in (1, 2):
             run.save_checkpoint(Snapshot(step, {}, {}, {}), keep_last=9)
-        assert run.best_checkpoint()[0].step == 2
+        assert run.find_best_checkpoint()[0].step == 2
 
 
 @pytest.mark.parametrize("at_step", [None, validated(20, 10)])
@@ -295,7 +295,7 @@ def test_a_damaged_record_of_validation_is_refused(make: MakeRun, content: bytes
     run = make()
     (run.path / "validated.json").write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        run.best_checkpoint()
+        run.find_best_checkpoint()
     assert caught.value.where == str(run.path / "validated.json")
     assert len(caught.value.lines()) == 3
 
@@ -344,4 +344,4 @@ def test_a_full_disk_changes_nothing(make: MakeRun) -> None:
                     write()
     again = Run.open(run.path)
     assert (again.info, again.recipe_path.read_text()) == (run.info, "seed: 2\n")
-    assert again.newest_checkpoint()[0].step >= 10
+    assert again.find_newest_checkpoint()[0].step >= 10

@@ -21,7 +21,7 @@ def found_run(reference: str) -> Path:
 def found_steps(reference: str) -> tuple[int, int]:
     """Of the newest checkpoint and of the one that is named, else of the best."""
     found = resolve_reference(reference)
-    return found.newest_checkpoint()[0].step, found.checkpoint.step
+    return found.find_newest_checkpoint()[0].step, found.checkpoint.step
 
 
 def refused(reference: str) -> CheckpointError:
@@ -84,7 +84,7 @@ def test_a_folder_of_runs_that_cannot_be_written_does_not_matter(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "file"))
-    assert make(folder=tmp_path / "out").newest_checkpoint()[0].step == 20
+    assert make(folder=tmp_path / "out").find_newest_checkpoint()[0].step == 20
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -110,10 +110,10 @@ def test_a_named_checkpoint_that_is_damaged_is_refused(make: MakeRun) -> None:
     run = make()
     path = run.path / "checkpoints" / "step-000020"
     (path / "model.safetensors").write_bytes(b"")
-    for read in (Reference.newest_checkpoint, lambda reference: reference.checkpoint):
+    for read in (Reference.find_newest_checkpoint, lambda reference: reference.checkpoint):
         with pytest.raises(CheckpointError):
             read(resolve_reference(str(path)))
-    newest, (warning,) = resolve_reference(str(run.path)).newest_checkpoint()
+    newest, (warning,) = resolve_reference(str(run.path)).find_newest_checkpoint()
     assert newest.step == 10
     assert "step-000020" in warning
 

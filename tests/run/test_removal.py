@@ -120,7 +120,7 @@ def test_only_runs_are_removed(make: MakeRun, tmp_path: Path) -> None:
     for other in (str(tmp_path / "photos"), f"{run.name}@10", str(run.path / "checkpoints" / "step-000010")):
         with pytest.raises(CheckpointError):
             find_removable_runs([run.name, other])
-    assert run.newest_checkpoint()[0].step == 20
+    assert run.find_newest_checkpoint()[0].step == 20
 
 
 def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:

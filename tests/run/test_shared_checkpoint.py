@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, n
     assert taken.step == 4
     assert name in warning
     if name.startswith("opt") and how != "cut":
-        assert checkpoint.verify_checkpoint(file.parent, optimizer=False).load_model()["count"] == 6
+        assert checkpoint.verify_checkpoint(file.parent, verify_optimizer=False).load_model()["count"] == 6
 
 
 def test_each_process_compares_some_digests_and_all_hear_of_damage(
@@ -262,4 +262,4 @@ def test_moments_are_removed_the_first_file_first(tmp_path: Path) -> None:
     assert checkpoint.find_newest_valid(tmp_path)[0].load_model()["count"] == 4
     saving.remove_optimizer_states(tmp_path)
     assert not list(path.glob("optimizer*"))
-    assert checkpoint.verify_checkpoint(path, optimizer=False).step == 4
+    assert checkpoint.verify_checkpoint(path, verify_optimizer=False).step == 4

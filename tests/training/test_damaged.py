@@ -284,7 +284,7 @@ def test_a_changed_digit_is_found_by_the_checksum(name: str, work: Work) -> None
 
 def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> None:
     work.pretrain()
-    best = Run.open(work.run()).best_checkpoint()[0].path
+    best = Run.open(work.run()).find_best_checkpoint()[0].path
     (best / "MANIFEST.json").write_bytes(b"damaged")
     told = warnings_in(work.pretrain(name="further", source=work.run()))
     assert any(best.name in warning for warning in told)

@@ -16,7 +16,7 @@ from lmtool.recipe.load import parse_settings
 from lmtool.report.training import write_run_page
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
-from lmtool.tasks.predict import TablePredictor
+from lmtool.tasks.predict import LabelPredictor
 from lmtool.tasks.results import Results, summarize_runs
 from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
@@ -227,7 +227,7 @@ def log_losses(run: Path, rows: list[tuple[str, str]]) -> tuple[float, float]:
     from sklearn.linear_model import LogisticRegression
 
     texts, label_R = [text for text, _ in rows], np.array(["ab".index(label) for _, label in rows])
-    classifier = TablePredictor.from_model(load_run(str(run)))
+    classifier = LabelPredictor.from_model(load_run(str(run)))
     p_RC = classifier.compute_probabilities(classifier.encode(texts[200:]))
     vectors = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
     peer = LogisticRegression(C=1.0).fit(vectors.fit_transform(texts[:200]), label_R[:200])

@@ -89,8 +89,9 @@ def predict(
         raise UsageError("only what a language model writes after a prompt has a form and a length", fix="add --prompt")
     if prompt is not None and task:
         raise UsageError("a prompt says itself what the task is", where=f"--task {task}", fix="omit one of them")
-    columns = predicting.get_text_columns(loaded, data) if prompt is None else (("text",), False)
-    with open_table_or_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
+    columns = predicting.get_text_columns(loaded, data) if prompt is None else ("text",)
+    converses = prompt is None and predicting.reads_conversations(loaded, data)
+    with open_table_or_texts(table, texts or [], columns, converses, loaded.recipe.data, data) as source:
         if prompt is None:
             answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
         else:
