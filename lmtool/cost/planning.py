@@ -38,7 +38,7 @@ from lmtool.training.length import (
     ESTIMATE_SECONDS,
     N_VALIDATIONS,
     UNKNOWN_STEPS,
-    FirstSteps,
+    TimedFirstSteps,
     count_epoch_steps,
     count_token_steps,
 )
@@ -399,7 +399,7 @@ def _time_training_steps(
         parameter.requires_grad_(False)
     # as many weights as are trained in the end
     optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning.with_values({"unfreeze_every": None}))
-    endless, first = recipe.with_values({"training.steps": UNKNOWN_STEPS}), FirstSteps(ESTIMATE_SECONDS)
+    endless, first = recipe.with_values({"training.steps": UNKNOWN_STEPS}), TimedFirstSteps(ESTIMATE_SECONDS)
     with suppress(NumericalError):
         for step in fit(Trainable(lm, objective, optimizers), examples, endless, compute):
             if first.add(step, compute.world):

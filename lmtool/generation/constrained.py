@@ -224,7 +224,7 @@ class SpelledVocabulary:
         spelled = {*others.values(), *(piece for piece, one in zip(first, spellings, strict=True) if one)}
         spare = [byte for byte in map(int.to_bytes, range(256)) if byte not in spelled]
         self.pieces = [*first, *others.values(), *spare, b"[end]"]
-        self.closing_rank_V = np.array([_closing_rank(piece) for piece in first])
+        self.closing_rank_V = np.array([_sort_key_for_closing(piece) for piece in first])
         # attributes that llguidance expects of a tokenizer
         self.tokens, self.is_tokenizer_wrapper, self.bos_token_id = self.pieces, True, None
         self.eos_token_id = len(self.pieces) - 1
@@ -272,7 +272,7 @@ def _consume_token(matcher: "LLMatcher", token: int) -> bool:
     return token == (forced or [token])[0] and bool(matcher.consume_token(token))
 
 
-def _closing_rank(piece: bytes) -> float:
+def _sort_key_for_closing(piece: bytes) -> float:
     """Ranks closing quotes and brackets first, then separators, digits, letters, other characters and white space."""
     core, classes = piece.strip(), (b"\"'}])", b",:", b"0123456789")
     of_others = 5 if not core else 3 if core.isalnum() else 4

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,6 +76,13 @@ def ignore_progress(stage: str, done: int, total: int) -> None:
     """Does nothing; a default for `report` callbacks."""
 
 
+class AssignedBatches(NamedTuple):
+    """The batches that a process computes, as indices of items, and how many more it has to join to keep step."""
+
+    batches: list[list[int]]
+    n_idle: int
+
+
 @dataclass(frozen=True)
 class EvaluationItems:
     """Items on which a model is evaluated.
@@ -95,8 +102,8 @@ class EvaluationItems:
     dtype: DTypeLike = np.float64
     one_pass: bool = True
 
-    def batches(self, world: World) -> tuple[list[list[int]], int]:
-        """Returns the batches of this process, and how many more it must compute to stay in step with others."""
+    def assign_batches(self, world: World) -> AssignedBatches:
+        """Returns the batches that this process computes."""
 
         def of(rank: int) -> list[list[int]]:
             share = replace(world, rank=rank).own_items(len(self.lengths))
@@ -106,7 +113,7 @@ class EvaluationItems:
 
         groups = of(world.rank)
         most = max(len(of(rank)) for rank in range(world.size)) if world.is_lockstep else len(groups)
-        return groups, most - len(groups)
+        return AssignedBatches(groups, most - len(groups))
 
     def count_tokens(self, group: Sequence[int]) -> int:
         """Returns how many tokens are read for some items."""
@@ -120,7 +127,7 @@ def evaluate_items(
 
     report: called with the tokens of this process done and in total, from 0 on.
     """
-    groups, n_idle = items.batches(compute.world)
+    groups, n_idle = items.assign_batches(compute.world)
     total = torch.zeros((), dtype=compute.widest_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
     parts = torch.zeros(len(items.metrics), 2, dtype=compute.widest_dtype, device=compute.device)

@@ -79,7 +79,7 @@ class TextShape:
     is_streamed: bool = False
 
     @property
-    def is_short(self) -> bool:
+    def has_short_lines(self) -> bool:
         """Returns whether it is a list of short lines with few distinct characters."""
         return (
             self.is_list and self.characters <= MAX_MEAN_CHARACTERS * self.documents and self.alphabet <= MAX_ALPHABET
@@ -156,9 +156,11 @@ def infer_choices(shape: TextShape, width: int | None = None, is_decoder: bool =
     """Infers the settings of the default recipe that depend on the text. width: of the model, if the user has set it.
     is_decoder: whether the model can have embeddings of n-grams."""
     megabytes = shape.n_bytes / 1e6
-    is_small, is_large = megabytes < 0.5, megabytes >= (LARGE_LIST_MB if shape.is_short else LARGE_TEXT_MB)
+    is_small, is_large = megabytes < 0.5, megabytes >= (LARGE_LIST_MB if shape.has_short_lines else LARGE_TEXT_MB)
     inferred = (
-        [_choose_characters(shape)] if shape.is_short else [_choose_vocab_size(megabytes), _choose_context(megabytes)]
+        [_choose_characters(shape)]
+        if shape.has_short_lines
+        else [_choose_vocab_size(megabytes), _choose_context(megabytes)]
     )
     if shape.is_list:
         reason = f"{shape.documents:,} lines, each by itself"
@@ -166,17 +168,17 @@ def infer_choices(shape: TextShape, width: int | None = None, is_decoder: bool =
     if width is None:
         width = 128 if is_small else DEFAULT_WIDTH
         inferred.append(InferredChoice("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
-    if is_large and not shape.is_short:
+    if is_large and not shape.has_short_lines:
         inferred.append(
             InferredChoice("layers", f"3 for {megabytes:.2g} MB, which time is short for", {"model.n_layers": 3})
         )
     inferred.append(_choose_layer_sizes(width))
-    if is_decoder and megabytes >= (LARGE_LIST_MB if shape.is_short else NGRAM_EMBEDDING_MB):
-        longest, min_count = (5, 3) if shape.is_short else (3, 8)
+    if is_decoder and megabytes >= (LARGE_LIST_MB if shape.has_short_lines else NGRAM_EMBEDDING_MB):
+        longest, min_count = (5, 3) if shape.has_short_lines else (3, 8)
         reason = f"of n-grams of up to {longest} tokens too, for {megabytes:.2g} MB"
         table = {"entries": MAX_NGRAM_ENTRIES, "longest": longest, "min_count": min_count}
         inferred.append(InferredChoice("embeddings", reason, {"model.ngram_embedding": table}))
-    dropout = 0.2 if is_small and not shape.is_short else 0.0 if is_large else 0.1
+    dropout = 0.2 if is_small and not shape.has_short_lines else 0.0 if is_large else 0.1
     reason = f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}"
     inferred.append(InferredChoice("dropout", reason, {"model.dropout": dropout}))
     passes = 20 if is_small else 12

@@ -666,7 +666,7 @@ def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict
     suffixed = [name for name in candidates if get_last_word(name) in (*LABEL_SYNONYMS, *RATING_NAMES)]
     found = ratings or [*categories, *suffixed]
     if found and not ratings:
-        found = list(dict.fromkeys((*found, *_count_possible_labels(sample, texts))))
+        found = list(dict.fromkeys((*found, *_count_classes_by_column(sample, texts))))
     elif len(found) == 1:
         values = set(map(normalize_label_cell, sample.cells[found[0]]))
         similar = [name for name in candidates if set(map(normalize_label_cell, sample.cells[name])) == values]
@@ -687,7 +687,7 @@ def _are_row_numbers(cells: Sequence[Value]) -> bool:
     return len(numbers) == len(texts) == max(numbers) - min(numbers) + 1
 
 
-def _count_possible_labels(sample: TableSample, texts: Sequence[str]) -> dict[str, int]:
+def _count_classes_by_column(sample: TableSample, texts: Sequence[str]) -> dict[str, int]:
     """Counts the classes of each column that may be a label; 0 for a column of numbers with fractions."""
     found = {name: sample.count_classes(name) for name in sample.names if name not in texts}
     if not sample.has_header:
@@ -711,7 +711,7 @@ def _find_label_by_cells(sample: TableSample, texts: Sequence[str], reasons: dic
             return None
         is_id = _are_row_numbers(cells) or (get_last_word(rest[0]) in ID_SUFFIXES and not sample.count_classes(rest[0]))
         return None if is_id else rest[0]
-    found = _count_possible_labels(sample, texts)
+    found = _count_classes_by_column(sample, texts)
     if sample.has_header and len(found) > 1:
         raise _ambiguous_label_error(sample, list(found))
     classes = {name: n for name, n in reversed(found.items()) if n}

@@ -182,7 +182,7 @@ class HeadProblem:
         return csr_array((values, (np.concatenate((several_M, single_S)), joined)), shape=shape)
 
     @cached_property
-    def basis(self) -> tuple[Floats, Floats] | None:
+    def row_basis(self) -> tuple[Floats, Floats] | None:
         """Coordinates of the rows in an orthonormal basis of their scaled features, for each score (C, R, R), and the
         matrices from weights in the basis to weights of rows (C, R, R); None if rows are not much fewer than features.
 
@@ -211,8 +211,8 @@ class HeadProblem:
     @cached_property
     def linear_map(self) -> LinearMap:
         """The features, in the basis of the rows or joined, as `fit` multiplies them."""
-        if self.basis is not None:
-            rows_CRS = torch.from_numpy(self.basis[0])
+        if self.row_basis is not None:
+            rows_CRS = torch.from_numpy(self.row_basis[0])
             square_SC = rows_CRS.square().sum(1).T
             if len(rows_CRS) == 1:
                 return LinearMap(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
@@ -243,7 +243,7 @@ class HeadProblem:
         start_FC: initial weights. The search is for the weights' difference from their origin, in units in which the
         loss has about the same curvature in all directions.
         """
-        features, scale, basis, n_scores = self.features, self.scale_FC, self.basis, self.model.head.out_features
+        features, scale, basis, n_scores = self.features, self.scale_FC, self.row_basis, self.model.head.out_features
         linear, joining = self.linear_map, self.joining_FG if basis is None else None
         has_bias = self.model.head.bias is not None
 

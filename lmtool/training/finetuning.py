@@ -207,7 +207,7 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
     data = resolve(LINEAR_RECIPE, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, find_row_kind(settings)))
     if tables[0].columns.kind != "texts":
-        return _plan_unlabelled(tables[0].columns.kind, last, settings)
+        return _plan_recipe_for_row_kind(tables[0].columns.kind, last, settings)
     if tables[0].name or tables[0].columns.has_targets:
         fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
@@ -254,7 +254,7 @@ FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
 }
 
 
-def _plan_unlabelled(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
+def _plan_recipe_for_row_kind(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
     """Plans the default model of a table of other rows than labelled texts."""
     chosen = FROM_SCRATCH[kind]
     plan = _plan_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])

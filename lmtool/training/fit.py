@@ -346,7 +346,7 @@ class GradientSteps(Stepper):
             initial_state = self.carried_state
             if restarts:
                 initial_state = make_initial_state(self.model, training.batch_size, compute.device)
-        total, count, n_computed = self._accumulate_within_memory(step, initial_state)
+        total, count, n_computed = self._accumulate_gradients_within_memory(step, initial_state)
         total, n_targets, n_computed, stops = self.world.all_reduce_sum(
             (total, count, n_computed, float(should_stop()))
         )
@@ -373,7 +373,9 @@ class GradientSteps(Stepper):
             recomputes=self.recomputes,
         )
 
-    def _accumulate_within_memory(self, step: int, initial_state: DecodeState | None) -> tuple[float, int, float]:
+    def _accumulate_gradients_within_memory(
+        self, step: int, initial_state: DecodeState | None
+    ) -> tuple[float, int, float]:
         """Does `_accumulate_gradients`, again with less memory if it ran out."""
         while True:
             try:

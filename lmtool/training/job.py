@@ -27,6 +27,14 @@ class RecipeWithData(NamedTuple):
     data: TableData
 
 
+class BuiltModel(NamedTuple):
+    """A model and its objective; `notice` says how the head of the base run was taken over, if that has to be said."""
+
+    model: LanguageModel
+    objective: Objective
+    notice: str | None
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """Everything that is known before the first step of a training.
@@ -50,13 +58,10 @@ class TrainingJob:
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def build(
-        self, device: Compute | None = None, shards: ShardedBuild | None = None
-    ) -> tuple[LanguageModel, Objective, str | None]:
+    def build(self, device: Compute | None = None, shards: ShardedBuild | None = None) -> BuiltModel:
         """Builds the model, at the checkpoint if there is one, and its objective, without the teacher.
 
-        device: where the model is built, if not where it is trained. shards: see `build_model`. Returns both, and a
-        notice about the head of the base run, if there is something to say.
+        device: where the model is built, if not where it is trained. shards: see `build_model`.
         """
         recipe, tokenizer = self.recipe, self.data.prompt_format.tokenizer
         lm, notice = build_for_training(
@@ -74,7 +79,7 @@ class TrainingJob:
         objective = build_objective(recipe, tokenizer, lm.counts_V)
         for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
-        return lm, objective, notice
+        return BuiltModel(lm, objective, notice)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ REVISION_TOLERANCE = 0.03
 
 
 @dataclass
-class FirstSteps:
+class TimedFirstSteps:
     """The first steps of a session, which are timed until they take `max_seconds` or are `max_steps`.
 
     They are at least MIN_PROBE_STEPS.
@@ -63,7 +63,7 @@ class FirstSteps:
     seconds: float = 0.0
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe) -> "FirstSteps":
+    def from_recipe(cls, recipe: Recipe) -> "TimedFirstSteps":
         """Returns an empty list of steps with the limits for a recipe."""
         if (minutes := recipe.training.minutes) is not None:
             return cls(min(MAX_PROBE_SECONDS, MAX_PROBE_FRACTION * 60 * minutes))
@@ -104,7 +104,7 @@ class Speed:
     @classmethod
     def measure(
         cls,
-        first: FirstSteps,
+        first: TimedFirstSteps,
         recipe: Recipe,
         data: TrainingData,
         examples: ExampleSource,
@@ -151,7 +151,7 @@ class RunLength:
         """recipe: before its number of steps is revised. started_at: when the command of a new run started, by
         time.perf_counter; None for a resumed run."""
         self._recipe, self._data, self._world, self._started_at = recipe, data, world, started_at
-        self._first_steps = FirstSteps.from_recipe(recipe) if has_training_time(recipe) else None
+        self._first_steps = TimedFirstSteps.from_recipe(recipe) if has_training_time(recipe) else None
         self.minutes = None if self._first_steps is None else recipe.training.minutes
         self._max_steps, self._limited_by = max_steps_by_data(recipe, data)
         self._deadline = math.inf

@@ -241,7 +241,7 @@ class TrainingSession:
             return
         if self.length.minutes is not None:
             steps, why = self.length.choose_steps(step.step, self.recipe.evaluation.every)
-            yield from self._change_steps(fix_length(self.recipe, max(steps, step.step)), why)
+            yield from self._set_number_of_steps(fix_length(self.recipe, max(steps, step.step)), why)
         if self.length.speed is not None:
             yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
@@ -252,9 +252,9 @@ class TrainingSession:
         """
         steps = self.length.revise_steps(self.recipe, self.last_step, started_at)
         if steps != self.recipe.training.steps:
-            yield from self._change_steps(revise_length(self.recipe, steps), "by the speed so far")
+            yield from self._set_number_of_steps(revise_length(self.recipe, steps), "by the speed so far")
 
-    def _change_steps(self, recipe: Recipe, why: str) -> Iterator[Event]:
+    def _set_number_of_steps(self, recipe: Recipe, why: str) -> Iterator[Event]:
         """Replaces the recipe by one with another number of steps and the intervals that follow from it."""
         self.recipe = recipe
         self.state.recipe = recipe.model_dump(mode="json")

@@ -150,7 +150,7 @@ class Family:
         values = {"kind": "transformer", "shape": self.shape, **self.fixed, "objective.kind": head.objective}
         values |= head.fixed
         for key, rule in self._rules_for(head):
-            rule.read(config, key, values)
+            rule.read_key(config, key, values)
         model: dict[str, Any] = {"objective": {}}
         for dotted_key, value in values.items():
             *sections, last = dotted_key.split(".")
@@ -183,7 +183,7 @@ class Family:
             config = {**names, "vocab_size": model.vocab_size}
         try:
             for key, rule in self._rules_for(head):
-                config |= rule.write(nearest, key, alternatives)
+                config |= rule.write_key(nearest, key, alternatives)
             found = flatten_recipe(*self._read_written_config(config, model, objective))
             for key, value in _iterate_differences(wanted, found, isinstance(objective, Embedding)):
                 has = alternatives.pop(key, _format_value(found.get(key)))

@@ -31,11 +31,11 @@ class InexpressibleRecipe(Exception):
 class KeyRule:
     """Reads and writes one key. This base class is for a key that changes no logits, and is not written."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         """Sets in `values`, which have what earlier keys say, what this key says. Raises CheckpointError."""
         config.ignore_keys(key)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         """Returns the key for these values, and others that go with it.
 
         For a value that the format cannot say, something near it is written, and `alternatives` gets by the key of the
@@ -64,7 +64,7 @@ class SameValueRule(KeyRule):
     recipe_keys: str
     divides: str = ""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         first, *_ = recipe_keys = self.recipe_keys.split()
         if first in values and config.values.get(key) is None:
             config.ignore_keys(key)
@@ -81,7 +81,7 @@ class SameValueRule(KeyRule):
             value = 0.0
         values.update(dict.fromkeys(recipe_keys, value))
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         first = self.recipe_keys.partition(" ")[0]
         if self.divides and values[self.divides] % values[first]:
             alternatives[first] = f"one that divides {self.divides}"
@@ -94,7 +94,7 @@ class WrittenRule(KeyRule):
 
     recipe_key: str = ""
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values.get(self.recipe_key)}
 
 
@@ -105,14 +105,14 @@ class DerivedSizeRule(KeyRule):
     recipe_key: str
     written: bool = True
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         config.ignore_keys(key)
         default = self._default_size(values)
         size = None if config.values.get(key) is None else config.read_positive(key, int)
         # the width of the network of GPT-2 is given in any case
         values[self.recipe_key] = size or default if self.recipe_key == "d_ff" else None if size == default else size
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         default = self._default_size(values)
         size = default if values[self.recipe_key] is None else values[self.recipe_key]
         if size != default and not self.written:
@@ -131,10 +131,10 @@ class ConstantRule(KeyRule):
 
     value: Any
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         config.check_value(key, self.value)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: self.value}
 
 
@@ -145,13 +145,13 @@ class CheckedSectionRule(KeyRule):
     allowed: Mapping[str, Sequence[Any]]
     ignored: Sequence[str] = ()
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         section = config.read_section(key)
         for name, allowed in self.allowed.items():
             section.check_value(name, *allowed)
         section.ignore_keys(*self.ignored)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: {name: next(iter(allowed), None) for name, allowed in self.allowed.items()}}
 
 
@@ -180,13 +180,13 @@ class ChoiceRule(KeyRule):
         self.choices: Mapping[Any, Any]
         ((self.recipe_key, self.choices),) = by_key.items()
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         config.check_value(key, *self.choices)
         value = self.choices[config.read(key, type(next(iter(self.choices))))]
         if values.setdefault(self.recipe_key, value) != value:
             raise config.inexpressible_value_error(key)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         wanted = values[self.recipe_key]
         if wanted not in self.choices.values():
             alternatives[self.recipe_key] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
@@ -201,25 +201,25 @@ class IfObjectiveRule(KeyRule):
     rule: KeyRule
     always_written: bool
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         if values["objective.kind"] in self.kinds.split():
-            self.rule.read(config, key, values)
+            self.rule.read_key(config, key, values)
         config.ignore_keys(key)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         is_written = self.always_written or values["objective.kind"] in self.kinds.split()
-        return self.rule.write(values, key, alternatives) if is_written else {}
+        return self.rule.write_key(values, key, alternatives) if is_written else {}
 
 
 class HeadDropoutRule(KeyRule):
     """The dropout of a head on the hidden states; that of the layers where it is missing."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         dropout = config.read(key, float, values["dropout"])
         if values["objective.kind"] in HEAD_OBJECTIVES:
             values["objective.dropout"] = dropout
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["objective.dropout"]} if values["objective.kind"] in HEAD_OBJECTIVES else {}
 
 
@@ -229,12 +229,12 @@ class TiedEmbeddingsRule(KeyRule):
 
     without_output: str
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         kind = values["objective.kind"]
         is_without = kind in HEAD_OBJECTIVES or kind in self.without_output.split()
         values["tie_embeddings"] = config.read(key, bool) or is_without
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["tie_embeddings"] or values["objective.kind"] in self.without_output.split()}
 
 
@@ -245,7 +245,7 @@ class HasTensorRule(KeyRule):
     recipe_key: str
     negated: bool = False
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         values[self.recipe_key] = (key in config.tensor_names) != self.negated
 
 
@@ -261,7 +261,7 @@ class PositionTableRule(KeyRule):
 
     rows: Literal["sized", "unsized", "beyond"]
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         offset = values.get("position.offset", 0)
         rows = config.read_positive(key, int) + (offset if self.rows == "beyond" else 0)
         if rows <= offset:
@@ -270,20 +270,20 @@ class PositionTableRule(KeyRule):
         if self.rows != "unsized":
             values |= {"position.size": rows, "position.offset": offset}
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["position.size"] - (2 if self.rows == "beyond" else 0)}
 
 
 class PaddingRowRule(KeyRule):
     """The id of the padding token, after whose row positions start."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         padding = config.read(key, int, 1)
         if padding < 0:
             raise config.import_error(f"{key} is {padding}, and positions are counted from it")
         values["position.offset"] = padding + 1
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: max(0, values["position.offset"] - 1)}
 
 
@@ -318,7 +318,7 @@ class RotaryRule(KeyRule):
     share_key: str = ""
     can_scale: bool = True
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         theta = config.read(self.theta_key, float, 10_000.0)
         share = config.read(self.share_key, float, 1.0) if self.share_key else 1.0
         # Transformers takes the older name when both are there
@@ -345,7 +345,7 @@ class RotaryRule(KeyRule):
             scaling["attention_factor"] = section.read_optional("attention_factor", float)
         values |= {f"position.scaling.{name}": value for name, value in scaling.items()}
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         kind = values["position.scaling.kind"]
         if kind != "none" and not self.can_scale:
             alternatives["position.scaling.kind"], kind = "none", "none"
@@ -394,10 +394,10 @@ def set_windows_(values: RecipeValues, size: int | None, full_layers: Sequence[i
 class WindowRule(KeyRule):
     """The size of windows in all layers, or null."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         set_windows_(values, config.read_optional(key, int), ())
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["pattern.size"] if values["pattern.kind"] == "window" else None}
 
 
@@ -411,10 +411,10 @@ MAX_UNNAMED_LABELS = 10_000
 class LabelsRule(KeyRule):
     """The labels in the order of the scores; as many as Transformers makes up when none are named."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         values["objective.labels"] = read_labels(config)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return labels_config(values["objective.labels"])
 
 
@@ -427,7 +427,7 @@ class TaskRule(KeyRule):
 
     scores: Literal["biased", "unbiased"] = "biased"
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         labels = read_labels(config)
         config.check_value(key, *_TASKS)
         task = _TASKS.get(config.read_optional(key, str) or "", "class" if len(labels) > 1 else "number")
@@ -439,7 +439,7 @@ class TaskRule(KeyRule):
         else:
             values |= {"objective.center": 0.0, "objective.scale": 1.0}
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         """Raises InexpressibleRecipe when Transformers would take the labels for another task."""
         task, labels = values["objective.task"], values["objective.labels"]
         if task == "auto":

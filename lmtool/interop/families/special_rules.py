@@ -23,7 +23,7 @@ from lmtool.interop.families.rules import (
 class QwenWindowsRule(KeyRule):
     """Windows in the layers from the one that `max_window_layers` counts on, or in those that `layer_types` names."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         size, first = config.read_optional("sliding_window", int), config.read("max_window_layers", int, 28)
         size = size if config.read(key, bool, False) else None
         n_layers = values["n_layers"]
@@ -34,7 +34,7 @@ class QwenWindowsRule(KeyRule):
             raise config.import_error("layer_types has sliding_attention without a sliding_window")
         set_windows_(values, size, full)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         kinds, has_windows = layer_types(values), values["pattern.kind"] == "window"
         size = values["pattern.size"] if has_windows else None
         # before layer_types, the first of these layers with a window
@@ -45,7 +45,7 @@ class QwenWindowsRule(KeyRule):
 class ModernWindowsRule(KeyRule):
     """Windows on both sides of a position, in the layers that are not full (ModernBERT)."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         every = config.read_positive("global_attn_every_n_layers", int, 3)
         window = config.read("local_attention", int, 128)
         full = read_full_layers(config, values["n_layers"])
@@ -53,7 +53,7 @@ class ModernWindowsRule(KeyRule):
             raise config.import_error(f"local_attention is {window}, less than a neighbour on each side")
         set_windows_(values, window // 2 + 1, [*range(0, values["n_layers"], every)] if full is None else full)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         window = 2 * max(1, values["pattern.size"] - 1) if values["pattern.kind"] == "window" else 128
         return {key: layer_types(values), "local_attention": window}
 
@@ -61,7 +61,7 @@ class ModernWindowsRule(KeyRule):
 class ModernBertRotaryRule(KeyRule):
     """Bases of the wavelengths in layers with full attention and in windowed ones (ModernBERT)."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         wide = config.read_positive("global_rope_theta", float, 160_000.0)
         # null in old files for that of the other layers
         narrow = wide if config.values.get("local_rope_theta", 0) is None else 10_000.0
@@ -79,7 +79,7 @@ class ModernBertRotaryRule(KeyRule):
         values["position.theta"] = thetas[has_windows and not has_both]
         values["position.window_theta"] = thetas[1] if has_both else None
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         wide = values["position.theta"]
         thetas = {FULL: wide, SLIDING: values["position.window_theta"] or wide}
         return {key: {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}}
@@ -88,29 +88,29 @@ class ModernBertRotaryRule(KeyRule):
 class T5ActivationRule(KeyRule):
     """`dense_act_fn` and `is_gated_act`; older files have only `feed_forward_proj`, from which both follow."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         kind = config.read(key, str)
         gate, _, name = kind.rpartition("-")
         if gate not in ("", "gated"):
             config.check_value(key)
         choice = ChoiceRule("gates" if config.read("is_gated_act", bool, gate == "gated") else "activations")
         if config.read_optional("dense_act_fn", str) is not None:
-            choice.read(config, "dense_act_fn", values)
+            choice.read_key(config, "dense_act_fn", values)
         else:
             # so called by its authors
             name = "gelu_new" if kind == "gated-gelu" else name
-            choice.read(PublishedConfig({key: name}, config.where), key, values)
+            choice.read_key(PublishedConfig({key: name}, config.where), key, values)
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         gated = values["activation"] in ACTIVATION_CHOICES["gates"].values()
-        (name,) = ChoiceRule("gates" if gated else "activations").write(values, key, alternatives).values()
+        (name,) = ChoiceRule("gates" if gated else "activations").write_key(values, key, alternatives).values()
         return {key: f"gated-{name}" if gated else name, "dense_act_fn": name, "is_gated_act": gated}
 
 
 class T5OutputRule(KeyRule):
     """The output matrix and its scale. In old files, models with an output matrix of their own have no scale."""
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         tied, scaled = config.read(key, bool), config.read_optional("scale_decoder_outputs", bool)
         untied = "lm_head.weight" in config.tensor_names
         if scaled is None and not tied and not untied:
@@ -118,7 +118,7 @@ class T5OutputRule(KeyRule):
         values["tie_embeddings"] = tied if scaled is None else not untied
         values["scale_head"] = tied if scaled is None else scaled
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         return {key: values["tie_embeddings"], "scale_decoder_outputs": values["scale_head"]}
 
 
@@ -131,7 +131,7 @@ class GgufRotaryRule(KeyRule):
 
     can_be_partial: bool = False
 
-    def read(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
         width = values.get("head_width") or values["d_model"] // values["n_heads"]
         rotary = config.read_positive("rope.dimension_count", int, width)
         if rotary > width or rotary % 2 or (rotary < width and not self.can_be_partial):
@@ -157,7 +157,7 @@ class GgufRotaryRule(KeyRule):
         values |= {"position.theta": base, "position.share": rotary / width}
         values |= {f"position.scaling.{name}": value for name, value in scaling.items()}
 
-    def write(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
         rotary, base = int(values["head_width"] * values["position.share"]), values["position.theta"]
         keys: RecipeValues = {"rope.dimension_count": rotary, "rope.freq_base": base}
         if rotary < values["head_width"] and not self.can_be_partial:

@@ -6,7 +6,7 @@ Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 whe
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,13 @@ class Sublayer(nn.Module):
         mixed = ops.dropout(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
         return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
+
+
+class SublayerState(NamedTuple):
+    """What a sublayer leaves besides its output: its new cache, and the auxiliary loss of each row."""
+
+    cache: LayerState | None
+    auxiliary_loss_B: Tensor | None
 
 
 class Stack(nn.Module):
@@ -171,7 +178,7 @@ class Stack(nn.Module):
             full_mask = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
             attend_fully = AttentionOp(full_mask, T, positions_PS, self.position, source)
         recomputes = self.recomputes_activations and self.training and torch.is_grad_enabled()
-        outputs: list[tuple[LayerState | None, Tensor | None]] = []
+        outputs: list[SublayerState] = []
         for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
             if layer_outputs is not None:
                 layer_outputs.append(x_BTD)
@@ -195,8 +202,8 @@ class Stack(nn.Module):
         attend: AttentionOp,
         caches: Caches,
         shares_bias: bool = True,
-    ) -> tuple[Tensor, list[tuple[LayerState | None, Tensor | None]]]:
-        """Returns the output of one layer, and the new cache and the auxiliary loss of each of its sublayers.
+    ) -> tuple[Tensor, list[SublayerState]]:
+        """Returns the output of one layer, and what each of its sublayers leaves besides.
 
         shares_bias: whether a positional bias with a gradient is shared with other layers.
         """
@@ -207,7 +214,7 @@ class Stack(nn.Module):
             read_BTD = input_BTD if self.parallel else x_BTD
             stream_BTD = input_BTD if self.adds_to_layer_input else x_BTD
             x_BTD, new_cache, auxiliary_B = sublayer(stream_BTD, attend, cache, read_BTD)
-            outputs.append((new_cache, auxiliary_B))
+            outputs.append(SublayerState(new_cache, auxiliary_B))
         return x_BTD, outputs
 
     def modules_by_depth(self) -> ModulesByDepth:
