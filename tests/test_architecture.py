@@ -295,3 +295,15 @@ def test_messages_name_no_function() -> None:
         for word in re.findall(r"(?<![\w.`/\"'-])\w+(?![\w=(.\[:`])", text)
         if word in functions - KEYS
     ] == []
+
+
+def test_contributing_names_files_that_exist() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+/)` \| (.+) \|$", guide, flags=re.MULTILINE)
+    named = [
+        ROOT / "lmtool" / room / name for room, files in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", files)
+    ]
+    assert len(named) > 80
+    inside = [path.parent / "layers" / path.name if path.parent.name == "model" else path for path in named]
+    inside = [path.parent / "kernels" / path.name if path.parent.name == "compute" else path for path in inside]
+    assert [path for path, other in zip(named, inside, strict=True) if not path.exists() and not other.exists()] == []
