@@ -21,6 +21,7 @@ ALLOWED = {
     "data/catalogue.py": {"subprocess"},
     "data/hub.py": {"datasets", "huggingface_hub"},
     "export/exporting.py": {"huggingface_hub"},
+    "export/pushing.py": {"huggingface_hub"},
     "interop/published_models.py": {"huggingface_hub"},
     "loggers/dashboards.py": {"mlflow", "wandb"},
     "tasks/benchmarks.py": {"lm_eval"},
@@ -31,7 +32,7 @@ ALLOWED = {
 """By module: the C compiler, processes of one run, data, models and tasks that are named, dashboards that are, and the
 server, which listens.
 
-From `export` a function is used that divides weights into files, and from `urllib` one that divides an address.
+`export/exporting.py` uses a function that divides weights into files, and `urllib` divides an address.
 """
 
 

@@ -64,6 +64,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "import": exchange.import_model,
     "export": exchange.export_run,
+    "push": exchange.push_run,
     "check": check,
     "label": label,
     "tokenize": tokenize,

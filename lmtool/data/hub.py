@@ -27,7 +27,7 @@ def import_hub() -> Any:
     """
     if os.path.expanduser("~") == "~":  # the library would make a folder of that name
         os.environ.setdefault("HF_HOME", str(cache_folder() / "huggingface"))
-    import huggingface_hub
+    import huggingface_hub.utils
 
     return huggingface_hub
 

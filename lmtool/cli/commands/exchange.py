@@ -1,4 +1,4 @@
-"""`lmtool import`, `lmtool export` and `lmtool data`: published models in, published models out, published data in."""
+"""`lmtool import`, `export`, `push` and `data`: published models in, published models out, published data in."""
 
 from pathlib import Path
 from typing import Literal
@@ -84,6 +84,27 @@ def export_run(
     if not quiet:
         tell(f"exported as {exported.describe()}{beside}")
     put_data(output)
+
+
+def push_run(
+    run: RunName,
+    name: str = argument("ORG/NAME", "The repository on the Hub; it is created if there is none.", ..., shown=True),
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option("", "Data type of the weights.", shown="float32"),
+    private: bool = flag("Create a repository that only its owners see.", "--private"),
+    quiet: Quiet = False,
+) -> None:
+    """Publish a run on the Hugging Face Hub: export it, and upload the directory in one commit. Prints its address.
+
+    The token is that of `hf auth login`, or HF_TOKEN. Every command reads what was pushed as hf:ORG/NAME.
+
+    Examples:
+    lmtool push last ada/stories
+    """
+    from lmtool.export.pushing import push
+
+    if not quiet:
+        tell(f"exporting, and uploading to {name}")
+    put_data(push(run, name, dtype=dtype or "float32", private=private, shows_progress=not quiet))
 
 
 def list_data(
