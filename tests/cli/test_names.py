@@ -59,6 +59,7 @@ OPTIONS = {
     "gradients run": "gradients MODEL The",
     "report runs": "report MODEL",
     "export run": "export MODEL exported",
+    "push run": "push MODEL ada/stories",
     "label run": "label rows.csv --run MODEL",
     "check names": "check MODEL",
     "check tokenizer": "check text.txt --tokenizer MODEL",

@@ -31,6 +31,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "report": ("last", "-o", "page.html"),
     "import": ("missing",),
     "export": ("last", "out"),
+    "push": ("last", "nobody"),
     "check": ("table.csv",),
     "label": ("missing.csv",),
     "tokenize": ("tales.txt", "-o", "out", "-q"),
