@@ -68,7 +68,7 @@ class TracedBatch:
     accumulates: bool
 
 
-def estimate_memory(
+def estimate_memory_per_device(
     spec: Model,
     vocab_size: int,
     held: TrainingBytes,

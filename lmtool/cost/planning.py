@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.cost.devices import DEVICE_KINDS, DeviceGroup, choose_devices
-from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory
+from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory_per_device
 from lmtool.cost.summary import summarize_model
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Progress
@@ -284,7 +284,7 @@ class _Workload:
             return rows, None, None if memory is None else self.held.sum <= USABLE_MEMORY_FRACTION * memory
         while True:
             rows_of = partial(self.make_micro_batch, accumulates=rows < self.rows_per_device)
-            taken = estimate_memory(self.spec, self.vocab_size, self.held, rows_of, rows, self.devices)
+            taken = estimate_memory_per_device(self.spec, self.vocab_size, self.held, rows_of, rows, self.devices)
             fits = None if memory is None else taken.peak <= USABLE_MEMORY_FRACTION * memory
             if fits is not False or rows == 1 or training.micro_batch != "auto":
                 return rows, taken, fits

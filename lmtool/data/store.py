@@ -209,7 +209,7 @@ class TokenStore:
         size = n_tokens // SAMPLE_SLICES
         return np.concatenate([self.read(start, start + size) for start in starts.tolist()])
 
-    def count_tokens(self) -> NDArray[np.int64]:
+    def count_each_token(self) -> NDArray[np.int64]:
         """Returns the count of each id of the vocabulary."""
         self.verify()
         counts = (np.bincount(shard.tokens, minlength=self.vocab_size) for shard in self._shards)

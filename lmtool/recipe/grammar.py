@@ -110,7 +110,7 @@ def join_with_or(words: list[str]) -> str:
 
 def describe_values(spec: type[Spec], name: str) -> list[str]:
     """Returns the valid values of a field in words, such as ["a whole number above 0", "auto"]."""
-    return _describe_schema(_schema_properties(spec)[name])
+    return _describe_valid_values(_schema_properties(spec)[name])
 
 
 @cache
@@ -119,9 +119,9 @@ def _schema_properties(spec: type[Spec]) -> dict[str, Any]:
     return properties
 
 
-def _describe_schema(schema: dict[str, Any]) -> list[str]:
+def _describe_valid_values(schema: dict[str, Any]) -> list[str]:
     if "anyOf" in schema:
-        return [words for branch in schema["anyOf"] for words in _describe_schema(branch)]
+        return [words for branch in schema["anyOf"] for words in _describe_valid_values(branch)]
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -136,7 +136,7 @@ def _describe_schema(schema: dict[str, Any]) -> list[str]:
             f"a list of {join_with_or(items.get('enum', [names[items['type']]]))} {_describe_limits(items)}".rstrip()
         ]
     if kind == "object":
-        values = _describe_schema(schema["additionalProperties"])[0].replace("a number", "numbers")
+        values = _describe_valid_values(schema["additionalProperties"])[0].replace("a number", "numbers")
         return [f"a mapping of texts to {values}"]
     return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"]}[kind]
 

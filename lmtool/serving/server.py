@@ -185,7 +185,7 @@ def serve(generator: TextGenerator, config: ServerConfig, tell: Callable[[str], 
 def serve_until_signal(
     guard: AccessMiddleware, worker: Worker, config: ServerConfig, tell: Callable[[str], None]
 ) -> int:
-    """Serves an application until a signal; see `serve`."""
+    """Serves an application until a signal, and returns the signal's number; see `serve`."""
 
     async def run(listener: socket.socket) -> int:
         received: asyncio.Queue[int] = asyncio.Queue()

@@ -199,7 +199,7 @@ class CheckpointManager:
                 self.checkpoint = saved
                 yield Saved(saved.path)
 
-    def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
+    def write_validation_result(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
         """Writes the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending()
         yield from self._attempt(

@@ -115,6 +115,16 @@ class LinearMap(NamedTuple):
     n_products: int
 
 
+class RowBasis(NamedTuple):
+    """An orthonormal basis of the rows' features, for each of C scores.
+
+    coordinates_CRR: of the rows in the basis. to_row_weights_CRR: maps weights in the basis to weights of rows.
+    """
+
+    coordinates_CRR: Floats
+    to_row_weights_CRR: Floats
+
+
 @dataclass(frozen=True)
 class HeadProblem:
     """A minimization problem: the objective's loss, summed over rows, and the penalty of the weights.
@@ -182,9 +192,8 @@ class HeadProblem:
         return csr_array((values, (np.concatenate((several_M, single_S)), joined)), shape=shape)
 
     @cached_property
-    def row_basis(self) -> tuple[Floats, Floats] | None:
-        """Coordinates of the rows in an orthonormal basis of their scaled features, for each score (C, R, R), and the
-        matrices from weights in the basis to weights of rows (C, R, R); None if rows are not much fewer than features.
+    def row_basis(self) -> RowBasis | None:
+        """An orthonormal basis of the scaled features of the rows; None if rows are not much fewer than features.
 
         The weights at the minimum are sums of rows, so the minimum is the same, in a fraction of the time.
         """
@@ -200,7 +209,7 @@ class HeadProblem:
         root_C1R = np.sqrt(np.maximum(value_CR, 0.0))[:, None]
         is_in_C1R = root_C1R > 1e-7 * root_C1R.max()
         inverse_C1R = np.divide(1.0, root_C1R, out=np.zeros_like(root_C1R), where=is_in_C1R)
-        return vector_CRR * (root_C1R * is_in_C1R), vector_CRR * inverse_C1R
+        return RowBasis(vector_CRR * (root_C1R * is_in_C1R), vector_CRR * inverse_C1R)
 
     @cached_property
     def curvature_C(self) -> Floats:
@@ -212,7 +221,7 @@ class HeadProblem:
     def linear_map(self) -> LinearMap:
         """The features, in the basis of the rows or joined, as `fit` multiplies them."""
         if self.row_basis is not None:
-            rows_CRS = torch.from_numpy(self.row_basis[0])
+            rows_CRS = torch.from_numpy(self.row_basis.coordinates_CRR)
             square_SC = rows_CRS.square().sum(1).T
             if len(rows_CRS) == 1:
                 return LinearMap(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
@@ -250,13 +259,13 @@ class HeadProblem:
         def project(weight_FC: Floats) -> Floats:
             """Converts weights to the variables of the search."""
             if basis is not None:
-                return _multiply_each(basis[1].swapaxes(1, 2), features @ (weight_FC * scale))
+                return _multiply_each(basis.to_row_weights_CRR.swapaxes(1, 2), features @ (weight_FC * scale))
             return weight_FC if joining is None else np.asarray(joining.T @ weight_FC)
 
         def expand(found_FC: Floats) -> Floats:
             """Converts the variables of the search to weights."""
             if basis is not None:
-                return np.asarray(features.T @ _multiply_each(basis[1], found_FC) * scale)
+                return np.asarray(features.T @ _multiply_each(basis.to_row_weights_CRR, found_FC) * scale)
             return found_FC if joining is None else np.asarray(joining @ found_FC)
 
         dtype = linear.squares_FC.dtype

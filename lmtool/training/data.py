@@ -178,7 +178,7 @@ class TextData:
 
     def token_counts(self) -> NDArray[np.int64]:
         """Returns the count of each token id in the training part, or in the head of a streamed one."""
-        return self._train.count_tokens()
+        return self._train.count_each_token()
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Sets statistics of the data that a new model uses, if its family uses any."""
@@ -407,7 +407,7 @@ def read_text(
     rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
-    counts = torch.from_numpy(prepared.train.count_tokens()) if recipe.model.reads == "words" else None
+    counts = torch.from_numpy(prepared.train.count_each_token()) if recipe.model.reads == "words" else None
     return recipe, TextData(
         prepared,
         PromptFormat.from_recipe(recipe, prepared.tokenizer),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -300,6 +300,17 @@ def _sum_nats(model: CountingModel, batch: Batch) -> float:
     return -float(model.token_log_probs(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
+class AccumulatedLoss(NamedTuple):
+    """The loss of this process's rows, whose gradients are accumulated: as a sum over targets, and their number.
+
+    n_computed: tokens of which hidden states were computed.
+    """
+
+    total: float
+    n_targets: int
+    n_computed: float
+
+
 class GradientSteps(Stepper):
     """A step updates the weights by the gradient of a batch."""
 
@@ -398,11 +409,10 @@ class GradientSteps(Stepper):
             if self.compute.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _accumulate_gradients(self, step: int, initial_state: DecodeState | None) -> tuple[float, int, float]:
+    def _accumulate_gradients(self, step: int, initial_state: DecodeState | None) -> AccumulatedLoss:
         """Accumulates the gradients of this process's micro-batches, and keeps the final states of the rows.
 
         initial_state: of the rows, if states are carried.
-        Returns the summed loss, the number of targets, and the number of tokens computed.
         """
         losses, states, count, n_rows = [], [], 0, 0
         batches = self.prefetcher.get_micro_batches(step, self.rows)
@@ -422,7 +432,7 @@ class GradientSteps(Stepper):
         self.carried_state = DecodeState.join_rows(states) if states else None
         n_computed = sum(map(self.objective.count_computed_units, batches))
         total = torch.stack(losses).sum(dtype=torch.float32) if batch_total is None else batch_total
-        return float(total), count, n_computed
+        return AccumulatedLoss(float(total), count, n_computed)
 
     def _compute_whole_batch_loss(
         self, step: int, batches: Sequence[Batch]

@@ -337,7 +337,7 @@ class TrainingSession:
                     self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number
                 )
         # last, so that a run that is killed before repeats all of it
-        yield from self.manager.note_validation(number, state)
+        yield from self.manager.write_validation_result(number, state)
 
     def _check_validation(self, step: int, validation: Validation, best_before: float | None) -> Iterator[Warn]:
         """Warns of a validation that is not finite or whose loss rises. best_before: the best value before it.
@@ -390,7 +390,7 @@ class TrainingSession:
                 f"stops; {shlex.join(['lmtool', 'resume', path])} goes on to the end"
             )
 
-    def finish(self) -> Iterator[Event]:
+    def evaluate_and_finish(self) -> Iterator[Event]:
         """Ends the session, and evaluates the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
         best, note = (state.best_step, state.best_value), None

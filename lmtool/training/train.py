@@ -124,7 +124,7 @@ def train_session(
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, manager.saved)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
-        yield from session.finish()
+        yield from session.evaluate_and_finish()
 
 
 def _measure_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:

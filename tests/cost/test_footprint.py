@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from lmtool.batch import Batch
 from lmtool.cost import footprint as module
 from lmtool.cost.devices import DeviceGroup
-from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory
+from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory_per_device
 from lmtool.model import build
 from lmtool.model.size import estimate_persistent_memory
 from lmtool.recipe.load import load
@@ -52,7 +52,7 @@ def traced(
     model: Model, n: int = 3, *, precision: str = "float32", on_gpu: bool = False, **more: bool
 ) -> MemoryEstimate:
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    return estimate_memory(
+    return estimate_memory_per_device(
         model, V, estimate_persistent_memory(recipe, V), rows_of(model, **more), n, DeviceGroup(precision, on_gpu)
     )
 
@@ -95,7 +95,7 @@ def test_padding_and_a_window_are_traced_without_values() -> None:
     tokens, keep = torch.zeros(3, T, dtype=torch.int64), torch.ones(3, T, dtype=torch.bool)
     padded = TracedBatch(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    found = estimate_memory(
+    found = estimate_memory_per_device(
         model, V, estimate_persistent_memory(recipe, V), lambda n: padded, 2, DeviceGroup("float32", True)
     )
     assert 0 < found.activations < 2 * traced(model, on_gpu=True).activations

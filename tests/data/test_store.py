@@ -97,7 +97,7 @@ def check(store: TokenStore, made: list[EncodedChunk]) -> None:
     for start in range(0, len(store), 7):
         for stop in range(start, len(store) + 1, 11):
             assert store.read(start, stop).tolist() == everything[start:stop]
-    assert store.count_tokens().tolist() == np.bincount(everything, minlength=store.vocab_size).tolist()
+    assert store.count_each_token().tolist() == np.bincount(everything, minlength=store.vocab_size).tolist()
     for wrong in ((-1, 2), (3, 2), (0, len(store) + 1)):
         with pytest.raises(IndexError):
             store.read(*wrong)
