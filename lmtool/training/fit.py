@@ -303,7 +303,7 @@ def _sum_nats(model: CountingModel, batch: Batch) -> float:
 class AccumulatedLoss(NamedTuple):
     """The loss of this process's rows, whose gradients are accumulated: as a sum over targets, and their number.
 
-    n_computed: tokens of which hidden states were computed.
+    n_computed: computed units, see `Objective.count_computed_units`.
     """
 
     total: float
