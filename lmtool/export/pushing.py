@@ -19,8 +19,9 @@ def push(
 ) -> str:
     """Exports a run and uploads its directory to the repository ORG/NAME in one commit; returns the commit's address.
 
-    The repository is created if there is none. If the upload breaks off, the repository is as before, and large files
-    that arrived are not sent again by the next push of the same weights.
+    The repository is created if there is none. private: a new repository is private, and a public one refused. If the
+    upload breaks off, the repository is as before, and large files that arrived are not sent again by the next push of
+    the same weights.
 
     Raises UsageError for a name that the Hub does not allow and as `export` does, and ResourceError when the Hub cannot
     be reached or refuses.
@@ -33,6 +34,10 @@ def push(
         hub.utils.disable_progress_bars()
     with _convert_hub_errors(name):
         hub.create_repo(name, private=private, exist_ok=True)  # before the export, since it may be refused
+        is_public = private and not hub.repo_info(name).private
+    if is_public:
+        fix = "push to another name, or make it private in its settings on the Hub"
+        raise UsageError("--private is for a new repository, and this one exists and is public", where=name, fix=fix)
     with tempfile.TemporaryDirectory(prefix="lmtool-push-") as folder:
         exported = Path(folder) / "model"
         export(reference, exported, dtype=dtype)

@@ -60,7 +60,7 @@ class FormState:
     def with_token(self, token: int) -> "FormState":
         """Returns the place after an allowed token; an end token changes nothing."""
         child = self._children.get(token) or self._make_child(token)
-        rest = vars(self).get("find_closing_tokens") or ()
+        rest = vars(self).get("completing_tokens") or ()
         if rest[:1] == (token,) and len(rest) > 1:  # its closing sequence is at most the rest
             child._remember_closing(rest[1:])
         return child
@@ -74,7 +74,7 @@ class FormState:
             matcher.consume_tokens(list(tokens))
             child = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[tokens[-1]])
             self._distant[tokens] = child
-        rest = vars(self).get("find_closing_tokens") or ()
+        rest = vars(self).get("completing_tokens") or ()
         if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
             child._remember_closing(rest[len(tokens) :])
         return child
@@ -142,16 +142,16 @@ class FormState:
     @property
     def closing_tokens(self) -> tuple[int, ...] | None:
         """Tokens that complete the form, few but not always the fewest; None if none were found."""
-        return () if self.may_end else self.find_closing_tokens
+        return () if self.may_end else self.completing_tokens
 
     def _remember_closing(self, tokens: tuple[int, ...]) -> None:
-        """Caches tokens that complete the form as `find_closing_tokens`, unless it has fewer."""
-        known = vars(self).get("find_closing_tokens")
+        """Caches tokens that complete the form as `completing_tokens`, unless it has fewer."""
+        known = vars(self).get("completing_tokens")
         if known is None or len(tokens) < len(known):
-            self.find_closing_tokens = tokens
+            self.completing_tokens = tokens
 
     @cached_property
-    def find_closing_tokens(self) -> tuple[int, ...] | None:
+    def completing_tokens(self) -> tuple[int, ...] | None:
         """At least one token that completes the form; if None, `dead_end` is where the search ended."""
         state, tokens = self, list[int]()
         classes_V = self._vocabulary.closing_rank_V.astype(np.int64)
@@ -176,7 +176,7 @@ class FormState:
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
         child = self.with_token(token)
-        if not (child.may_end or "find_closing_tokens" in vars(child)):
+        if not (child.may_end or "completing_tokens" in vars(child)):
             child._reuse_closing(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
 

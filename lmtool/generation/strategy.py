@@ -218,15 +218,13 @@ class Sampler(Strategy):
             return token
         if form.may_end and self.end_ids:
             return min(self.end_ids)
-        return form.find_closing_tokens[0] if form.find_closing_tokens else token
+        return form.completing_tokens[0] if form.completing_tokens else token
 
     def _must_end_with_form(self, form: FormState | None, n_left: int) -> bool:
         """Whether a text that must be complete has its form, and no later end fits into the tokens left."""
         if form is None or not (form.form.complete and form.may_end):
             return False
-        return n_left == 0 or not (
-            self.end_ids or (form.find_closing_tokens and len(form.find_closing_tokens) <= n_left)
-        )
+        return n_left == 0 or not (self.end_ids or (form.completing_tokens and len(form.completing_tokens) <= n_left))
 
 
 def verify_draft_token(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, uniform: float) -> tuple[int, bool]:

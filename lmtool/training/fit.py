@@ -384,9 +384,7 @@ class GradientSteps(Stepper):
             recomputes=self.recomputes,
         )
 
-    def _accumulate_gradients_within_memory(
-        self, step: int, initial_state: DecodeState | None
-    ) -> tuple[float, int, float]:
+    def _accumulate_gradients_within_memory(self, step: int, initial_state: DecodeState | None) -> AccumulatedLoss:
         """Does `_accumulate_gradients`, again with less memory if it ran out."""
         while True:
             try:

@@ -63,6 +63,11 @@ class Handler(BaseHTTPRequestHandler):
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
+    def do_GET(self) -> None:
+        known = self.server.created.get(NAME, {})
+        private = known.get("visibility") == "private" or bool(known.get("private"))
+        self.answer({"id": NAME, "private": private, "siblings": []}, 200 if known else 404)
+
     def do_PUT(self) -> None:
         content, hub = self.read_body(), self.server
         hub.objects[hashlib.sha256(content).hexdigest()] = content
@@ -75,8 +80,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"error": "Invalid username or password."}, 401)
         elif path == "/api/repos/create":
             asked = json.loads(body)
-            hub.created[f"{asked.get('organization', 'ada')}/{asked['name']}"] = asked
-            self.answer({"url": f"{hub.address}/{NAME}"})
+            name = f"{asked.get('organization', 'ada')}/{asked['name']}"
+            exists = hub.created.setdefault(name, asked) is not asked
+            self.answer({"url": f"{hub.address}/{name}"}, 409 if exists else 200)
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif path == f"/api/models/{NAME}/preupload/main":
@@ -157,6 +163,12 @@ def test_a_push_that_breaks_off_changes_nothing_and_goes_on(hub: Hub, run: Path,
     pushed = push(hub, tmp_path, str(run), NAME)
     assert (pushed.returncode, hub.commits, hub.uploads) == (0, 1, 1), pushed.stderr
     assert hub.files["model.safetensors"] in hub.objects.values()
+
+
+def test_a_private_push_to_a_public_repository_is_refused(hub: Hub, run: Path, tmp_path: Path) -> None:
+    assert push(hub, tmp_path, str(run), NAME).returncode == 0
+    refused = push(hub, tmp_path, str(run), NAME, "--private", "-q")
+    assert (refused.returncode, hub.commits) == (2, 1), refused.stderr
 
 
 def test_a_push_is_refused_before_anything_is_sent(hub: Hub, run: Path, tmp_path: Path) -> None:

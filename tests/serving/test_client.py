@@ -189,11 +189,12 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingFilters)])
 def test_every_sampling_filter_is_a_field_of_requests(server: Served, client: openai.OpenAI, name: str) -> None:
-    value: float = 1 if name == "top_k" else 0.01
+    value: float = 1 if name == "top_k" else 0.9 if name == "min_p" else 0.01
     given = {"seed": 5, "temperature": 1.5} | {name: value}
     answer = client.completions.create(model=None, prompt=PROMPT, max_tokens=20, extra_body=given)
     [completion] = server.generator.completions(PROMPT, SamplingParams(**given, max_new_tokens=20))
     assert answer.choices[0].text == completion.text
+    assert [completion.text] != alone(server, PROMPT, SamplingParams(seed=5, temperature=1.5, max_new_tokens=20))
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model=None, prompt=PROMPT, extra_body={name: -1})
     assert refused.value.param == name
