@@ -74,7 +74,7 @@ class MomentumSgd(UpdateRule):
         if group["weight_decay"]:
             grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
         if not group["momentum"]:
-            torch._foreach_sub_(parameters, torch._foreach_mul(grads, group["lr"]))
+            torch._foreach_add_(parameters, grads, alpha=-group["lr"])
             return
         velocities = self._get_moments("velocity", parameters)
         torch._foreach_mul_(velocities, group["momentum"])
