@@ -121,15 +121,4 @@ def update_by_adam_(
         settings: those of `torch.optim.adam.adam`.
     """
     is_fused = all(p.device.type in FUSED_DEVICES for p in parameters)
-    adam(
-        parameters,
-        grads,
-        averages,
-        squares,
-        [],
-        counters,
-        fused=is_fused,
-        amsgrad=False,
-        maximize=False,
-        **settings,
-    )
+    adam(parameters, grads, averages, squares, [], counters, fused=is_fused, amsgrad=False, maximize=False, **settings)

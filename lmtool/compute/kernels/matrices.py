@@ -194,13 +194,10 @@ def _compare_products(dtype: str) -> Iterator[tuple[Tensor, Tensor]]:
     weight_OI = torch.randn(40, 256, generator=generator)
     x = torch.randint(-63, 64, (15, 256), generator=generator).float()
     x[:, ::GROUP_SIZE] = 63  # so that inputs are hardly rounded
-    match dtype:
-        case "int8":
-            kept_OI = quantize_int8(weight_OI).dequantize()
-        case "int4":
-            kept_OI = quantize_int4(weight_OI).dequantize()
-        case _:
-            kept_OI = weight_OI.to(getattr(torch, dtype)).float()
+    if dtype in ("int8", "int4"):
+        kept_OI = (quantize_int8 if dtype == "int8" else quantize_int4)(weight_OI).dequantize()
+    else:
+        kept_OI = weight_OI.to(getattr(torch, dtype)).float()
     yield NativeMatrix(weight_OI, dtype)(x, None), x @ kept_OI.T
 
 

@@ -14,7 +14,7 @@ or 1 where all rows have the same positions.
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int64
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from lmtool.compute.kernels.verdicts import is_kernel_right
 
 NUMBERS_PER_THREAD = 2**15
 """Numbers for which a further thread is worth its start."""
+
+KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
 """Types of tensors that have memory and no rules of their own."""
@@ -76,7 +78,7 @@ def _register_operator(
     backward: Callable[..., tuple[Tensor, ...]] | None = None,
     saved_inputs: Sequence[int] = (),
     tags: Sequence[torch.Tag] = (),
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[KernelFunction], KernelFunction]:
     """Makes a function that calls a kernel an operator of torch, torch.ops.lmtool.NAME.
 
     It is that operator where torch.compile traces it. Otherwise the same functions make an autograd function, as the
@@ -86,13 +88,14 @@ def _register_operator(
         first the tensors, the outputs but the first, which have no gradient, and the gradient of the first output.
     """
 
-    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def register(kernel: KernelFunction) -> KernelFunction:
         name = kernel.__name__.removeprefix("_")
         schema = torch.library.infer_schema(kernel, mutates_args=())
         torch.library.define(f"lmtool::{name}", schema, tags=tags)
         torch.library.impl(f"lmtool::{name}", "cpu", kernel)
         torch.library.register_fake(f"lmtool::{name}", kernel)
-        operator, eager = getattr(torch.ops.lmtool, name).default, kernel
+        operator = getattr(torch.ops.lmtool, name).default
+        eager: Callable[..., Any] = kernel
         if backward is not None:
 
             def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -122,7 +125,7 @@ def _register_operator(
             is_traced = type(arguments[0]) not in PLAIN_TYPES or torch.compiler.is_compiling()
             return (operator if is_traced else eager)(*arguments)
 
-        return call
+        return cast(KernelFunction, call)
 
     return register
 
@@ -133,8 +136,7 @@ def _register_operator(
 def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
     """x / (mean(x^2) + eps)^0.5 * gain (Zhang and Sennrich 2019)."""
     if _can_use_kernel("rms_norm", x, gain_C):
-        normed: Tensor = _rms_norm(x, gain_C, eps)[0]
-        return normed
+        return _rms_norm(x, gain_C, eps)[0]
     return F.rms_norm(x, gain_C.shape, gain_C, eps)
 
 
@@ -161,8 +163,7 @@ def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def swiglu(inner: Tensor) -> Tensor:
     """silu(g) v of rows that begin with g (..., C) and go on with v: (..., C) (Shazeer 2020)."""
     if _can_use_kernel("swiglu", inner):
-        gated: Tensor = _swiglu(inner)
-        return gated
+        return _swiglu(inner)
     gate, value = inner.chunk(2, -1)
     return F.silu(gate) * value
 
@@ -192,15 +193,17 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
     sin: negative for the first of each pair.
     """
     if _can_use_kernel("rotary", x_BNTH, cos_P1TA, sin_P1TA):
-        rotated: Tensor = _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
-        return rotated
+        return _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
     A = cos_P1TA.shape[-1]
     turned = x_BNTH[..., :A]
     turned = torch.addcmul(turned * cos_P1TA, turned.roll(A // 2, -1), sin_P1TA)
     return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
 
 
-@_register_operator(lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),), saved_inputs=(1, 2, 3))
+@_register_operator(
+    lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),),  # type: ignore[has-type]  # of itself
+    saved_inputs=(1, 2, 3),
+)
 def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
     """Rotated back with the sign -1, which is the gradient."""
     cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
@@ -223,8 +226,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     if not training or p == 0:
         return x
     if _can_use_kernel("dropout", x):
-        dropped: Tensor = _dropout(x, p)[0]
-        return dropped
+        return _dropout(x, p)[0]
     return F.dropout(x, p)
 
 
@@ -257,10 +259,8 @@ def cross_entropy(logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masse
     """
     if _can_use_kernel("cross_entropy", logits_RV):
         with_slope = torch.is_grad_enabled() and logits_RV.requires_grad
-        loss: Tensor = _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
-        return loss
-    apply: Callable[..., Tensor] = _CrossEntropy.apply
-    return apply(logits_RV, targets_R, weights_R, masses)
+        return _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
+    return cast(Tensor, _CrossEntropy.apply(logits_RV, targets_R, weights_R, masses))  # type: ignore[no-untyped-call]
 
 
 def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:

@@ -12,17 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.compute.kernels import build, matrices, ops, verdicts
 from lmtool.compute.kernels.matrices import NativeMatrix
-from tests.kernels import put_kernels
 
 pytestmark = pytest.mark.skipif(not ops.has_kernels(), reason="needs a C compiler")
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A cache with kernels that were not compared yet."""
-    put_kernels(tmp_path)
-    for file in tmp_path.rglob("*.json"):
-        file.unlink()
+    """A cache in which there are no verdicts of the kernels, which are loaded."""
+    (tmp_path / build.CACHE_FOLDER).mkdir()
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
     verdicts._read_or_compare.cache_clear()
     yield tmp_path
