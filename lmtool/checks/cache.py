@@ -53,7 +53,7 @@ CACHE_KINDS = {
     ),
     "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
     "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
-    "kernels": CacheKind("compiled kernels", build.CACHE_FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
+    "kernels": CacheKind("compiled kernels", build.CACHE_FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.(so|json)"),
     "streams": CacheKind("texts that are tokenized beside training", STREAMS_FOLDER, "(?!)(?P<key>)"),
 }
 """By name. Besides, each folder may have scratch folders of processes."""

@@ -14,37 +14,22 @@ from torch.optim import AdamW
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.device import Compute
-from lmtool.compute.kernels import ops
-from lmtool.generation.fast_steps import GRAPH_DEVICES, STEPS_BEFORE_CAPTURE
+from lmtool.compute.kernels import gpu, ops
+from lmtool.generation.fast_steps import STEPS_BEFORE_CAPTURE
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.model import LanguageModel, build
 from lmtool.model.language_model import DecodeState
-from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_MIN_POSITIONS
 from lmtool.model.packed import pack_weights_, quantize_weights_
 from lmtool.objective.cross_entropy import chunked_cross_entropy
 from lmtool.recipe.spec.transformer import Transformer
 
 MODEL_SPEC: dict[str, Any] = {
-    **{"kind": "transformer", "n_layers": 2, "d_model": 256, "n_heads": 4, "context": 2 * FLEX_MIN_POSITIONS},
+    **{"kind": "transformer", "n_layers": 2, "d_model": 256, "n_heads": 4, "context": 2 * gpu.FLEX_MIN_POSITIONS},
     **{"activation": "swiglu", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False},
 }
 WINDOW = {"pattern": {"kind": "window", "size": 100}}
 VOCAB = 512
 N_STEPS = STEPS_BEFORE_CAPTURE + 8
-
-
-def _rotate(x: Tensor) -> Tensor:
-    cos, sin = x.detach()[None, None, :, :16].cos(), x.detach()[None, None, :, :16].sin()
-    return ops.rotary(x[None, None], torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
-
-
-OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "RMSNorm": lambda x: ops.rms_norm(x, x.detach()[0], 1e-5),
-    "SwiGLU": ops.swiglu,
-    "rotary positions": _rotate,
-    "cross-entropy": lambda x: ops.cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), (0.9, 1e-3)),
-}
-"""Operators that kernels compute, all but dropout, of which torch's formula draws other numbers."""
 
 
 class FastPathCheck(NamedTuple):
@@ -99,14 +84,16 @@ def _list_fast_paths(device: torch.device) -> dict[str, Callable[[], Computation
             f"one text by kernels, {name}": partial(_pair_decoding_steps, device, name)
             for name in ("float32", "int8", "int4")
         }
-        ways |= {f"{name} by a kernel, float32 beside float64": partial(_pair_operator, name) for name in OPERATORS}
+        ways |= {
+            f"{name} by a kernel, float32 beside float64": partial(_pair_kernel, name) for name in ops.KERNEL_CHECKS
+        }
         ways["training step by kernels, float32 beside float64"] = partial(_pair_gradients, device)
-    if device.type in GRAPH_DEVICES:
+    if device.type in gpu.GRAPH_DEVICES:
         ways["captured steps"] = partial(_pair_decoding_steps, device, None)
     ways["compiled model"] = partial(_pair_compiled_model, device, {})
-    if device.type in FLEX_DEVICES:
+    if device.type in gpu.FLEX_DEVICES:
         ways["compiled model with FlexAttention"] = partial(_pair_compiled_model, device, WINDOW)
-    if device.type in ("cpu", "cuda"):
+    if device.type in gpu.FUSED_DEVICES:
         ways["fused AdamW"] = partial(_pair_adamw, device)
     return ways
 
@@ -152,17 +139,14 @@ def _pair_decoding_steps(device: torch.device, precision: str | None) -> Computa
     return partial(compute, ModelRunner(model).decode_step), partial(compute, step)
 
 
-def _pair_operator(name: str) -> ComputationPair:
-    """Pairs an operator and its gradient with those in float64, for which there are no kernels."""
-    x = torch.randn(64, 512)
+def _pair_kernel(name: str) -> ComputationPair:
+    """Pairs the kernel of an operator and its gradient with the formula in float64."""
+    check, x = ops.KERNEL_CHECKS[name], ops.draw_input()
 
-    def compute(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            x = x.clone().requires_grad_()
-            y = OPERATORS[name](x)
-            return torch.cat((y.flatten(), torch.autograd.grad(y.square().sum(), x)[0].flatten())).detach()
+    def compute(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.cat([value.flatten() for value in check.compute(function, x)])
 
-    return partial(compute, x), partial(compute, x.double())
+    return partial(compute, check.kernel, x), partial(compute, check.formula, x.double())
 
 
 def _pair_gradients(device: torch.device) -> ComputationPair:
@@ -187,10 +171,19 @@ def _pair_compiled_model(device: torch.device, changes: dict[str, Any]) -> Compu
 def _pair_adamw(device: torch.device) -> ComputationPair:
     weight, gradient = torch.randn(2, 512, 512, device=device).unbind()
 
-    def compute(*, fused: bool) -> Tensor:
+    def update_fused() -> Tensor:
+        trained, moments = weight.clone(), torch.zeros(2, *weight.shape, device=device)
+        counter = torch.zeros((), device=gpu.adam_counter_device(trained))
+        settings = {"beta1": 0.9, "beta2": 0.999, "lr": 0.1, "weight_decay": 0.01, "eps": 1e-8}
+        gpu.update_by_adam_(
+            [trained], [gradient], [moments[0]], [moments[1]], [counter], decoupled_weight_decay=True, **settings
+        )
+        return trained - weight
+
+    def update_plainly() -> Tensor:
         trained = torch.nn.Parameter(weight.clone())
         trained.grad = gradient.clone()
-        AdamW([trained], lr=0.1, fused=fused, foreach=False).step()
+        AdamW([trained], lr=0.1, foreach=False).step()
         return trained.detach() - weight
 
-    return partial(compute, fused=True), partial(compute, fused=False)
+    return update_fused, update_plainly

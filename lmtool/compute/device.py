@@ -1,11 +1,11 @@
 """The device and precision to compute with."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -130,14 +130,18 @@ def _resolve_device(device: DeviceName) -> str:
     return device
 
 
+def cpu_capabilities() -> Mapping[str, Any]:
+    """Returns which instructions this CPU has, by name; torch before 2.12 reports none."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+
+
 def _fastest_precision(device: torch.device) -> str:
     """The precision in which a device computes fast: the one of 16 bits that it has instructions for, or float32."""
     match device.type:
         case "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         case "cpu":
-            # torch before 2.12 does not report it
-            known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+            known = cpu_capabilities()
             return "bfloat16" if known.get("avx512_bf16") or known.get("amx_bf16") else "float32"
     return "float32"
 

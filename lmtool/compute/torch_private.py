@@ -1,4 +1,4 @@
-"""Private names of torch, for what it has no public ones for; read in torch 2.13. pyproject.toml bounds its version."""
+"""Private names of torch, where it has no public ones; read in torch 2.13 and 2.14. pyproject.toml has a bound."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

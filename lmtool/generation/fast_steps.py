@@ -6,7 +6,6 @@ Shapes: B rows, D model width.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lmtool.compute.agreement import agrees, relative_difference
+from lmtool.compute.kernels import gpu
 from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeStep
 from lmtool.model.fixed import FixedState, StateShape
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
@@ -24,7 +24,6 @@ from lmtool.model.transformer import TransformerModel
 
 _LOG = logging.getLogger(__name__)
 
-GRAPH_DEVICES = ("cuda",)
 MAX_GRAPH_ROWS = 8
 
 STEPS_BEFORE_CAPTURE = 8
@@ -44,7 +43,7 @@ class FastSteps:
         self._model = model
         # other mixers may synchronize with the device, which a graph cannot capture
         self._uses_graphs = (
-            device.type in GRAPH_DEVICES
+            device.type in gpu.GRAPH_DEVICES
             and isinstance(model, TransformerModel)
             and all(type(mixer) in NATIVE_MIXERS for mixer in find_mixers(model))
             and not (dist.is_available() and dist.is_initialized())
@@ -120,7 +119,7 @@ class FastStep:
     def __init__(self, model: LanguageModel, state: FixedState, native: NativeStep | None = None) -> None:
         self._model, self._state, self._native = model, state, native
         self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_position_1.device)
-        self._run = capture_graph(self._forward, state.newest_position_1.device)
+        self._run = gpu.capture_graph(self._forward, state.newest_position_1.device)
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Returns hidden states (B, D), valid until the next call, and the new state.
@@ -149,30 +148,3 @@ class FastStep:
             if isinstance(kept, RowTokens) and isinstance(now, RowTokens):
                 kept.tokens_BS.copy_(now.tokens_BS[:, 1:])
         return hidden_B1D[:, -1]
-
-
-def capture_graph(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """Captures a computation as a CUDA graph that always returns the same tensor; returns `run` on other devices.
-
-    The tensors that it reads and writes must keep their addresses.
-    """
-    if device.type != "cuda":
-        return run
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):
-        before = torch.cuda.current_stream()
-        warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        warm_up.wait_stream(before)
-        with torch.cuda.stream(warm_up):
-            for _ in range(2):  # libraries allocate their workspaces
-                run()
-        before.wait_stream(warm_up)
-        # other threads, such as a server's, may use CUDA meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            output = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return output
-
-    return replay

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lmtool.compute.device import Compute
+from lmtool.compute.kernels.gpu import adam_counter_device
 from lmtool.compute.shards import all_reduce_norm, is_sharded, make_sharded_like, own_row_range, own_rows, process_group
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
@@ -149,8 +150,7 @@ class Optimizers:
             if bool(tensor.isnan().any()):
                 what = f"the optimizer state is useless: {key} holds NaN"
                 raise NumericalError(what, where=where, fix="resume from another checkpoint")
-            # counters stay on the device that torch requires, moments on that of their parameter
-            device = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
+            device = parameter.device if tensor.ndim else adam_counter_device(parameter)
             loaded[key] = tensor.clone().to(device)
         if self._scaler.is_enabled() and scale:
             keys = self._scaler.state_dict().keys()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import Parameter
-from torch.optim.adam import adam
 
 from lmtool.compute.device import has_fast_bfloat16
+from lmtool.compute.kernels.gpu import adam_counter_device, update_by_adam_
 from lmtool.compute.shards import RowExchange
 
 ADAGRAD_EPS = 1e-10
@@ -74,7 +74,7 @@ class MomentumSgd(UpdateRule):
         if group["weight_decay"]:
             grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
         if not group["momentum"]:
-            torch._foreach_sub_(parameters, torch._foreach_mul(grads, group["lr"]))
+            torch._foreach_add_(parameters, grads, alpha=-group["lr"])
             return
         velocities = self._get_moments("velocity", parameters)
         torch._foreach_mul_(velocities, group["momentum"])
@@ -88,24 +88,14 @@ class AdamUpdate(UpdateRule):
     moments = ("step", "exp_avg", "exp_avg_sq")
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
-        counters = self._get_moments("step", parameters, lambda p: torch.zeros((), device=p.device if fused else "cpu"))
-        adam(
+        update_by_adam_(
             parameters,
             list(grads),
             self._get_moments("exp_avg", parameters),
             self._get_moments("exp_avg_sq", parameters),
-            [],
-            counters,
-            fused=fused,
+            self._get_moments("step", parameters, lambda p: torch.zeros((), device=adam_counter_device(p))),
             decoupled_weight_decay=group["decoupled"],
-            amsgrad=False,
-            beta1=group["beta1"],
-            beta2=group["beta2"],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
+            **{name: group[name] for name in ("beta1", "beta2", "lr", "weight_decay", "eps")},
         )
 
 

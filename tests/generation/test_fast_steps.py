@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmtool.compute.kernels import gpu
 from lmtool.generation import fast_steps as module
 from lmtool.generation.fast_steps import FastStep, FastSteps
 from lmtool.generation.generate import generate
@@ -41,7 +42,7 @@ SETTINGS = [
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each step that is taken with a cache of fixed size, on a CPU too."""
-    monkeypatch.setattr(module, "GRAPH_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(gpu, "GRAPH_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(fixed, "MIN_SLOTS", 16)
     monkeypatch.setattr(fixed, "SOURCE_LENGTH_MULTIPLE", 4)
     monkeypatch.setattr(module, "STEPS_BEFORE_CAPTURE", 2)
@@ -85,14 +86,14 @@ def test_the_same_tokens(taken: list[int], family: str, settings: Any) -> None:
     assert {1, 2, 3} >= set(taken)
     assert len(taken) > 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "GRAPH_DEVICES", ())
+        patch.setattr(gpu, "GRAPH_DEVICES", ())
         assert_same(found, events(model, settings, **MORE))
 
 
 def test_each_shape_is_captured_once(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    capture_graph = module.capture_graph
-    monkeypatch.setattr(module, "capture_graph", lambda *of: made.append(of) or capture_graph(*of))
+    capture_graph = gpu.capture_graph
+    monkeypatch.setattr(gpu, "capture_graph", lambda *of: made.append(of) or capture_graph(*of))
     model = tiny.model(**FAMILIES["alibi"], context=200)
     events(model, SamplingParams("greedy", max_new_tokens=60), [3] * 4, max_rows=1)
     assert len(made) == 3  # of 16, 32 and 64 slots
@@ -108,18 +109,18 @@ def test_a_short_text_waits_for_no_capture(taken: list[int]) -> None:
 
 def test_what_cannot_be_captured_is_computed_as_before(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = tiny.model(**FAMILIES["alibi"], context=200), SamplingParams("greedy", max_new_tokens=60)
-    capture_graph, left = module.capture_graph, [1, 0]
+    capture_graph, left = gpu.capture_graph, [1, 0]
 
     def fails(*of: Any) -> Any:
         if not left.pop(0):
             raise RuntimeError("operation not permitted when stream is capturing")
         return capture_graph(*of)
 
-    monkeypatch.setattr(module, "capture_graph", fails)
+    monkeypatch.setattr(gpu, "capture_graph", fails)
     found = events(model, asked, [3])
     assert taken
     assert not left
-    monkeypatch.setattr(module, "GRAPH_DEVICES", ())
+    monkeypatch.setattr(gpu, "GRAPH_DEVICES", ())
     assert_same(found, events(model, asked, [3]))
 
 
@@ -142,7 +143,7 @@ def test_neither_are_unknown_mixers_many_rows_and_hypotheses_that_share_a_line(
 
 
 def test_nothing_changes_on_a_cpu() -> None:
-    assert "cpu" not in module.GRAPH_DEVICES
+    assert "cpu" not in gpu.GRAPH_DEVICES
 
 
 @pytest.mark.gpu
@@ -153,7 +154,7 @@ def test_captured_steps_give_the_same_tokens(taken: list[int], family: str, sett
     found = events(model, settings, **MORE)
     assert len(taken) > 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "GRAPH_DEVICES", ())
+        patch.setattr(gpu, "GRAPH_DEVICES", ())
         assert_same(found, events(model, settings, **MORE))
 
 
@@ -176,7 +177,7 @@ def test_captured_steps_under_autocast(taken: list[int]) -> None:
     found = written()
     assert taken
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "GRAPH_DEVICES", ())
+        patch.setattr(gpu, "GRAPH_DEVICES", ())
         wanted = written()
     for prompt, pairs in found.items():
         # a near tie may be decided by rounding; until then the texts are the same

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch, Mask
+from lmtool.compute.kernels import gpu
 from lmtool.model import LanguageModel
-from lmtool.model.layers import attention
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, Score
@@ -75,9 +75,9 @@ def flexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flexes]:
     from torch.nn.attention import flex_attention
 
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",))
-    monkeypatch.setattr(attention, "FLEX_MIN_POSITIONS", 2)
-    monkeypatch.setattr(attention, "FLEX_MIN_HEAD_WIDTH", 1)
+    monkeypatch.setattr(gpu, "FLEX_DEVICES", ("cpu",))
+    monkeypatch.setattr(gpu, "FLEX_MIN_POSITIONS", 2)
+    monkeypatch.setattr(gpu, "FLEX_MIN_HEAD_WIDTH", 1)
     torch._dynamo.reset()
     yield Flexes()
     torch._dynamo.reset()
@@ -168,19 +168,19 @@ def test_scores_with_weights(flexes: Flexes) -> None:
     torch.testing.assert_close(found, run(q), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("n_keys", [attention.FLEX_MIN_POSITIONS - 1, attention.FLEX_MIN_POSITIONS])
+@pytest.mark.parametrize("n_keys", [gpu.FLEX_MIN_POSITIONS - 1, gpu.FLEX_MIN_POSITIONS])
 def test_only_long_rows_on_gpus(monkeypatch: pytest.MonkeyPatch, n_keys: int) -> None:
     """And only while a model is compiled."""
 
     def flexes(device: str, width: int) -> bool:
-        monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",) if device in devices else ())
+        monkeypatch.setattr(gpu, "FLEX_DEVICES", ("cpu",) if device in devices else ())
         x = torch.empty(1, 1, n_keys, width)
         return AttentionOp(WINDOW, n_keys, torch.zeros(1, n_keys))._can_use_flex(x, x, 0.0, Score(1.0))
 
-    devices, wide = attention.FLEX_DEVICES, attention.FLEX_MIN_HEAD_WIDTH
+    devices, wide = gpu.FLEX_DEVICES, gpu.FLEX_MIN_HEAD_WIDTH
     assert not flexes("cuda", wide)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert flexes("cuda", wide) == (n_keys >= attention.FLEX_MIN_POSITIONS)
+    assert flexes("cuda", wide) == (n_keys >= gpu.FLEX_MIN_POSITIONS)
     assert not flexes("cuda", wide - 1)
     assert not flexes("cpu", wide)
 
@@ -241,7 +241,7 @@ def test_models(flexes: Flexes, family: str, rows: str, n_masks: int) -> None:
 def test_compiled_on_a_gpu(changes: dict[str, Any], rows: str, precision: torch.dtype) -> None:
     """Its kernels, forward and backward, against those of SDPA."""
     torch.set_float32_matmul_precision("highest")
-    length = attention.FLEX_MIN_POSITIONS + 76
+    length = gpu.FLEX_MIN_POSITIONS + 76
     model = tiny.model(dtype=torch.float32, d_model=64, n_heads=4, context=length, **{"head_width": 16} | changes)
     with torch.no_grad():
         for parameter in model.parameters():

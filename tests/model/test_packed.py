@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.compute.kernels import products
 from lmtool.compute.kernels.build import load_kernels
 from lmtool.compute.kernels.matrices import quantize_int8
+from lmtool.compute.kernels.products import MAX_QUANTIZED_INPUT, DequantizedProduct, _OneDnnInt8Product
 from lmtool.model import LanguageModel
-from lmtool.model import packed as packing
-from lmtool.model.packed import MAX_QUANTIZED_INPUT, DequantizedProduct, PackedMatrix, _OneDnnInt8Product, pack_weights_
+from lmtool.model.packed import PackedMatrix, pack_weights_
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
 
@@ -147,7 +148,7 @@ def test_any_number_of_rows(precision: str) -> None:
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_a_cpu_without_products_in_bfloat16_rounds_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "has_fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(products, "has_fast_bfloat16", lambda device: False)
     model = model_of(family)
     found = logits(packed(model, "bfloat16"))
     assert found.dtype == torch.float32

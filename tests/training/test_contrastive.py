@@ -50,12 +50,13 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     same, other = ([(cosine - alike) ** 2 for cosine, alike in pairs if alike == which] for which in (True, False))
     wanted = (np.mean(same) + np.mean(other)) / 2
     assert objective.loss(loaded.model, batch).total.item() / len(unit) == pytest.approx(wanted, rel=1e-4)
-    # another beginning ends at the same head
-    before = loaded.model.head.weight.clone()
+    # another beginning ends at a head with the same scores; weights may differ where vectors hardly do
+    states_BD = loaded.model.pool_states(batch).hidden_BTD.detach()
+    before = loaded.model.head(states_BD)
     with torch.no_grad():
         loaded.model.head.weight.normal_()
     fit_head(loaded.model, objective, [batch], CONTRASTIVE_PENALTY, 1)
-    torch.testing.assert_close(loaded.model.head.weight, before, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(loaded.model.head(states_BD), before, rtol=5e-3, atol=5e-3)
 
 
 def test_it_learns_and_the_head_is_measured_at_each_validation(work: Work, base: Path) -> None:

@@ -93,7 +93,7 @@ def test_each_kind_of_table_is_learnt(
     """Vectors become better, by the measure of the table; and are measured again as they were."""
     name = f"{kind} {loss}"
     table = write(work.folder / f"{kind}.csv", kind)
-    lively = (STILL, "training.steps=60", "evaluation.every=20", "optimizer.lr=0.02", *overrides)
+    lively = (STILL, "training.steps=60", "evaluation.every=20", "optimizer.lr=0.003", *overrides)
     events = tuned(work, kind, *lively, name=name)
     (results,) = (event for event in events if isinstance(event, Results))
     recipe = load_run(str(work.run(name))).recipe

@@ -21,7 +21,7 @@ from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.training import Optimizer, Tuning
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.updates import MuonMatrices, orthogonalise
+from lmtool.training.updates import AdamUpdate, MomentumSgd, MuonMatrices, orthogonalise
 from tests.model import tiny
 from tests.reference import optimizers as reference
 
@@ -40,6 +40,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "adamw": {"kind": "adamw", "lr": 0.05, "beta2": 0.95, "weight_decay": 0.5},
     "adamw without decay": {"kind": "adamw", "lr": 0.05, "eps": 1e-4, "weight_decay": 0.0},
 }
+ADAM: dict[str, Any] = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
+TORCH_ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.2, "fused": True}
 MUON: dict[str, Any] = {
     "kind": "muon",
     "lr": 0.02,
@@ -310,6 +312,39 @@ def test_backward_adds_gradients_up() -> None:
 
 
 # Muon
+
+
+RULES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "adam": (
+        lambda p: AdamUpdate([{"params": [p]}], decoupled=False, **ADAM),
+        lambda p: torch.optim.Adam([p], **TORCH_ADAM),
+    ),
+    "adamw": (
+        lambda p: AdamUpdate([{"params": [p]}], decoupled=True, **ADAM),
+        lambda p: torch.optim.AdamW([p], **TORCH_ADAM),
+    ),
+    "sgd": (
+        lambda p: MomentumSgd([{"params": [p]}], lr=0.1, momentum=0.0, weight_decay=0.0),
+        lambda p: torch.optim.SGD([p], lr=0.1, foreach=True),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make_ours", "make_theirs"), RULES.values(), ids=RULES.keys())
+def test_the_bits_are_those_of_torch(make_ours: Callable[[Any], Any], make_theirs: Callable[[Any], Any]) -> None:
+    """With changing learning rates."""
+    weights = []
+    for make in (make_ours, make_theirs):
+        generator = torch.Generator().manual_seed(0)
+        parameter = nn.Parameter(torch.randn(37, 11, generator=generator))
+        rule = make(parameter)
+        rate = rule.param_groups[0]["lr"]
+        for multiplier in MULTIPLIERS:
+            parameter.grad = torch.randn(37, 11, generator=generator)
+            rule.param_groups[0]["lr"] = rate * multiplier
+            rule.step()
+        weights.append(parameter.detach())
+    assert torch.equal(*weights)
 
 
 def conditioned(rows: int, columns: int, smallest: float, seed: int) -> Tensor:

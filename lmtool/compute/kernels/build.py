@@ -53,33 +53,49 @@ def c_fields(c_type: type, names: str) -> tuple[tuple[str, type], ...]:
     return tuple((name, c_type) for name in names.split())
 
 
+class Kernels(ctypes.CDLL):
+    """The compiled kernels. checksum: of their code."""
+
+    checksum: str = ""
+
+
 @cache
-def load_kernels() -> ctypes.CDLL | None:
+def load_kernels() -> Kernels | None:
     """Loads the kernels, compiled on first use; None without a C compiler, or where its product does not load."""
     if os.environ.get(DISABLING_VARIABLE) == "0":
         return None
     try:
-        kernels = _load_library(_read_or_compile())
+        content = _read_or_compile()
+        kernels = _load_library(content)
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning("training and the decoding of one text are slower without the C kernels: %s", error)
         return None
     for name, types in SIGNATURES.items():
         getattr(kernels, name).argtypes = types
+    kernels.checksum = xxh3(content)
     return kernels
 
 
-def _load_library(content: bytes) -> ctypes.CDLL:
+def verdicts_path() -> Path:
+    """Returns the file of the cache for what is known of the kernels, which are loaded, on this processor."""
+    kernels = load_kernels()
+    assert kernels is not None
+    name = f"{xxh3(_processor_features().encode())}-{kernels.checksum}.json"
+    return durable.cache_folder() / CACHE_FOLDER / name
+
+
+def _load_library(content: bytes) -> Kernels:
     """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
     if hasattr(os, "memfd_create"):
         with suppress(OSError), open(os.memfd_create("kernels"), "wb") as file:
             file.write(content)
             file.flush()  # raises where not all can be written, as under a limit on the size of files
-            return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
+            return Kernels(f"/proc/self/fd/{file.fileno()}")
     # some systems do not remove a file that is loaded
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder, "kernels.so")
         path.write_bytes(content)
-        return ctypes.CDLL(str(path))
+        return Kernels(str(path))
 
 
 def _read_or_compile() -> bytes:

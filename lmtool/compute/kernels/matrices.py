@@ -4,8 +4,9 @@ Shapes: I input width, O output width, N blocks of 16 outputs, G groups of 32 in
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from ctypes import Structure, byref, c_int32, c_void_p
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.compute.kernels.build import c_fields, load_kernels
+from lmtool.compute.kernels.verdicts import is_kernel_right
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
@@ -144,11 +146,9 @@ class NativeMatrix(MatrixProduct):
     def create(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
         """Creates a matrix; None where the kernels do not multiply by such a one."""
         is_whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP_SIZE == 0
-        return (
-            cls(weight_OI, dtype)
-            if is_whole and weight_OI.device.type == "cpu" and load_kernels() is not None
-            else None
-        )
+        can_multiply = is_whole and weight_OI.device.type == "cpu"
+        right = can_multiply and is_kernel_right(f"of {dtype} matrices", _COMPARISONS[dtype])
+        return cls(weight_OI, dtype) if right else None
 
     @property
     def native(self) -> "NativeMatrix":
@@ -186,3 +186,19 @@ def _pack_groups(weights: Int4GroupedWeight) -> Tensor:
         t.view(-1, BLOCK_OUTPUTS, t.shape[1]).transpose(1, 2).contiguous() for t in (weights.scale_OG, weights.least_OG)
     ]
     return torch.cat((pairs.flatten(2), *(end.view(torch.uint8) for end in ends)), -1)
+
+
+def _compare_products(dtype: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compares products of 15 rows: 8, 4, 2 and one, which have loops of their own."""
+    generator = torch.Generator().manual_seed(0)
+    weight_OI = torch.randn(40, 256, generator=generator)
+    x = torch.randint(-63, 64, (15, 256), generator=generator).float()
+    x[:, ::GROUP_SIZE] = 63  # so that inputs are hardly rounded
+    if dtype in ("int8", "int4"):
+        kept_OI = (quantize_int8 if dtype == "int8" else quantize_int4)(weight_OI).dequantize()
+    else:
+        kept_OI = weight_OI.to(getattr(torch, dtype)).float()
+    yield NativeMatrix(weight_OI, dtype)(x, None), x @ kept_OI.T
+
+
+_COMPARISONS = {dtype: partial(_compare_products, dtype) for dtype in KERNEL_DTYPES}

@@ -11,9 +11,10 @@ Shapes: R rows of C numbers, B rows, T positions, N heads, H head width, A rotat
 or 1 where all rows have the same positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int64
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,12 @@ from torch.nn import functional as F
 
 from lmtool.compute import torch_private
 from lmtool.compute.kernels.build import load_kernels
+from lmtool.compute.kernels.verdicts import is_kernel_right
 
 NUMBERS_PER_THREAD = 2**15
 """Numbers for which a further thread is worth its start."""
+
+KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
 """Types of tensors that have memory and no rules of their own."""
@@ -35,16 +39,21 @@ def has_kernels() -> bool:
     return load_kernels() is not None
 
 
-torch_private.mark_constant_(has_kernels)
+def has_kernel(name: str) -> bool:
+    """Whether there is a right kernel of an operator; see `is_kernel_right`."""
+    return is_kernel_right(name, _COMPARISONS[name])
 
 
-def _can_use_kernels(*tensors: Tensor) -> bool:
-    """Whether kernels compute with these: all on a CPU, of one type, float32 or bfloat16, and with memory."""
+torch_private.mark_constant_(has_kernel)
+
+
+def _can_use_kernel(name: str, *tensors: Tensor) -> bool:
+    """Whether a kernel computes with these: all on a CPU, of one type, which the kernel has, and with memory."""
     dtype = tensors[0].dtype
     return (
-        dtype in (torch.float32, torch.bfloat16)
+        dtype in KERNEL_CHECKS[name].dtypes
         and all(x.device.type == "cpu" and x.dtype == dtype and type(x) in PLAIN_TYPES for x in tensors)
-        and has_kernels()
+        and has_kernel(name)
     )
 
 
@@ -69,7 +78,7 @@ def _register_operator(
     backward: Callable[..., tuple[Tensor, ...]] | None = None,
     saved_inputs: Sequence[int] = (),
     tags: Sequence[torch.Tag] = (),
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[KernelFunction], KernelFunction]:
     """Makes a function that calls a kernel an operator of torch, torch.ops.lmtool.NAME.
 
     It is that operator where torch.compile traces it. Otherwise the same functions make an autograd function, as the
@@ -79,13 +88,14 @@ def _register_operator(
         first the tensors, the outputs but the first, which have no gradient, and the gradient of the first output.
     """
 
-    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def register(kernel: KernelFunction) -> KernelFunction:
         name = kernel.__name__.removeprefix("_")
         schema = torch.library.infer_schema(kernel, mutates_args=())
         torch.library.define(f"lmtool::{name}", schema, tags=tags)
         torch.library.impl(f"lmtool::{name}", "cpu", kernel)
         torch.library.register_fake(f"lmtool::{name}", kernel)
-        operator, eager = getattr(torch.ops.lmtool, name).default, kernel
+        operator = getattr(torch.ops.lmtool, name).default
+        eager: Callable[..., Any] = kernel
         if backward is not None:
 
             def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -115,7 +125,7 @@ def _register_operator(
             is_traced = type(arguments[0]) not in PLAIN_TYPES or torch.compiler.is_compiling()
             return (operator if is_traced else eager)(*arguments)
 
-        return call
+        return cast(KernelFunction, call)
 
     return register
 
@@ -125,9 +135,8 @@ def _register_operator(
 
 def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
     """x / (mean(x^2) + eps)^0.5 * gain (Zhang and Sennrich 2019)."""
-    if x.dtype == torch.float32 and _can_use_kernels(x, gain_C):
-        normed: Tensor = _rms_norm(x, gain_C, eps)[0]
-        return normed
+    if _can_use_kernel("rms_norm", x, gain_C):
+        return _rms_norm(x, gain_C, eps)[0]
     return F.rms_norm(x, gain_C.shape, gain_C, eps)
 
 
@@ -153,9 +162,8 @@ def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def swiglu(inner: Tensor) -> Tensor:
     """silu(g) v of rows that begin with g (..., C) and go on with v: (..., C) (Shazeer 2020)."""
-    if _can_use_kernels(inner):
-        gated: Tensor = _swiglu(inner)
-        return gated
+    if _can_use_kernel("swiglu", inner):
+        return _swiglu(inner)
     gate, value = inner.chunk(2, -1)
     return F.silu(gate) * value
 
@@ -184,16 +192,18 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
 
     sin: negative for the first of each pair.
     """
-    if _can_use_kernels(x_BNTH, cos_P1TA, sin_P1TA):
-        rotated: Tensor = _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
-        return rotated
+    if _can_use_kernel("rotary", x_BNTH, cos_P1TA, sin_P1TA):
+        return _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
     A = cos_P1TA.shape[-1]
     turned = x_BNTH[..., :A]
     turned = torch.addcmul(turned * cos_P1TA, turned.roll(A // 2, -1), sin_P1TA)
     return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
 
 
-@_register_operator(lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),), saved_inputs=(1, 2, 3))
+@_register_operator(
+    lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),),  # type: ignore[has-type]  # of itself
+    saved_inputs=(1, 2, 3),
+)
 def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
     """Rotated back with the sign -1, which is the gradient."""
     cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
@@ -215,9 +225,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0:
         return x
-    if _can_use_kernels(x):
-        dropped: Tensor = _dropout(x, p)[0]
-        return dropped
+    if _can_use_kernel("dropout", x):
+        return _dropout(x, p)[0]
     return F.dropout(x, p)
 
 
@@ -248,12 +257,10 @@ def cross_entropy(logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masse
 
     Its gradient is computed with it, in half of autograd's passes over the logits.
     """
-    if _can_use_kernels(logits_RV):
+    if _can_use_kernel("cross_entropy", logits_RV):
         with_slope = torch.is_grad_enabled() and logits_RV.requires_grad
-        loss: Tensor = _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
-        return loss
-    apply: Callable[..., Tensor] = _CrossEntropy.apply
-    return apply(logits_RV, targets_R, weights_R, masses)
+        return _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
+    return cast(Tensor, _CrossEntropy.apply(logits_RV, targets_R, weights_R, masses))  # type: ignore[no-untyped-call]
 
 
 def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:
@@ -306,3 +313,68 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _scale_slope(ctx.saved_tensors[0], grads[0]).to(ctx.dtype), None, None, None
+
+
+# Comparisons
+
+
+class KernelCheck(NamedTuple):
+    """A kernel and its formula as functions of one input (R, C), and the types of inputs that the kernel has."""
+
+    kernel: Callable[[Tensor], Tensor]
+    formula: Callable[[Tensor], Tensor]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+
+    def compute(self, function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...]:
+        """Returns the value of one of the functions, and a gradient where it has one."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = function(x)
+            return y.detach(), *(torch.autograd.grad(y.square().sum(), x) if y.requires_grad else ())
+
+
+def draw_input() -> Tensor:
+    """Draws an input (R, C) with which kernels are compared, always the same."""
+    return torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+
+
+def _rotate_by(rotate: Callable[..., Tensor], x: Tensor, *more: float) -> Tensor:
+    """Rotates half of the components of one head, by the numbers of another."""
+    angle_11TA = x.detach()[None, None, :, :256]
+    cos, sin = angle_11TA.cos(), angle_11TA.sin()
+    return rotate(x[None, None], torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), *more)
+
+
+def _drop_by_formula(x: Tensor) -> Tensor:
+    """Drops what the kernel drops, by the same hash in whole numbers of torch."""
+    seed, bits = int(_SEED), 2**32 - 1
+    hashed = torch.arange(x.numel()) * 0x9E3779B9 + seed & bits
+    hashed = (hashed ^ hashed >> 16) * 0x7FEB352D & bits
+    hashed = (hashed ^ hashed >> 15 ^ seed >> 32) * 0x846CA68B & bits
+    kept = (hashed ^ hashed >> 16) >= _P * 2**32
+    return x * kept.view_as(x) / (1 - _P)
+
+
+_EPS, _P, _SEED, _MASSES = 1e-5, 0.25, torch.tensor(0x123456789ABCDEF), (0.9, 1e-3)
+
+KERNEL_CHECKS = {
+    "rms_norm": KernelCheck(lambda x: _rms_norm(x, x[0], _EPS)[0], lambda x: rms_norm(x, x[0], _EPS), (torch.float32,)),
+    "swiglu": KernelCheck(_swiglu, swiglu),
+    "rotary": KernelCheck(lambda x: _rotate_by(_rotary, x, 1.0), lambda x: _rotate_by(rotary, x)),
+    "dropout": KernelCheck(lambda x: _dropout_backward(x.detach(), _SEED, _P), lambda x: _drop_by_formula(x.detach())),
+    "cross_entropy": KernelCheck(
+        lambda x: _cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), *_MASSES, True)[0],
+        lambda x: cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), _MASSES),
+    ),
+}
+"""By the name of the operator."""
+
+
+def _compare_kernel(check: KernelCheck) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compares a kernel in each of its types with the formula in float64, for which there are no kernels."""
+    for dtype in check.dtypes:
+        x = draw_input().to(dtype)
+        yield from zip(check.compute(check.kernel, x), check.compute(check.formula, x.double()), strict=True)
+
+
+_COMPARISONS = {name: partial(_compare_kernel, check) for name, check in KERNEL_CHECKS.items()}

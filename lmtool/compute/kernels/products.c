@@ -86,13 +86,20 @@ const int largest_input = 63;
 
 /* whole numbers of a group, with their sum; returns the scale */
 static float quantise(const float *x, int n, int8_t *whole, int32_t *sum) {
-    float largest = 1e-30f, none = 0;
-    for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i])), none += x[i] * 0;
-    if (none != 0) { /* NaN or infinity among them */
+    float largest = 1e-30f;
+    int32_t highest, bits; /* of magnitudes, whose bits are in their order */
+    memcpy(&highest, &largest, 4);
+    for (int i = 0; i < n; i++) {
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        highest = bits > highest ? bits : highest;
+    }
+    if (highest >= 0x7f800000) { /* NaN or infinity among them */
         memset(whole, 0, n);
         *sum = 0;
         return NAN;
     }
+    memcpy(&largest, &highest, 4);
     const float inverse = largest_input / largest;
     int32_t total = 0;
     for (int i = 0; i < n; i++) {

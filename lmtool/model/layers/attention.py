@@ -13,22 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Mask
-from lmtool.compute.kernels import ops
+from lmtool.compute.kernels import gpu, ops
 from lmtool.model.language_model import KeyValueCache, LayerState, Memory
-from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, FlexKernel, PerQueryKernel, WindowKernel
+from lmtool.model.layers.kernels import AttentionKernel, DenseKernel, PerQueryKernel, WindowKernel
 from lmtool.model.layers.observing import ObservableAttention, Observer
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
 
 MAX_STEPWISE_QUERIES = 16
 """Up to this many queries after cached keys are computed one by one on CPUs in inference; see `PerQueryKernel`."""
-
-FLEX_DEVICES = ("cuda",)
-FLEX_MIN_POSITIONS = 1024
-"""From this many positions on, eight of its blocks, compiled models use FlexAttention for masks and biases."""
-
-FLEX_MIN_HEAD_WIDTH = 16
-"""Minimum head width of FlexAttention."""
 
 FLEX_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions)
 """Positional encodings that FlexAttention can compute; not their subclasses."""
@@ -65,7 +58,7 @@ class AttentionOp:
         self._document_starts_BT: Tensor | None = None
         self._kernel: AttentionKernel | None = None
         # at most one; torch.compile may forget that an attribute was set, but not what is in a list
-        self._flex: list[FlexKernel] = []
+        self._flex: list[gpu.FlexAttention] = []
 
     @property
     def keep_BT(self) -> Tensor | None:
@@ -124,8 +117,9 @@ class AttentionOp:
             score = self._position.bind_to_positions(score, self._positions_PS)
         if observer is None and self._can_use_flex(q_BNTH, v_BKSH, dropout, score):
             if not self._flex:
-                self._flex.append(FlexKernel(self.mask, self._positions_PS, self._position))
-            return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score)
+                self._flex.append(self._build_flex_attention())
+            assert score.scale is not None
+            return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score.scale)
         kernel = self._kernel = self._kernel or self._build_kernel()
         if observer is not None:
             dtype = torch.promote_types(q_BNTH.dtype, torch.float32)
@@ -134,16 +128,14 @@ class AttentionOp:
         return kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
     def _can_use_flex(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
-        """Returns whether to use FlexAttention, which is compiled and so used in compiled models alone.
+        """Returns whether to use FlexAttention.
 
         SDPA is faster where it has the mask built in; a dilated window is dense in the blocks of `WindowKernel`.
         """
         mask, rule = self.mask, self._position
         return (
-            torch.compiler.is_compiling()
-            and self._device.type in FLEX_DEVICES
-            and FLEX_MIN_POSITIONS <= self._n_keys == self._n_queries
-            and min(q_BNTH.shape[-1], v_BKSH.shape[-1]) >= FLEX_MIN_HEAD_WIDTH
+            gpu.can_use_flex_attention(self._device, self._n_keys, min(q_BNTH.shape[-1], v_BKSH.shape[-1]))
+            and self._n_keys == self._n_queries
             and score.scale is not None
             and not dropout
             and (rule is None or type(rule) in FLEX_POSITIONS)
@@ -151,6 +143,11 @@ class AttentionOp:
             and mask.dilation == 1
             and mask.extra_mask_BQS is None
         )
+
+    def _build_flex_attention(self) -> gpu.FlexAttention:
+        rule = self._position
+        score_mod = rule.score_mod(self._positions_PS) if isinstance(rule, AlibiPositions) else None
+        return gpu.FlexAttention(self.mask.allows, self.mask.n_rows, self._n_keys, self._device, score_mod)
 
     def _build_kernel(self) -> AttentionKernel:
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device

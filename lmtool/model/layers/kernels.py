@@ -1,4 +1,4 @@
-"""The kernels of attention: dense, in blocks of a sliding window, one query at a time, or compiled.
+"""The kernels of attention: dense, in blocks of a sliding window, or one query at a time.
 
 Shapes: B rows, T queries, S keys, N heads, K heads of keys and values, H head width, P is B or 1 where all rows have
 the same positions. Sliding window: C blocks of Q queries, with W keys each; R is 1, B, C or B C.
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
-from lmtool.model.layers.positions import AlibiPositions, AttentionPositions
+from lmtool.model.layers.positions import AttentionPositions
 from lmtool.model.layers.scores import Score
 
 MAX_PLAIN_KEYS = 512
@@ -113,33 +113,6 @@ def _repeat_kv_heads(t_BKSH: Tensor, n_heads: int) -> Tensor:
     """Repeats keys or values to one head per query head."""
     groups = n_heads // t_BKSH.shape[1]
     return t_BKSH if groups == 1 else t_BKSH.repeat_interleave(groups, 1)
-
-
-class FlexKernel:
-    """FlexAttention (Dong et al. 2024): a compiled kernel that skips the blocks in which a mask has no pair.
-
-    There are as many queries as keys. A query that attends to nothing, which is padding, gets zeros.
-    """
-
-    def __init__(self, mask: Mask, positions_PS: Tensor, position: AttentionPositions | None) -> None:
-        # imported here, because it imports the compiler
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return mask.allows(row, query, key)
-
-        length = positions_PS.shape[1]
-        self._blocks = create_block_mask(sees, mask.n_rows, None, length, length, positions_PS.device)
-        self._score_mod = position.score_mod(positions_PS) if isinstance(position, AlibiPositions) else None
-
-    def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, score: Score) -> Tensor:
-        """See `DenseKernel`."""
-        from torch.nn.attention.flex_attention import flex_attention
-
-        # autocast leaves some scores in float32
-        q_BNTH, k_BKSH = q_BNTH.to(v_BKSH.dtype), k_BKSH.to(v_BKSH.dtype)
-        is_grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
-        return flex_attention(q_BNTH, k_BKSH, v_BKSH, self._score_mod, self._blocks, score.scale, is_grouped)
 
 
 class PerQueryKernel:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.compute.kernels import ops
+from lmtool.compute.kernels import ops, verdicts
 
 pytestmark = pytest.mark.skipif(not ops.has_kernels(), reason="needs a C compiler")
 
@@ -201,7 +201,7 @@ def test_kernels_compute_what_they_serve(monkeypatch: pytest.MonkeyPatch) -> Non
     assert called(torch.float32) == ["normalise", "gate", "rotate_heads", "drop", "cross_entropy"]
     assert called(torch.bfloat16) == ["gate", "rotate_heads", "drop", "cross_entropy"]
     assert called(torch.float64) == called(torch.float32, "meta") == []
-    monkeypatch.setattr(ops, "load_kernels", lambda: None)
+    monkeypatch.setattr(verdicts, "load_kernels", lambda: None)
     assert called(torch.float32) == []
 
 
@@ -238,5 +238,5 @@ def test_the_plain_formulas_are_the_same_operators(monkeypatch: pytest.MonkeyPat
                 yield from (out, *torch.autograd.grad(out.square().sum(), x))
 
     found = list(results())
-    monkeypatch.setattr(ops, "load_kernels", lambda: None)
+    monkeypatch.setattr(verdicts, "load_kernels", lambda: None)
     torch.testing.assert_close(found, list(results()))

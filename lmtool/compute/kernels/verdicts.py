@@ -1,0 +1,57 @@
+"""Compares each kernel with its plain formula when it is first used on a processor, and refuses one that differs.
+
+Tests run on few processors and with few compilers. Results are kept in the cache beside the compiled kernels, so a
+comparison, which takes milliseconds, is made once.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from lmtool import durable
+from lmtool.compute.agreement import agrees, relative_difference
+from lmtool.compute.kernels.build import load_kernels, verdicts_path
+from lmtool.errors import LmtoolError
+
+SAME = "same"
+
+Comparison = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""Gives results of a kernel, each with that of the formula; those in float32 have to be nearer."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@cache
+def _read_or_compare(name: str, compare: Comparison) -> str:
+    """Returns SAME, or how much a kernel differs. name: of the kernel."""
+    path = verdicts_path()
+    verdicts: dict[str, str] = {}
+    with suppress(OSError, ValueError, TypeError, LmtoolError):  # none, or a damaged one
+        verdicts = dict(json.loads(durable.read_file(path)))
+    if name not in verdicts:
+        # a thread of its own, in which no context of the caller counts: autocast, inference mode, hooks of autograd
+        with ThreadPoolExecutor(1) as thread:
+            verdicts[name] = thread.submit(_compare, compare).result()
+        if verdicts[name] != SAME:
+            _LOG.warning("the kernel %s %s from its formula and is not used on this processor", name, verdicts[name])
+        with suppress(OSError, LmtoolError):  # a cache that cannot be written
+            durable.replace_file(path, json.dumps(verdicts).encode())
+    return verdicts[name]
+
+
+def _compare(compare: Comparison) -> str:
+    for fast, plain in compare():
+        if not agrees(fast, plain, in_float32=fast.dtype == torch.float32):
+            return f"differs by {100 * relative_difference(fast, plain):.0f} %"
+    return SAME
+
+
+def is_kernel_right(name: str, compare: Comparison) -> bool:
+    """Returns whether a kernel is there, and gave what its formula gives at its first use on this processor."""
+    return load_kernels() is not None and _read_or_compare(name, compare) == SAME
