@@ -44,6 +44,9 @@ MANY_PENALTY_ROWS = 1_000
 MAX_PENALTY_ROWS = 10_000
 """Maximum rows on which the penalty is chosen: a random sample of larger tables."""
 
+MIX_PENALTY = 1e-3
+"""L2 penalty of the scalars of a mix of layers, for each row (the lambda of Peters et al. 2018)."""
+
 MAX_LOG_FACTOR = 5.0
 """Maximum absolute logarithm of the factor on scores."""
 
@@ -468,13 +471,14 @@ def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Seq
     """Sets the scalars of a model's mix of layers to those with which a linear head has the smallest loss, and its
     factor gamma so that the mean squared norm of the pooled states is 1.
 
-    L-BFGS searches for the scalars and such a head together, from equal scalars on. The head is not kept.
+    L-BFGS searches for the scalars and such a head together, from equal scalars on, to which a penalty draws them back.
+    The head is not kept.
     """
     assert model.mix is not None
     device = model.head.weight.device
     with evaluation_mode(model):
         layers_LRF = model.pooled_layers([batch.to(device) for batch in batches]).double()
-    labels = _join_labels(batches)
+    labels, n_rows = _join_labels(batches), layers_LRF.shape[1]
     scalars_L = torch.zeros(len(layers_LRF), dtype=torch.float64, requires_grad=True)
     weight_FC = torch.zeros(layers_LRF.shape[2], model.head.out_features, dtype=torch.float64, requires_grad=True)
     bias_C = torch.zeros(model.head.out_features, dtype=torch.float64, requires_grad=model.head.bias is not None)
@@ -493,7 +497,7 @@ def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Seq
         mixed_RF, gamma = mix_layers()
         scores_RC = model.expand_single_score(gamma * mixed_RF @ weight_FC + bias_C)
         loss = objective.head_loss(model, scores_RC, labels, is_training=True).total
-        total = loss + l2 / 2 * weight_FC.square().sum()
+        total = loss + (l2 * weight_FC.square().sum() + MIX_PENALTY * n_rows * scalars_L.square().sum()) / 2
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
@@ -502,7 +506,7 @@ def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Seq
         for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
             before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
             total = compute_total().item()
-            if before - total <= ROUGH_TOLERANCE * layers_LRF.shape[1]:
+            if before - total <= ROUGH_TOLERANCE * n_rows:
                 break
     with torch.no_grad():
         model.mix.scalars_L.copy_(scalars_L)
