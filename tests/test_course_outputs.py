@@ -1,6 +1,7 @@
 """What docs/course.md shows of its commands has the effect that each topic names: a figure, or an order of figures."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import mean
@@ -74,7 +75,6 @@ TRADES = """
 baker beekeeper blacksmith bookbinder cobbler cook cooper farmer fisher gardener glazier grocer innkeeper jeweller mason
 miller painter potter roofer sailor shepherd shoemaker tailor teacher weaver woodcutter
 """
-MONTHS = "January February March April May June July August September October November December"
 
 
 def nearest(printed: Printed) -> list[str]:
@@ -136,15 +136,111 @@ def is_scheduled(o: Printed) -> bool:
     return rises(rates[:3]) and falls(rates[3:]) and near and warm["40"] + 0.2 < warm["0"]
 
 
+def repeats_itself(text: str) -> bool:
+    """Whether five words in a row occur again."""
+    words = text.split()
+    fives = [tuple(words[i : i + 5]) for i in range(len(words) - 4)]
+    return len(set(fives)) < len(fives)
+
+
+def likelihoods(o: Printed) -> list[float]:
+    return o.all("mean log-probability")
+
+
+def is_greedy(o: Printed) -> bool:
+    good, weak, sampled = (line for line in o.lines if line.startswith("One rainy morning"))
+    _, of_weak, of_sampled = likelihoods(o)
+    circles = repeats_itself(weak) and not repeats_itself(good) and not repeats_itself(sampled)
+    return circles and of_weak > of_sampled + 0.5
+
+
+def finds_a_likelier_text(o: Printed) -> bool:
+    greedy, beams = (line for line in o.lines if line.startswith("It was"))
+    by_greedy, by_beams = likelihoods(o)
+    return greedy.split()[:4] != beams.split()[:4] and by_beams > by_greedy + 0.02
+
+
+def cools(o: Printed) -> bool:
+    at_half, at_three_halves, at_zero = likelihoods(o)
+    greedy = Printed(TOPICS["Greedy decoding"]).lines[0]
+    texts = [line for line in o.lines if line.startswith("One rainy morning")]
+    return greedy.startswith(texts[2]) and len({*texts}) == 3 and at_zero > at_half + 0.05 > at_three_halves + 0.1
+
+
+def is_cut_off(o: Printed) -> bool:
+    unfiltered = Printed(TOPICS["Temperature"])
+    return min(likelihoods(o)) > likelihoods(unfiltered)[1] + 0.02 and not set(o.lines) & set(unfiltered.lines)
+
+
+def caches(o: Printed) -> bool:
+    cached, recomputed = o.all("tokens:"), o.all("with a cache,")
+    same = o.text.count("the same: True") == 3 == len(cached) == len(recomputed)
+    linear = 1.3 < cached[2] / cached[1] < 3.5 and recomputed[2] / recomputed[1] > 3
+    (per_token,) = o.all("transformer decoder +\\S+")
+    matrices, last = 247_064_064, 247_064_064 + 36_864 * 1_024
+    is_mean = per_token == matrices + 36_864 * (1 + 1_024) / 2
+    said = {"247": matrices, "266": per_token, "285": last}
+    texts = all(
+        f"{millions} million" in TOPICS["Caching"] and round(x / 1e6) == int(millions) for millions, x in said.items()
+    )
+    return same and linear and recomputed[2] > 5 * cached[2] and is_mean and texts
+
+
 def mask_predicts(o: Printed) -> bool:
-    once, often = (line.removeprefix("One rainy morning").split() for line in o.lines[:2])
-    return len(set(once)) < len(set(often))
+    once, often = (Counter(line.removeprefix("One rainy morning").split()) for line in o.lines[:2])
+    return max(once.values()) > 3 > max(often.values())
+
+
+PEOPLE = {*TRADES.split(), "carter", "carpenter", "cheesemaker", "clockmaker", "doctor", "mayor", "musician", "roofer"}
+WEATHER = {"cold", "foggy", "hot", "mild", "rainy", "snowy", "sunny", "windy"}
+ILLNESS = {"ankle", "arm", "broken", "cold", "cough", "fever", "leg", "measles", "sore", "stomach", "throat"}
+
+
+def is_elmo(o: Printed) -> bool:
+    words = nearest(o)
+    person, action = set(words[:4]), set(words[4:])
+    embeddings, last, mix = accuracies(o)
+    better = last > embeddings + 0.03 and abs(mix - last) <= 0.015
+    return o.all("bits per byte")[0] < o.all("baseline")[0] and person <= PEOPLE and not action & PEOPLE and better
 
 
 def is_in_context(o: Printed) -> bool:
-    words = nearest(o)
-    months = [word in MONTHS.split() for word in words]
-    return all(months[:3]) and sum(months[4:]) < 2
+    words = re.findall(r"^ *[01]\.\d+ +(\S+)", o.text, flags=re.MULTILINE)
+    table, of_weather, of_illness = words[:5], words[10:15], words[15:]
+    return words[5:10] == table and {*of_weather} <= WEATHER and {*of_illness} <= ILLNESS
+
+
+def is_a_bottleneck(o: Printed) -> bool:
+    three, six, *longer = o.all("exact")
+    return three > 0.9 > 0.5 > six and max(longer) < 0.02 and set(o.all("bleu")) == {0}
+
+
+def relieves_the_bottleneck(o: Printed) -> bool:
+    exact = o.all("exact")
+    alone = Printed(TOPICS["Encoder and decoder"]).all("exact")
+    lines = [re.findall(r"\d+|·", line.split(maxsplit=2)[2]) for line in o.lines if re.match(r" *\d+ [a-z] ", line)]
+    weights = [[int(cell.replace("·", "0")) for cell in line] for line in lines]
+    back = [row.index(max(row)) for row in weights] == list(reversed(range(len(weights))))
+    return min(exact[:3] + exact[4:7]) > 0.95 and min(exact[3], exact[7]) > 0.75 and alone[3] < 0.01 and back
+
+
+def compares_translations(o: Printed) -> bool:
+    rows = [[float(cell) for cell in line.split()[:5]] for line in o.lines if re.match(r" +\d+\.\d  ", line)]
+    same, word, order, short, the = rows
+    greedy, beams = o.all("table:.*?bleu")
+    full = set(same) == {100} and all(min(row) < 100 for row in rows[1:])
+    in_order = order[2] == 100 and max(order[0], order[3], order[4]) < 90
+    return (
+        full and in_order and short[0] == 0 < short[1] and the[2] == 25 and abs(greedy - beams) < 3 and word[2] == 87.5
+    )
+
+
+def summarizes(o: Printed) -> bool:
+    pretrained, scratch = o.all("exact")
+    of_pretrained, of_scratch = o.all("rouge1")
+    wanted = o.lines[1].rpartition(",")[2]
+    said = [line for line in o.lines if re.fullmatch(r"[A-Z]\w+ the .*\.", line)]
+    return pretrained > 0.9 and scratch < 0.3 and 50 < of_scratch < of_pretrained - 10 and said[0] == wanted != said[3]
 
 
 def is_asked(o: Printed) -> bool:
@@ -159,11 +255,6 @@ def is_glue(o: Printed) -> bool:
     return [*scores][-1] == "mean" and abs(mean(tasks) - whole) < 0.1 and max(tasks) > 20
 
 
-def is_greedy_at_zero(o: Printed) -> bool:
-    greedy = Printed(TOPICS["Greedy decoding"]).lines[0]
-    return greedy.startswith(o.lines[2]) and len({line for line in o.lines[:3]}) == 3
-
-
 def is_a_picture(o: Printed) -> bool:
     rows = [re.findall(r"\d+", line[10:]) for line in o.lines if re.match(r" *\d+ \S", line)]
     return all(90 < sum(map(int, row)) <= 103 for row in rows[1:] if row)
@@ -173,11 +264,18 @@ def is_exposed(o: Printed) -> bool:
     rows = [[float(cell) for cell in line.split("\t")[2:]] for line in o.lines if re.search(r"\t\d+ to \d+\t", line)]
     if len(rows) != 8:
         return False
-    (*places, forced), scheduled = rows[:4], rows[7]
-    exact = zip(o.all("exact"), Printed(TOPICS["Encoder and decoder"]).all("exact"), strict=True)
-    narrower = scheduled[2] < 0.7 * forced[2]
-    worse = scheduled[0] < forced[0] and scheduled[1] < forced[1] and all(ours < theirs for ours, theirs in exact)
-    return rises([gap for *_, gap in places], by=0.1) and narrower and worse
+    forced, scheduled = rows[:4], rows[4:]
+    exact = o.all("exact"), Printed(TOPICS["Encoder and decoder"]).all("exact")
+    fewer = all(ours < theirs or theirs < 0.02 for ours, theirs in zip(*exact, strict=True))
+    worse = all(ours[0] < theirs[0] for ours, theirs in zip(scheduled, forced, strict=True))
+    narrower = all(ours[2] < 0.5 * theirs[2] for ours, theirs in zip(scheduled, forced, strict=True))
+    return (
+        rises([gap for *_, gap in forced[:3]], by=0.05)
+        and narrower
+        and worse
+        and fewer
+        and scheduled[2][1] > forced[2][1] + 0.05
+    )
 
 
 def is_a_prefix(o: Printed) -> bool:
@@ -230,10 +328,10 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Gradient clipping": lambda o: min(o.all('clipped-null.*"valid_loss":')) > 7.7 > max(o.all('-1.0.*"valid_loss":')),
     "A memory that grows": is_a_memory,
     "Attention scores": lambda o: o.all("soft") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16],
-    "Encoder and decoder": lambda o: o.all("exact")[0] > 0.6 and o.all("exact")[-1] < 0.25,
-    "Attention to the source": lambda o: min(o.all("exact")) > 0.8,
-    "BLEU and chrF": lambda o: rises(o.all("bleu")) and rises(o.all("chrf")),
-    "Summaries": lambda o: falls([o.all(f"{name} ")[0] for name in ("rouge1", "rouge l", "rouge2")]),
+    "Encoder and decoder": is_a_bottleneck,
+    "Attention to the source": relieves_the_bottleneck,
+    "BLEU and chrF": compares_translations,
+    "Summaries": summarizes,
     "Scheduled sampling": is_exposed,
     "Self-attention in several heads": is_attention,
     "Heads with widths of their own": lambda o: rises(o.all(r"self-attention .*?(?=\S+ +\S+ +\S+%)")),
@@ -259,7 +357,7 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Classification by a decoder": lambda o: accuracies(o)[0] > 0.65,
     "Several tasks as text": lambda o: accuracies(o)[0] > 0.45 and accuracies(o)[1] > 0.9,
     "A task before the task": lambda o: rises(accuracies(o), by=0.08),
-    "Features of a language model": lambda o: falls(accuracies(o), by=0.3),
+    "Features of a language model": lambda o: accuracies(o)[0] > 0.95 > 0.67 > accuracies(o)[1],
     "Mask-predict": mask_predicts,
     "Vectors in context": is_in_context,
     "Cost over length": costs,
@@ -271,13 +369,13 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Frozen features": lambda o: 0.37 < accuracies(o)[0] < accuracies(Printed(TOPICS["Classification by [CLS]"]))[0],
     "Low-rank adapters": lambda o: accuracies(o)[0] > 0.45 and abs(accuracies(o)[0] - accuracies(o)[1]) < 0.01,
     "Asking without training": is_asked,
-    "Greedy decoding": lambda o: o.lines[0].startswith("One rainy morning"),
-    "Beam search": lambda o: o.all("score")[0] > -1.5,
-    "Temperature": is_greedy_at_zero,
-    "Top-k and nucleus": lambda o: not set(o.lines) & set(Printed(TOPICS["Temperature"]).lines),
-    "Caching": lambda o: o.all("transformer decoder +\\S+")[0] > 2e8,
-    "Batches": lambda o: o.text.split("---")[0].partition("\n")[0] in o.text.split("---")[1],
-    "ELMo": is_in_context,
+    "Greedy decoding": is_greedy,
+    "Beam search": finds_a_likelier_text,
+    "Temperature": cools,
+    "Top-k and nucleus": is_cut_off,
+    "Caching": caches,
+    "Batches": lambda o: o.lines[0] == o.lines[o.lines.index("---") + 1],
+    "ELMo": is_elmo,
     "Pictures of attention": is_a_picture,
 }
 

@@ -97,15 +97,16 @@ def _find_nearest_tokens(loaded: LoadedModel, query_D: Tensor, exclude: list[int
 
 
 def find_context_neighbors(
-    loaded: LoadedModel, word: str, text: str, texts: Iterable[str], layer: int, k: int
+    loaded: LoadedModel, word: str, text: str, texts: Iterable[str], layer: int, k: int, *, distinct: bool = False
 ) -> Neighbors:
     """Finds the k words of other texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
 
     Uses the first occurrence of the word. A word that several texts have with equal states, as after equal beginnings
     in a left-to-right model, counts once.
 
-    texts: truncated to the context; `text` itself is left out. Raises UsageError if `text` does not have the word,
-    DataError if there is no other text, and as `embed` does.
+    texts: truncated to the context; `text` itself is left out. distinct: list each word once, in upper or lower case,
+    where it is nearest. Raises UsageError if `text` does not have the word, DataError if there is no other text, and as
+    `embed` does.
     """
     (query,) = embed(loaded, [text], layer, "none")
     assert query.words is not None
@@ -123,7 +124,16 @@ def find_context_neighbors(
                     seen.add((other, round(similarity, 6)))
                     yield Neighbor(other, similarity, others[embedded.text], i), embedded.vectors[i]
 
-    best = nlargest(k, iterate_words(), key=lambda one: one[0].similarity)
+    def keep_nearest(occurrences: Iterable[tuple[Neighbor, Vectors]]) -> Iterable[tuple[Neighbor, Vectors]]:
+        nearest: dict[str, tuple[Neighbor, Vectors]] = {}
+        for one in occurrences:
+            known = nearest.setdefault(one[0].word.casefold(), one)
+            if one[0].similarity > known[0].similarity:
+                nearest[one[0].word.casefold()] = one
+        return nearest.values()
+
+    words = keep_nearest(iterate_words()) if distinct else iterate_words()
+    best = nlargest(k, words, key=lambda one: one[0].similarity)
     vectors = np.stack([query.vectors[index], *(vector for _, vector in best)])
     near = [replace(one, start=_find_start(one)) for one, _ in best]
     return Neighbors(query.words[index], near, loaded, vectors)

@@ -233,6 +233,16 @@ class Classifier(HeadedModel):
         with torch.no_grad():
             return torch.cat([self.pool_states(batch).hidden_BTD.double().cpu() for batch in batches]).numpy()
 
+    def pooled_layers(self, batches: Iterable[Batch]) -> Tensor:
+        """Returns the pooled states of each layer of the mix (L, B, D)."""
+        assert self.pool is not None
+        parts = []
+        with torch.no_grad():
+            for batch in batches:
+                layers = self.body.layer_outputs(batch)[self.first_mixed_layer :]
+                parts.append(torch.stack([self.pool(hidden_BTD, batch.keep_BT) for hidden_BTD in layers]).cpu())
+        return torch.cat(parts, 1)
+
     def pool_states(self, batch: Batch) -> Output:
         """Returns the pooled states (B, D) of the texts, and their auxiliary losses."""
         assert self.pool is not None

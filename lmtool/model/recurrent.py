@@ -26,13 +26,16 @@ from lmtool.recipe.spec.recurrent import Recurrent
 
 
 class RecurrentLayers(nn.Module):
-    """Stacked recurrent layers with dropout between them. right_to_left: the direction in which they read."""
+    """Stacked recurrent layers with dropout between them. right_to_left: the direction in which they read.
+
+    With `residual` the output of a layer from the second on is x + cell(dropout(x)).
+    """
 
     def __init__(self, spec: Recurrent, right_to_left: bool = False) -> None:
         super().__init__()
         d_in = None if spec.features is None else spec.features.input_width(spec.d_model)
         self.cells = nn.ModuleList(build_cell(spec, None if i else d_in) for i in range(spec.n_layers))
-        self.dropout = spec.dropout
+        self.dropout, self.residual = spec.dropout, spec.residual
         self.right_to_left = right_to_left
 
     def initial_state(self, n_rows: int) -> tuple[CellState, ...]:
@@ -52,9 +55,10 @@ class RecurrentLayers(nn.Module):
         final_states: list[CellState] = []
         states = self.initial_state(len(x_BTD)) if states is None else states
         for layer, state in enumerate(states, first_layer):
-            x_BTD = ops.dropout(x_BTD, self.dropout, self.training) if layer else x_BTD
+            read_BTD = ops.dropout(x_BTD, self.dropout, self.training) if layer else x_BTD
             cell = cast(Cell, self.cells[layer])
-            x_BTD, final_state = (cell.forward_right_to_left if self.right_to_left else cell)(x_BTD, state, layout)
+            y_BTD, final_state = (cell.forward_right_to_left if self.right_to_left else cell)(read_BTD, state, layout)
+            x_BTD = x_BTD + y_BTD if layer and self.residual else y_BTD
             outputs.append(x_BTD)
             final_states.append(final_state)
         return outputs, tuple(final_states)

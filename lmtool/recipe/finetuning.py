@@ -223,8 +223,8 @@ def _is_head_fitted(chosen: Recipe, settings: Sequence[Setting]) -> bool:
     return (
         tuning.freeze == "body"
         and isinstance(head, Classification)
-        and head.layers not in ("mix", "mix-hidden")
         and head.pool != "attention"
+        and not (head.pool == "max" and head.mixes_layers)
         and chosen.distillation.teacher is None
         and not wants_gradients(settings)
         and not any(setting.key == "objective.dense" for setting in settings)

@@ -17,8 +17,11 @@ from lmtool.tokenization.tokenizer import Tokenizer
 N_SHADES = 10
 """Number of shades for probabilities above 0."""
 
-STEP_PIXELS, LANE_PIXELS = 84, 22
+STEP_PIXELS, LANE_PIXELS = 84, 32
 """Distances in the tree of a beam search: from step to step, and between hypotheses."""
+
+SCORE_PIXELS = 40
+"""Space for the scores of hypotheses that end in the last step."""
 
 MAX_PIECE_CHARACTERS = 10
 """Longest piece that the tree shows whole."""
@@ -73,22 +76,28 @@ def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
         x, y = 12 + step * STEP_PIXELS, 14 + lane * LANE_PIXELS
         piece = tokenizer.display_token(node.token)
         score = "" if node.score is None else f", score {node.score:.4f}"
-        title = f"{piece!r}, log-probability {node.total:.4f}{score}"
+        p = exp(node.total - (0.0 if node.parent is None else tree[node.parent].total))
+        title = f"{piece!r}, p {p:.4f}, log-probability {node.total:.4f}{score}"
         shown = piece if len(piece) <= MAX_PIECE_CHARACTERS else f"{piece[: MAX_PIECE_CHARACTERS - 1]}…"
-        nodes.append({"x": x, "y": y, "piece": shown, "title": title, "returned": i in best, "ended": node.finish})
+        below = f"{p:.2f}" if node.score is None else f"{p:.2f}, score {node.score:.3f}"
+        place = {"x": x, "y": y, "piece": shown, "below": below, "title": title}
+        nodes.append(place | {"returned": i in best, "ended": node.finish})
         if node.parent is not None:
             before, above = placed[node.parent]
             wide = round(CHARACTER_PIXELS * cell_len(nodes[node.parent]["piece"]))
             left, top = 16 + before * STEP_PIXELS + wide, 14 + above * LANE_PIXELS
             edges.append((i in best, f"M{left} {top}C{x - 4} {top} {left} {y} {x - 4} {y}"))
         parent, rank = (None if index is None else index + 1 for index in (node.parent, node.rank))
-        rows.append([i + 1, parent, step + 1, repr(piece), node.total, node.score, node.finish, rank])
+        rows.append([i + 1, parent, step + 1, repr(piece), p, node.total, node.score, node.finish, rank])
     last_step, last_lane = map(max, zip(*placed, strict=True))
-    width, height = 24 + STEP_PIXELS * (1 + last_step), 28 + LANE_PIXELS * last_lane
+    width, height = 24 + STEP_PIXELS * (1 + last_step) + SCORE_PIXELS, 40 + LANE_PIXELS * last_lane
     label = f"Tree of {len(tree)} hypotheses"
     picture = render("beams.svg", width=width, height=height, label=label, nodes=nodes, edges=edges)
-    columns = ["hypothesis", "continues", "step", "token", "log-probability", "score", "ended by", "returned as"]
-    caption = "Hypotheses that were kept, step by step; those of the texts returned are coloured, ended ones are bold."
+    columns = ["hypothesis", "continues", "step", "token", "p", "log-probability", "score", "ended by", "returned as"]
+    caption = (
+        "Hypotheses that were kept, step by step, each token with its probability after those before it; those of the "
+        "texts returned are coloured, ended ones are bold, with the score that they are ranked by."
+    )
     return figure(picture, caption, table(columns, rows))
 
 

@@ -44,6 +44,9 @@ MANY_PENALTY_ROWS = 1_000
 MAX_PENALTY_ROWS = 10_000
 """Maximum rows on which the penalty is chosen: a random sample of larger tables."""
 
+MIX_PENALTY = 1e-3
+"""L2 penalty of the scalars of a mix of layers, for each row (the lambda of Peters et al. 2018)."""
+
 MAX_LOG_FACTOR = 5.0
 """Maximum absolute logarithm of the factor on scores."""
 
@@ -458,8 +461,65 @@ class ModelHeadProblem:
 def fit_head(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
 ) -> FittedHead:
-    """Fits the head of a model to labelled rows, in place; see `ModelHeadProblem.fit_head`."""
+    """Fits the head of a model to labelled rows, in place; see `ModelHeadProblem.fit_head`.
+
+    If the head reads a scalar mix of layers, the penalty is chosen for their plain mean, the mix is fitted with this
+    penalty, and the head is fitted to the result.
+    """
+    if model.mix is None:
+        return ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
+    with torch.no_grad():
+        model.mix.scalars_L.zero_()
+        model.mix.gamma.fill_(1.0)
+    l2_of_mean = ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed).l2
+    fit_mix_(model, objective, batches, l2_of_mean)
     return ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
+
+
+def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:
+    """Sets the scalars of a model's mix of layers to those with which a linear head has the smallest loss, and its
+    factor gamma so that the mean squared norm of the pooled states is 1.
+
+    L-BFGS searches for the scalars and such a head together, from equal scalars on, to which a penalty draws them back.
+    The head is not kept.
+    """
+    assert model.mix is not None
+    device = model.head.weight.device
+    with evaluation_mode(model):
+        layers_LRF = model.pooled_layers([batch.to(device) for batch in batches]).double()
+    labels, n_rows = _join_labels(batches), layers_LRF.shape[1]
+    scalars_L = torch.zeros(len(layers_LRF), dtype=torch.float64, requires_grad=True)
+    weight_FC = torch.zeros(layers_LRF.shape[2], model.head.out_features, dtype=torch.float64, requires_grad=True)
+    bias_C = torch.zeros(model.head.out_features, dtype=torch.float64, requires_grad=model.head.bias is not None)
+    searched = [one for one in (scalars_L, weight_FC, bias_C) if one.requires_grad]
+    search = torch.optim.LBFGS(
+        searched, max_iter=ITERATIONS_PER_CHECK, tolerance_grad=0.0, history_size=5, line_search_fn="strong_wolfe"
+    )
+
+    def mix_layers() -> tuple[Tensor, Tensor]:
+        """Returns the mix, and the factor that brings it to a mean squared norm of 1."""
+        mixed_RF = torch.einsum("l,lrf->rf", scalars_L.softmax(0), layers_LRF)
+        return mixed_RF, mixed_RF.square().sum(1).mean().rsqrt()
+
+    def compute_total() -> Tensor:
+        search.zero_grad()
+        mixed_RF, gamma = mix_layers()
+        scores_RC = model.expand_single_score(gamma * mixed_RF @ weight_FC + bias_C)
+        loss = objective.head_loss(model, scores_RC, labels, is_training=True).total
+        total = loss + (l2 * weight_FC.square().sum() + MIX_PENALTY * n_rows * scalars_L.square().sum()) / 2
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    with torch.enable_grad():
+        total = compute_total().item()
+        for _ in range(MAX_ITERATIONS // ITERATIONS_PER_CHECK):
+            before, _ = total, search.step(compute_total)  # type: ignore[no-untyped-call]
+            total = compute_total().item()
+            if before - total <= ROUGH_TOLERANCE * n_rows:
+                break
+    with torch.no_grad():
+        model.mix.scalars_L.copy_(scalars_L)
+        model.mix.gamma.copy_(mix_layers()[1])
 
 
 def cross_validate_head(

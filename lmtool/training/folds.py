@@ -71,7 +71,8 @@ def train_folds(
     folds = data.folds(n_parts)[:n_scored]
     if not folds:
         return
-    if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body":
+    mixes_layers = isinstance(recipe.objective, Classification) and recipe.objective.mixes_layers
+    if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body" and not mixes_layers:
         yield from _fit_heads(job, data, recipe.optimizer, folds, should_stop)
         return
     for fold in folds:

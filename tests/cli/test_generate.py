@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -148,7 +149,7 @@ def test_results_and_notices_go_their_own_ways(load: Load) -> None:
     assert result.stdout == "ciao [bold]\x1b[0m\n"
     notices = result.stderr.splitlines()
     assert notices[0].startswith("runs/some-run, step 500, cpu, float32, seed ")
-    assert notices[1].startswith("12 tokens in ")
+    assert notices[-1].startswith("12 tokens in ")
     assert call("ciao", "--greedy", "--quiet").stderr == ""
 
 
@@ -199,6 +200,16 @@ def test_beams_come_with_their_scores(load: Load) -> None:
     assert all(record["settings"]["strategy"] == "beam" for record in records)
     assert records[0]["score"] >= records[1]["score"]
     assert "score " in call("one", "--num-beams", "2", "--max-new-tokens", "5").stderr
+
+
+@pytest.mark.parametrize("options", [["--greedy"], ["--num-beams", "2"], ["--temperature", "1.5", "--seed", "1"]])
+def test_texts_of_all_strategies_come_with_their_mean_log_probability(load: Load, options: list[str]) -> None:
+    load(history_model())
+    asked = ["one", "two", "--max-new-tokens", "5", *options]
+    records = [json.loads(line) for line in call(*asked, "--json", "-q").stdout.splitlines()]
+    logprobs = [logprob for record in records for logprob in record["logprobs"]]
+    said = float(call(*asked).stderr.partition("mean log-probability ")[2].split()[0])
+    assert said == pytest.approx(mean(logprobs), abs=1e-4)
 
 
 def test_every_setting_reaches_the_strategy(load: Load) -> None:

@@ -55,6 +55,15 @@ def test_words_in_context_are_ranked_by_cosine(lmtool: CommandLine, texts: Path,
     assert [(one["word"], one["text"]) for one in found] == [(word, text) for _, word, text in expected[:5]]
 
 
+def test_each_word_counts_once_where_it_is_nearest(lmtool: CommandLine, texts: Path) -> None:
+    every = lmtool.succeeds(*IN_CONTEXT, "-k", "50", "--json").json()["neighbors"]
+    distinct = lmtool.succeeds(*IN_CONTEXT, "-k", "50", "--distinct", "--json").json()["neighbors"]
+    first = {one["word"].casefold(): one for one in reversed(every)}
+    assert len(first) < len(every)
+    assert distinct == sorted(first.values(), key=lambda one: -one["similarity"])
+    lmtool.refuses(2, "neighbors", "last", "moon", "--distinct")
+
+
 def test_neighbours_are_drawn(lmtool: CommandLine, texts: Path) -> None:
     assert len(lmtool.succeeds(*IN_CONTEXT, "-k", "5").out.splitlines()) == 5
     record = lmtool.succeeds(*IN_CONTEXT, "-k", "5", "--json", "--map", "tsne").json()

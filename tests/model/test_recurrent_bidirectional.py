@@ -10,7 +10,7 @@ from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.heads import ScalarMix
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
-from tests.model.recurrent_weights import CELLS, VOCAB, built, spec
+from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
 from tests.model.test_recurrent import EXACT, tokens
 from tests.reference import recurrent as reference
 
@@ -44,6 +44,17 @@ def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlin
     pairs = zip(layers, forth.layer_outputs(batch), back.layer_outputs(reversed_batch), strict=True)
     for joined, one, other in pairs:
         torch.testing.assert_close(joined, torch.cat((one, other.flip(1)), -1), **EXACT)
+
+
+def test_a_residual_layer_adds_what_it_reads() -> None:
+    """The outputs of the second layer less those of the first are states of a plain layer that reads the first."""
+    of = spec(shape="bidirectional", residual=True)
+    model = built(of)
+    weights, batch = Weights(model, of), Batch(tokens(1, 8))
+    first_TD, second_TD = (layer[0].detach().numpy() for layer in model.layer_outputs(batch)[1:])
+    forth, _ = weights.layer("forth.cells.1").run(list(first_TD[:, :6]))
+    back, _ = weights.layer("back.cells.1").run(list(first_TD[::-1, 6:]))
+    np.testing.assert_allclose(second_TD - first_TD, np.concatenate((forth, back[::-1]), 1), **EXACT)
 
 
 def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:

@@ -77,6 +77,15 @@ def test_an_embedding_model_keeps_its_pooling() -> None:
     assert (objective.pool, objective.dense) == ("max", "none")
 
 
+@pytest.mark.parametrize("layers", ["last", "mix", "mix-hidden"])
+def test_any_layers_of_an_elmo_are_fitted_alike(layers: str) -> None:
+    """So that they can be compared."""
+    source = load("elmo-tiny").recipe
+    assert chosen(600, source=source).objective.layers == "mix"
+    assert isinstance(chosen(600, f"objective.layers={layers}", source=source).optimizer, Lbfgs)
+    assert isinstance(chosen(600, f"objective.layers={layers}", "training.epochs=3", source=source).optimizer, AdamW)
+
+
 def test_an_averaging_model_is_trained_as_it_was() -> None:
     source = load("dan", ["optimizer.lr=0.123", "training.epochs=7", "training.batch_size=10"]).recipe
     recipe = chosen(600, source=source, published=False)

@@ -109,3 +109,18 @@ def test_a_tree_has_a_place_for_every_hypothesis():
     lane = [lane for _, lane in placed]
     assert lane[1] == lane[4] == lane[5]
     assert lane[0] == lane[2] == lane[7]
+
+
+def test_a_tree_shows_the_probability_of_each_token_after_those_before_it():
+    tree = (
+        BeamNode(None, 0, log(0.5)),
+        BeamNode(0, 1, log(0.5 * 0.31), "end", -0.931, 0),
+        BeamNode(0, 2, log(0.5 * 0.07), "end", -1.676),
+    )
+    html = render_page([("One", completion(tree=tree, score=-0.931))], Names(), "run, step 1")
+    (picture,) = re.findall(r'<svg class="picture.*?</svg>', html, re.DOTALL)
+    assert re.findall(r'<text class="tick".*?>(.*?)</text>', picture) == [
+        "0.50",
+        "0.31, score -0.931",
+        "0.07, score -1.676",
+    ]

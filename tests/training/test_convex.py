@@ -12,6 +12,7 @@ from torch import nn
 
 from lmtool.batch import Batch
 from lmtool.model.averaging import AveragingModel
+from lmtool.model.features import ScalarMix
 from lmtool.model.heads import Classifier
 from lmtool.objective.base import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
@@ -92,9 +93,9 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     blind = problem("class", class_R, noise, ("a", "b", "c")).choose_penalty(0)
     clear = np.eye(3)[class_R] + np.random.default_rng(3).normal(size=(N, 3)) / 10
     sharp = problem("class", class_R, clear, ("a", "b", "c")).choose_penalty(0)
-    assert blind.value is not None
-    assert sharp.value is not None
-    assert blind.value < 0.55 < 0.95 < sharp.value
+    assert blind.score is not None
+    assert sharp.score is not None
+    assert blind.score < 0.55 < 0.95 < sharp.score
     assert blind.factor < 1 < sharp.factor or blind.l2 > 1
     assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose_penalty(0) == ChosenPenalty(
         1.0, from_naive_bayes=False
@@ -127,7 +128,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         def __init__(self) -> None:
             super().__init__()
             self.head, self.pool, self.other = nn.Linear(F, 3), nn.Identity(), nn.Parameter(torch.ones(1))
-            self.expand_single_score = lambda scores: scores
+            self.mix, self.expand_single_score = None, lambda scores: scores
 
         def feature_vectors(self, batches: Any) -> np.ndarray:
             return np.concatenate([features[batch.tokens_BT[:, 0].numpy()] for batch in batches])
@@ -143,7 +144,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         done = fit_head(cast(Classifier, model), objective, batches, None, 1)
         assert done.l2 in PENALTIES
         assert done.n_rows == N
-        assert f"{done.chosen:.4f}" in done.line("accuracy")
+        assert f"{done.score:.4f}" in done.describe("accuracy")
         return model
 
     one, other = fitted(), fitted()
@@ -151,6 +152,61 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
     assert one.other.item() == 1.0
     scores = one.head(torch.from_numpy(features).float())
     assert (scores.argmax(1).numpy() == class_R).mean() > 0.6
+
+
+@pytest.mark.parametrize("telling", [0, 1, 2])
+def test_a_mix_finds_the_layer_that_tells_the_classes(rows, telling):
+    """One layer of three has the features, the others have noise of the same size."""
+    features, class_R = rows
+    layers_LRF = torch.from_numpy(np.random.default_rng(2).normal(size=(3, N, F)))
+    layers_LRF[telling] = torch.from_numpy(features)
+    model = MixedModel(layers_LRF)
+    fit_head(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
+    assert model.mix.scalars_L.softmax(0)[telling] > 0.6
+
+
+def test_a_mix_is_fitted_at_least_as_well_as_any_layer_of_it(rows):
+    features, class_R = rows
+    rng = np.random.default_rng(3)
+    layers_LRF = torch.from_numpy(np.stack([features * rng.random(F) + rng.normal(size=(N, F)) for _ in range(3)]))
+
+    def total(model: "MixedModel") -> float:
+        done = fit_head(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
+        scale_R = np.square(model.feature_vectors(labelled(class_R))).sum(1).mean()
+        return done.loss * N + float(scale_R * model.head.weight.detach().double().square().sum()) / 2
+
+    alone = [total(MixedModel(layers_LRF[i : i + 1])) for i in range(3)]
+    assert total(MixedModel(layers_LRF)) <= min(alone) + 1e-2
+
+
+THREE_CLASSES = ClassificationObjective(
+    Classification.model_validate({"kind": "classification", "task": "class", "labels": ("a", "b", "c")}),
+    cast(Vocabulary, None),
+)
+
+
+def labelled(class_R: np.ndarray) -> list[Batch]:
+    """Rows without texts, in two batches."""
+    parts = (slice(0, 40), slice(40, N))
+    return [Batch(torch.arange(N)[part, None], labels_B=torch.from_numpy(class_R[part])) for part in parts]
+
+
+class MixedModel(nn.Module):
+    """Stands for a classifier on a mix of layers, whose pooled states are given."""
+
+    def __init__(self, layers_LRF: torch.Tensor) -> None:
+        super().__init__()
+        self.layers_LRF, self.pool = layers_LRF, nn.Identity()
+        self.mix, self.head = ScalarMix(len(layers_LRF)), nn.Linear(F, 3)
+
+    def expand_single_score(self, scores_RC: torch.Tensor) -> torch.Tensor:
+        return scores_RC
+
+    def pooled_layers(self, batches: Any) -> torch.Tensor:
+        return torch.cat([self.layers_LRF[:, batch.tokens_BT[:, 0]] for batch in batches], 1)
+
+    def feature_vectors(self, batches: Any) -> np.ndarray:
+        return self.mix(list(self.pooled_layers(batches))).detach().numpy()
 
 
 def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(monkeypatch: pytest.MonkeyPatch) -> None:

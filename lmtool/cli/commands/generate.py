@@ -152,10 +152,12 @@ def generate(
         tell(*drafting)
     reasons = Counter[str]()
     n_tokens = n_proposed = n_accepted = 0
+    total_logprob = 0.0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     for i, completion in enumerate(completions):
         n_tokens += len(completion.tokens)
+        total_logprob += sum(completion.logprobs)
         reasons[completion.finish_reason] += 1
         n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
         if html is not None:
@@ -184,6 +186,8 @@ def generate(
             tell(f"page {html}")
     if not quiet:
         seconds = time.perf_counter() - began
+        if n_tokens:
+            tell(f"mean log-probability {total_logprob / n_tokens:.4f} per token")
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
         tell(f"{format_count(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any, Literal
 
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
-from lmtool.cli.help import argument, option
+from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import check_new, describe, put, put_json, put_result, show_picture, warn_of_skipped
 from lmtool.cli.settings import COLUMN_HELP, READ_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
@@ -23,6 +23,7 @@ def neighbors(
     ),
     text: str | None = option("TEXT", "The word as it is meant in this text.", "--in"),
     among: list[str] | None = option("FILE", "With --in: files of texts, whose words may be neighbours."),
+    distinct: bool = flag("With --in: list each word once, where it is nearest.", "--distinct"),
     layer: int | None = option("K", "With --in: 0 for the embeddings, 1 for the first layer.", shown="-1, the last"),
     column: str | None = option("NAME", COLUMN_HELP, "--column", "--text-column"),
     method: Literal["pca", "tsne"] | None = option("", "Draw the word and its neighbours in the plane.", "--map"),
@@ -54,8 +55,9 @@ def neighbors(
         raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
     if word is None and (text is not None or among):
         raise UsageError("--in and --among need a WORD", fix="give one, or omit them")
-    if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
-        raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
+    if (text is None) != (not among) or (text is None and (layer is not None or column is not None or distinct)):
+        what = "--in, --among, --distinct, --layer and --column belong together"
+        raise UsageError(what, fix="give at least --in and --among")
     settings = to_settings(reading)
     if settings and similarity is None:
         raise UsageError(f"{settings[0].flag} is only for --similarity, which reads a table", fix="omit it")
@@ -77,7 +79,8 @@ def neighbors(
     else:
         assert word is not None
         texts = (entry.text for entry in read_entries(among or [], Data(column=column or "text")))
-        result = analysis.find_context_neighbors(loaded, word, text, texts, -1 if layer is None else layer, k)
+        layer = -1 if layer is None else layer
+        result = analysis.find_context_neighbors(loaded, word, text, texts, layer, k, distinct=distinct)
     describe(result.loaded, quiet)
     if method is None and output is not None:
         method = "pca"

@@ -240,6 +240,11 @@ class Classification(Spec):
     thresholds: Annotated[tuple[Fraction, ...], Field(strict=False)] | None = None
     """Of several labels: the probability above which each is predicted; chosen on the held-out rows by default."""
 
+    @property
+    def mixes_layers(self) -> bool:
+        """Whether the head reads a learned scalar mix of layers."""
+        return self.layers in ("mix", "mix-hidden")
+
 
 class PerTokenHead(Spec):
     """Base of the heads that score each token."""

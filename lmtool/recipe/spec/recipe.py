@@ -221,8 +221,10 @@ def _fitting_mistakes(recipe: Recipe) -> Iterator[str]:
     if not isinstance(head, Classification) or not (is_alone or head.contrastive):
         return
     key = "optimizer.kind lbfgs" if is_alone else "objective.contrastive"
-    if head.dense != "none" or head.layers in ("mix", "mix-hidden") or head.pool == "attention":
-        yield f"{key} fits a linear head; take objective.dense none, a single layer, and pool mean"
+    if head.dense != "none" or head.pool == "attention" or (head.pool == "max" and head.mixes_layers):
+        yield f"{key} fits a linear head; take objective.dense none, and pool mean"
+    if head.contrastive and head.mixes_layers:
+        yield f"{key} trains the vectors of one layer; take objective.layers last"
     if recipe.distillation.teacher is not None:
         yield f"{key} does not learn from a distillation.teacher"
     if head.contrastive:

@@ -89,6 +89,8 @@ class Recurrent(FeatureReadingModelSpec):
     gradients vanish, above they may explode. Uniform numbers by default, of a radius of about 0.58."""
     n_layers: PositiveInt = 1
     """Recurrent layers; of encoder and decoder each, if there are both."""
+    residual: bool = False
+    """Add what a layer reads to its output, from the second layer on (ELMo; Peters et al. 2018)."""
     d_model: PositiveInt
     """Width of hidden states and embeddings."""
     context: PositiveInt
