@@ -37,6 +37,27 @@ cross: a decoder, also a recurrent one, to the source. memory: a recurrent decod
 classifier to the states of a text."""
 
 
+class HeadSummary(NamedTuple):
+    """What a head attends to: means over the queries that attend to anything.
+
+    Args:
+        largest: the largest weight of a row.
+        entropy: of a row, in bits; 0 where all weight is on one key, log2 S where it is equal on S keys.
+        itself, previous, first: weight on the position of the query, on the one before it, and on the first; None where
+            queries and keys are different tokens.
+        distance: sum of weight times |i - j|, in positions; None as above.
+    """
+
+    layer: int
+    head: int
+    largest: float
+    entropy: float
+    itself: float | None = None
+    previous: float | None = None
+    first: float | None = None
+    distance: float | None = None
+
+
 @dataclass(frozen=True)
 class AttentionWeights:
     """The attention weights of one kind, in all layers and heads.
@@ -67,6 +88,18 @@ class AttentionWeights:
         weights_NTS = self.weights_LNTS[layer]
         weights_TS: NDArray[np.float32] = weights_NTS.mean(0) if head is None else weights_NTS[head]
         return weights_TS
+
+    def summarize_heads(self) -> list[HeadSummary]:
+        """Returns a summary of each head, by layer. Those of self-attention leave out the first query, which in a causal
+        stack has no choice."""
+        is_self = self.queries == self.keys
+        weights_LNTS = self.weights_LNTS[:, :, 1:] if is_self and len(self.queries) > 1 else self.weights_LNTS
+        n_skipped = self.weights_LNTS.shape[2] - weights_LNTS.shape[2]
+        return [
+            HeadSummary(layer, head, *_summarize_weights(weights_TS.astype(np.float64), n_skipped, is_self))
+            for layer, weights_NTS in enumerate(weights_LNTS)
+            for head, weights_TS in enumerate(weights_NTS)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Returns names and weights, rounded to 6 digits, as a JSON value."""
@@ -150,6 +183,22 @@ def compute_attention(
     kinds = sorted(by_kind, key=("cross", "self", "memory", "decoder", "encoder", "pooling").index)
     parts = (AttentionWeights(kind, *_name_axes(loaded, kind, row), np.stack(by_kind[kind])) for kind in kinds)
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
+
+
+def _summarize_weights(weights_TS: NDArray[np.float64], n_skipped: int, is_self: bool) -> tuple[float, ...]:
+    """Returns the means of `HeadSummary`. n_skipped: queries before the first row."""
+    attends_T = weights_TS.sum(1) > 0
+    weights_TS, index_T = weights_TS[attends_T], np.flatnonzero(attends_T) + n_skipped
+    if not len(weights_TS):
+        return (0.0,) * (6 if is_self else 2)
+    shares_TS = weights_TS / weights_TS.sum(1, keepdims=True)
+    entropy_T = -(shares_TS * np.log2(np.where(shares_TS > 0, shares_TS, 1.0))).sum(1)
+    means = [weights_TS.max(1).mean(), entropy_T.mean()]
+    if is_self:
+        back_TS = index_T[:, None] - np.arange(weights_TS.shape[1])
+        means += [np.where(back_TS == back, weights_TS, 0.0).sum(1).mean() for back in (0, 1)]
+        means += [weights_TS[:, 0].mean(), (shares_TS * np.abs(back_TS)).sum(1).mean()]
+    return tuple(map(float, means))
 
 
 def _classify_attention(model: LanguageModel, name: str) -> AttentionKind:

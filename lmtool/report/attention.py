@@ -115,6 +115,15 @@ def format_attention_head(attention: AttentionWeights, layer: int, head: int | N
             yield line
 
 
+def format_head_summaries(attention: AttentionWeights) -> Iterator[str]:
+    """Formats a table with a row for each head: see `HeadSummary`, whose names are the columns."""
+    yield f"{ATTENTION_TITLES[attention.kind]}, means over the queries"
+    rows = attention.summarize_heads()
+    names = [name for name, value in rows[0]._asdict().items() if value is not None]
+    cells = [[str(value) if isinstance(value, int) else f"{value:.2f}" for value in row[: len(names)]] for row in rows]
+    yield from align_columns([names, *cells])
+
+
 def format_attribution(attribution: Attribution) -> Iterator[Text]:
     """Formats the words of a text and what each contributes, for a terminal."""
     label = printable(attribution.label) or "prediction"

@@ -58,3 +58,13 @@ def test_the_words_that_decided_are_those_of_a_classifier(lmtool: CommandLine, r
     assert record.keys() >= {"attention", "attribution"}
     shown = lmtool.succeeds("attention", "tuned", "good film").out
     assert len(shown.splitlines()) > len(lmtool.succeeds("attention", run, "good film").out.splitlines())
+
+
+def test_heads_are_compared_in_a_table(lmtool: CommandLine, run: Path) -> None:
+    _, names, *rows = lmtool.succeeds("attention", run, TEXT, "--compare-heads").out.splitlines()
+    heads = lmtool.succeeds("attention", run, TEXT, "--compare-heads", "--json").json()["heads"]
+    assert names.split() == [*heads[0]]
+    assert [[float(cell) for cell in row.split()] for row in rows] == [
+        [round(value, 2) for value in head.values()] for head in heads
+    ]
+    lmtool.refuses(2, "attention", run, TEXT, "--compare-heads", "-o", "heads.html")
