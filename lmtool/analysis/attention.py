@@ -43,8 +43,8 @@ class HeadSummary(NamedTuple):
     Args:
         largest: the largest weight of a row.
         entropy: of a row, in bits; 0 where all weight is on one key, log2 S where it is equal on S keys.
-        itself, previous, first: weight on the position of the query, on the one before it, and on the first; None where
-            queries and keys are different tokens.
+        itself, previous, next, first: weight on the position of the query, on the one before it, on the one after it, and
+            on the first; None where queries and keys are different tokens, and next also where it is hidden.
         distance: sum of weight times |i - j|, in positions; None as above.
     """
 
@@ -54,6 +54,7 @@ class HeadSummary(NamedTuple):
     entropy: float
     itself: float | None = None
     previous: float | None = None
+    next: float | None = None
     first: float | None = None
     distance: float | None = None
 
@@ -93,13 +94,16 @@ class AttentionWeights:
         """Returns a summary of each head, by layer. Those of self-attention leave out the first query, which in a causal
         stack has no choice."""
         is_self = self.queries == self.keys
-        weights_LNTS = self.weights_LNTS[:, :, 1:] if is_self and len(self.queries) > 1 else self.weights_LNTS
-        n_skipped = self.weights_LNTS.shape[2] - weights_LNTS.shape[2]
-        return [
-            HeadSummary(layer, head, *_summarize_weights(weights_TS.astype(np.float64), n_skipped, is_self))
-            for layer, weights_NTS in enumerate(weights_LNTS)
-            for head, weights_TS in enumerate(weights_NTS)
-        ]
+        first = int(is_self and len(self.queries) > 1)
+        is_causal = is_self and not np.triu(self.weights_LNTS, 1).any()
+        summaries = []
+        for layer, weights_NTS in enumerate(self.weights_LNTS[:, :, first:].astype(np.float64)):
+            for head, weights_TS in enumerate(weights_NTS):
+                attends_T = weights_TS.sum(1) > 0
+                weights_AS, index_A = weights_TS[attends_T], first + np.flatnonzero(attends_T)
+                means = _summarize_weights(weights_AS, index_A if is_self else None)
+                summaries.append(HeadSummary(layer, head, **means | ({"next": None} if is_causal else {})))
+        return summaries
 
     def to_json(self) -> dict[str, Any]:
         """Returns names and weights, rounded to 6 digits, as a JSON value."""
@@ -185,20 +189,17 @@ def compute_attention(
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
 
 
-def _summarize_weights(weights_TS: NDArray[np.float64], n_skipped: int, is_self: bool) -> tuple[float, ...]:
-    """Returns the means of `HeadSummary`. n_skipped: queries before the first row."""
-    attends_T = weights_TS.sum(1) > 0
-    weights_TS, index_T = weights_TS[attends_T], np.flatnonzero(attends_T) + n_skipped
-    if not len(weights_TS):
-        return (0.0,) * (6 if is_self else 2)
+def _summarize_weights(weights_TS: NDArray[np.float64], index_T: NDArray[np.int64] | None) -> dict[str, float | None]:
+    """Returns the means of `HeadSummary` over rows of weights. index_T: positions of the queries among the keys."""
     shares_TS = weights_TS / weights_TS.sum(1, keepdims=True)
     entropy_T = -(shares_TS * np.log2(np.where(shares_TS > 0, shares_TS, 1.0))).sum(1)
-    means = [weights_TS.max(1).mean(), entropy_T.mean()]
-    if is_self:
+    by_query = {"largest": weights_TS.max(1, initial=0.0), "entropy": entropy_T}
+    if index_T is not None:
         back_TS = index_T[:, None] - np.arange(weights_TS.shape[1])
-        means += [np.where(back_TS == back, weights_TS, 0.0).sum(1).mean() for back in (0, 1)]
-        means += [weights_TS[:, 0].mean(), (shares_TS * np.abs(back_TS)).sum(1).mean()]
-    return tuple(map(float, means))
+        for name, back in (("itself", 0), ("previous", 1), ("next", -1)):
+            by_query[name] = np.where(back_TS == back, weights_TS, 0.0).sum(1)
+        by_query |= {"first": weights_TS[:, 0], "distance": (shares_TS * np.abs(back_TS)).sum(1)}
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in by_query.items()}
 
 
 def _classify_attention(model: LanguageModel, name: str) -> AttentionKind:
