@@ -43,8 +43,8 @@ class HeadSummary(NamedTuple):
     Args:
         largest: the largest weight of a row.
         entropy: of a row, in bits; 0 where all weight is on one key, log2 S where it is equal on S keys.
-        itself, previous, next, first: weight on the position of the query, on the one before it, on the one after it, and
-            on the first; None where queries and keys are different tokens, and next also where it is hidden.
+        itself, previous, next, first: weight on the position of the query, on the one before it, on the one after it,
+            and on the first; None where queries and keys are different tokens, and next also where it is hidden.
         distance: sum of weight times |i - j|, in positions; None as above.
     """
 
@@ -91,8 +91,10 @@ class AttentionWeights:
         return weights_TS
 
     def summarize_heads(self) -> list[HeadSummary]:
-        """Returns a summary of each head, by layer. Those of self-attention leave out the first query, which in a causal
-        stack has no choice."""
+        """Returns a summary of each head, by layer.
+
+        Those of self-attention leave out the first query, which has no choice in a causal stack.
+        """
         is_self = self.queries == self.keys
         first = int(is_self and len(self.queries) > 1)
         is_causal = is_self and not np.triu(self.weights_LNTS, 1).any()
@@ -102,7 +104,8 @@ class AttentionWeights:
                 attends_T = weights_TS.sum(1) > 0
                 weights_AS, index_A = weights_TS[attends_T], first + np.flatnonzero(attends_T)
                 means = _summarize_weights(weights_AS, index_A if is_self else None)
-                summaries.append(HeadSummary(layer, head, **means | ({"next": None} if is_causal else {})))
+                summary = HeadSummary(layer, head, **means)
+                summaries.append(summary._replace(next=None) if is_causal else summary)
         return summaries
 
     def to_json(self) -> dict[str, Any]:
@@ -189,7 +192,7 @@ def compute_attention(
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
 
 
-def _summarize_weights(weights_TS: NDArray[np.float64], index_T: NDArray[np.int64] | None) -> dict[str, float | None]:
+def _summarize_weights(weights_TS: NDArray[np.float64], index_T: NDArray[np.int64] | None) -> dict[str, float]:
     """Returns the means of `HeadSummary` over rows of weights. index_T: positions of the queries among the keys."""
     shares_TS = weights_TS / weights_TS.sum(1, keepdims=True)
     entropy_T = -(shares_TS * np.log2(np.where(shares_TS > 0, shares_TS, 1.0))).sum(1)

@@ -77,7 +77,7 @@ def _has_plain_heads(spec: Transformer) -> bool:
 def _compute_network(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tensor]]:
     """Returns the steps of a feed-forward network. Positions are columns, so that lines are short for any width."""
     outputs = network.up.split_outputs(x_TD)
-    weights = network.up.weight.detach().split(list(network.up.widths))
+    weights = torch.split(network.up.weight.detach(), list(network.up.widths))
     inner_TF = apply_activation(torch.cat(outputs, -1), network.activation)
     is_gated = len(outputs) > 1
     inner = f"{GATE_ACTIVATIONS[network.activation]}(H) * G" if is_gated else f"{network.activation}(H)"

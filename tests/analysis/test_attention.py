@@ -359,7 +359,9 @@ def test_heads_are_summarized_by_where_their_weight_is() -> None:
     (across, *_) = AttentionWeights("cross", words, tuple("wxyz"), weights).summarize_heads()
     assert (across.largest, across.entropy, across.itself) == (1, 0, None)
     assert own.next is None
-    (both_ways, *_) = AttentionWeights("encoder", words, words, np.array([[np.eye(4, k=1)]], np.float32)).summarize_heads()
+    (both_ways, *_) = AttentionWeights(
+        "encoder", words, words, np.array([[np.eye(4, k=1)]], np.float32)
+    ).summarize_heads()
     assert (both_ways.next, both_ways.previous, both_ways.distance) == (1, 0, 1)
 
 
