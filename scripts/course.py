@@ -14,7 +14,8 @@ page says what is shown of its output, and each topic says how long it takes, wh
     <!-- picture: course-NAME 0 of page.html: WHAT IT SHOWS -->
         docs/pictures/course-NAME.svg: the first picture of a page that a command wrote
     <!-- picture: course-NAME cross of attention.json: WHAT IT SHOWS -->
-        the same of `lmtool attention --json`: the weights of the last layer, as the mean of its heads
+        the same of `lmtool attention --json`: the weights of the last layer, as the mean of its heads; of
+        another layer and of one head as self/0/1, counted from 0
     Takes about 20 seconds.              rewritten only where it is off by more than a factor of two
 """
 
@@ -181,8 +182,11 @@ class Course:
         if path.suffix == ".html":
             return pictures_of(path)[int(part)]
         kinds = json.loads(path.read_text(encoding="utf-8"))["attention"]
-        (kind,) = [kind for kind in kinds if kind["kind"] == part]
-        mean = [[fmean(heads) for heads in zip(*rows, strict=True)] for rows in zip(*kind["weights"][-1], strict=True)]
+        wanted, _, chosen = part.partition("/")
+        (kind,) = [kind for kind in kinds if kind["kind"] == wanted]
+        layer, *head = map(int, chosen.split("/")) if chosen else [-1]
+        heads = kind["weights"][layer] if not head else [kind["weights"][layer][head[0]]]
+        mean = [[fmean(cells) for cells in zip(*rows, strict=True)] for rows in zip(*heads, strict=True)]
         return HeatMap(mean, kind["queries"], kind["keys"], label=shows, max_value=1.0).svg()
 
     def _chosen(self, how: str, which: str) -> list[str]:

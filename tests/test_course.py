@@ -1,6 +1,7 @@
 """docs/course.md: each topic has all its parts, what it names exists, and its commands run in a fresh folder."""
 
 import ast
+import json
 import re
 import shlex
 from collections import Counter
@@ -118,6 +119,22 @@ def test_output_is_written_below_its_marker(course: Any) -> None:
     assert course(filled) == filled
     other = filled.replace("echo c", "echo b")
     assert course(other, "Two") == other.replace("b 1\nc\n", "b 1\nb\n"), "only the second one is run"
+
+
+def test_a_picture_of_attention_is_of_a_layer_and_a_head_or_of_a_mean(course: Any, tmp_path: Path) -> None:
+    of_heads = [[[[1.0]], [[0.5]]], [[[0.3]], [[0.2]]]]
+    attention = {"attention": [{"kind": "self", "queries": ["a"], "keys": ["a"], "weights": of_heads}]}
+    parts = {"course-mean": "self", "course-layer": "self/0", "course-head": "self/0/1"}
+    markers = "\n\n".join(f"<!-- picture: {name} {part} of a.json: It -->" for name, part in parts.items())
+    course(f"### One\n```sh\necho '{json.dumps(attention)}' > a.json\n```\n{markers}\n")
+    drawn = [(tmp_path / "pictures" / f"{name}.svg").read_text() for name in parts]
+    assert [
+        re.findall(r"(?<![\d.])0?\.(25|75|5)(?!\d)", picture.partition("</style>")[2])[:1] for picture in drawn
+    ] == [
+        ["25"],
+        ["75"],
+        ["5"],
+    ]
 
 
 @pytest.mark.parametrize(

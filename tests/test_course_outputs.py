@@ -1,5 +1,8 @@
 """What docs/course.md shows of its commands has the effect that each topic names: a figure, or an order of figures."""
 
+import json
+import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +12,8 @@ from statistics import mean
 import pytest
 
 from tests.test_course import TOPICS
+
+Matrix = list[list[float]]
 
 NUMBER = r"(-?(?:\d[\d,]*\.?\d*(?:e[+-]?\d+)?|inf))"
 
@@ -43,6 +48,11 @@ class Printed:
                 break
             rows[" ".join(values)] = float(figure)
         return rows
+
+    def seeds(self, column: str) -> dict[str, tuple[float, float]]:
+        """A table of a sweep with seeds: the mean of each value of a key, and the standard deviation."""
+        rows = self.best(column)
+        return {name.split()[0]: (float(name.split()[1]), deviation) for name, deviation in rows.items()}
 
     def matrix(self, title: str) -> list[list[float]]:
         """The rows of numbers below a line that begins with the title."""
@@ -92,15 +102,51 @@ def forgets(o: Printed) -> bool:
     return elman < 0.9 < lstm
 
 
+def numbers_in(o: Printed) -> dict[str, Matrix]:
+    """The matrices of --numbers by the first word of their titles, the last ones of each."""
+    titles = [line for line in o.lines if re.match(r"[A-Z]\w*(?: |$|,)|relu|cos|Length", line) and o.matrix(line)]
+    return {title.split(",")[0].partition(" =")[0]: o.matrix(title) for title in titles}
+
+
+def is_product(left: Matrix, right: Matrix, product: Matrix, factor: float = 1.0) -> bool:
+    columns = [*zip(*right, strict=True)]
+    found = [[factor * math.fsum(map(operator.mul, row, column)) for column in columns] for row in left]
+    return all(abs(a - b) < 2e-3 for rows in zip(found, product, strict=True) for a, b in zip(*rows, strict=True))
+
+
+def heads_of(o: Printed) -> list[dict[str, float]]:
+    """The rows of --compare-heads."""
+    start = next(i for i, line in enumerate(o.lines) if line.startswith("layer "))
+    names = o.lines[start].split()
+    rows = [line.split() for line in o.lines[start + 1 :] if re.match(r"\d +\d ", line)]
+    return [dict(zip(names, map(float, row), strict=True)) for row in rows]
+
+
 def is_attention(o: Printed) -> bool:
-    weights = o.matrix("A = softmax")
-    return all(abs(sum(row) - 1) < 1e-3 and not any(row[i + 1 :]) for i, row in enumerate(weights))
+    """The numbers follow from each other, and of each two heads the first looks near and at few tokens."""
+    m = numbers_in(o)
+    x, weights = m["X"], m["A"]
+    turned = [*map(list, zip(*m["K"], strict=True))]
+    followed = is_product(x, m["W_Q of the first head"], m["Q"]) and is_product(m["Q"], turned, m["S"], 6**-0.5)
+    sums = all(abs(sum(row) - 1) < 1e-3 and not any(row[i + 1 :]) for i, row in enumerate(weights))
+    heads = heads_of(o)
+    pairs = [(near, far) for near, far in zip(heads[::2], heads[1::2], strict=True) if near["layer"] == far["layer"]]
+    differ = all(
+        2 * near["distance"] < far["distance"] and near["entropy"] + 0.5 < far["entropy"] for near, far in pairs
+    )
+    return followed and sums and is_product(weights, m["V"], m["A V"]) and differ and len(pairs) == 4
 
 
 def are_positions(o: Printed) -> bool:
-    products, cosines = o.matrix("PE(p) . PE(q)"), o.matrix("cos(k")
+    """Products and lengths depend on q - p alone, and steps on p."""
+    products, cosines, lengths = o.matrix("PE(p) . PE(q)"), o.matrix("cos(k"), o.matrix("Length")
     sums = [sum(column) for column in zip(*cosines, strict=True)]
-    return all(abs(products[p][q] - sums[abs(p - q)]) < 2e-3 for p in range(4) for q in range(4))
+    steps = o.matrix("PE(p + 1) - PE(p)")
+    return max(abs(a - b) for a, b in zip(steps[0], steps[2], strict=True)) > 0.5 and all(
+        abs(products[p][q] - sums[abs(p - q)]) < 2e-3 and abs(lengths[p][q] ** 2 - (6 - 2 * products[p][q])) < 2e-3
+        for p in range(4)
+        for q in range(4)
+    )
 
 
 def is_a_memory(o: Printed) -> bool:
@@ -108,32 +154,100 @@ def is_a_memory(o: Printed) -> bool:
     return max(soft, hard) < lstm and mean_of_all < min(soft, hard)
 
 
+def has_networks(o: Printed) -> bool:
+    """Networks help four layers by far more than which network it is, and about as much as eight more layers."""
+    m = numbers_in(o)
+    x = o.matrix("X, the input of the first feed-forward")
+    followed = is_product(m["W"], x, m["H"]) and m["relu(H)"] == [[max(0.0, n) for n in row] for row in m["H"]]
+    attention, networks = o.seeds("model.n_layers"), o.seeds("model.activation")
+    (four, spread), (twelve, _) = attention["4"], attention["12"]
+    means, spreads = zip(*networks.values(), strict=True)
+    helped = four - max(means) > 3 * max(spread, *spreads) and four - max(means) > 3 * (max(means) - min(means))
+    return followed and helped and abs(twelve - max(means)) < 0.05
+
+
 def is_built_up(o: Printed) -> bool:
-    each, attention, network, residual, norm, positions, unmasked = o.row("best loss")
-    return max(residual, norm) < each < attention < network and unmasked < positions < norm
-
-
-def learns_by_depth(o: Printed) -> bool:
-    norms, depths = o.best("model.norm.kind"), o.best("model.n_layers")
-    order = [depths[name] for name in ("8 true", "2 true", "2 false", "8 false")]
-    return max(norms.values()) - min(norms.values()) < 0.05 and rises(order) and normalizes(o)
-
-
-def optimizes(o: Printed) -> bool:
-    kinds, rates, batches = (o.best(name) for name in ("optimizer", "optimizer.lr", "training.batch_size"))
-    best = min(rates, key=lambda rate: rates[rate])
+    rows = o.best("model.residual")
+    named = {
+        "whole": 'true attention {"kind": "full"} 256 rotary true',
+        "residual": 'false attention {"kind": "full"} 256 rotary true',
+        "maps": 'true plain-attention {"kind": "full"} 256 rotary true',
+        "attention": 'true attention {"kind": "window", "size": 1} 256 rotary true',
+        "network": 'true attention {"kind": "full"} 0 rotary true',
+        "positions": 'true attention {"kind": "full"} 256 none true',
+        "mask": 'true attention {"kind": "full"} 256 rotary false',
+    }
+    losses = {name: rows[key] for name, key in named.items()}
+    worse = all(losses[name] > losses["whole"] + 0.05 for name in ("maps", "attention", "network", "positions"))
     return (
-        [re.findall("muon|adamw|sgd", kind)[0] for kind in kinds] == ["muon", "adamw", "sgd"]
-        and best in ("0.001", "0.01", "0.1")
-        and min(rates["0.0001"], rates["1"]) > rates[best] + 0.5
-        and [*batches] == ["16", "4", "1"]
+        len(rows) == len(named)
+        and worse
+        and losses["residual"] == max(losses.values())
+        and losses["mask"] < 0.1087
+        and max(head["next"] for head in heads_of(o)) > 0.8
     )
 
 
+def learns_by_depth(o: Printed) -> bool:
+    depths, norms = o.best("model.n_layers"), o.best("model.init.std")
+    normed = [norms[f"{std} {kind}"] for std in ("0.02", "0.2") for kind in ("layer", "rms")]
+    (paper, spread), (slide, other) = o.seeds("model.residual_from").values()
+    (by_hand,) = re.findall(r"by at most (\S+) of", o.text)
+    return (
+        rises([depths[name] for name in ("8 true", "2 true", "2 false", "8 false")])
+        and depths["2 false"] > depths["2 true"] + 0.5
+        and abs(norms["0.02 none"] - norms["0.02 layer"]) < 0.05
+        and max(normed) - min(normed) < 0.1
+        and norms["0.2 none"] > max(normed) + 0.5
+        and max(spread, other) < slide - paper < 0.1
+        and float(by_hand) < 1e-9
+        and normalizes(o)
+    )
+
+
+def optimizes(o: Printed) -> bool:
+    kinds, rates = o.best("optimizer"), o.best("optimizer.lr")
+    best = min(rates, key=lambda rate: rates[rate])
+    settings = (
+        {"kind": "muon", "lr": 0.04},
+        {"kind": "adamw", "lr": 0.01},
+        {"kind": "sgd", "lr": 0.3, "momentum": 0.9},
+        {"kind": "sgd", "lr": 0.3},
+        {"kind": "sgd", "lr": 3},
+    )
+    steps, text = (rows_of(o, "training.batch_size", i) for i in (0, 1))
+    return (
+        rises([kinds[json.dumps(setting)] for setting in settings], by=0.1)
+        and best in ("0.001", "0.01", "0.1")
+        and min(rates["0.0001"], rates["1"]) > rates[best] + 0.5
+        and falls([steps[n][0] for n in ("1", "4", "16")], by=0.1)
+        and [n_steps for _, n_steps, _ in steps.values()] == [80, 80, 80]
+        and rises([text[n][0] for n in ("1", "4", "16")])
+        and falls([text[n][2] for n in ("1", "4", "16")])
+        and falls(o.all("loss varies by"))
+    )
+
+
+def rows_of(o: Printed, name: str, which: int) -> dict[str, list[float]]:
+    """The rows of one of several tables that begin with a name, by their first cell."""
+    starts = [i for i, line in enumerate(o.lines) if line.startswith(f"{name}\t")]
+    rows = [line.split("\t") for line in o.lines[starts[which] + 1 : [*starts, len(o.lines)][which + 1]]]
+    return {
+        row[0]: [float(cell.replace(",", "")) for cell in row[1:]]
+        for row in rows
+        if len(row) == o.lines[starts[which]].count("\t") + 1
+    }
+
+
 def is_scheduled(o: Printed) -> bool:
-    rates, kinds, warm = o.all('"lr":'), o.best("schedule.kind"), o.best("schedule.warmup_steps")
-    near = max(kinds.values()) - min(kinds.values()) < 0.1
-    return rises(rates[:3]) and falls(rates[3:]) and near and warm["40"] + 0.2 < warm["0"]
+    rates, kinds, warm = o.all('"lr":'), o.best("optimizer.lr"), o.best("schedule.warmup_steps")
+    linear, root = rates[:6], rates[6:]
+    warmed = rises(linear[:3]) and falls(linear[3:]) and rises(root[:3]) and falls(root[2:])
+    peak = abs(root[2] - (64 * 3) ** -0.5) < 1e-6 and abs(root[11] - root[2] / 2) < 1e-6
+    fall = kinds["0.08 linear"] + 0.05 < kinds["0.08 constant"] and kinds["0.02 linear"] > kinds["0.02 constant"] - 0.02
+    return (
+        warmed and peak and fall and min(kinds, key=kinds.__getitem__) == "0.08 linear" and warm["40"] + 0.2 < warm["0"]
+    )
 
 
 def repeats_itself(text: str) -> bool:
@@ -279,10 +393,24 @@ def is_exposed(o: Printed) -> bool:
 
 
 def is_a_prefix(o: Printed) -> bool:
-    seen = [line for line in o.lines if set(line.strip()) == {"#"}]
-    prefix = sum(" prefix " in f"{line} " for line in o.lines if re.match(r"\d+ ", line))
-    widths = [len(line.strip()) // 2 for line in seen]
-    return widths == [max(prefix, i + 1) for i in range(len(seen))] and 0 < prefix < len(seen) and o.all("loss")[0] < 4
+    """The masks of one stack and of two for the same cut, and the losses of both."""
+    one, encoder, decoder, across = (
+        [len(line.strip()) // 2 for line in part.splitlines() if set(line.strip()) == {"#"}]
+        for part in re.split(r"^attention.*$", o.text, flags=re.MULTILINE)[1:]
+    )
+    n = len(encoder)
+    shapes = o.seeds("model.shape")
+    (own, spread), (other, other_spread) = shapes["prefix"], shapes["encoder-decoder"]
+    small, large = o.all("transformer (?:prefix|encoder-decoder)")
+    return (
+        one == [max(n, i + 1) for i in range(len(one))]
+        and encoder == [n] * n
+        and decoder == [*range(1, len(decoder) + 1)]
+        and across == [n] * len(decoder)
+        and len(one) == n + len(decoder) - 1
+        and own + 2 * max(spread, other_spread) < other < 4
+        and small < large
+    )
 
 
 def normalizes(o: Printed) -> bool:
@@ -292,9 +420,47 @@ def normalizes(o: Printed) -> bool:
     return layer == [0, 0] and min(batch) > 0.01
 
 
+def drops_out(o: Printed) -> bool:
+    without = Printed(TOPICS["Label smoothing"]).best("objective.label_smoothing")["0"]
+    some, more = (o.best("model.dropout")[share] for share in ("0.1", "0.3"))
+    return rises([more, some, without], by=0.05)
+
+
 def costs(o: Printed) -> bool:
     short, long, window = o.all(r"self-attention +2 heads of 64 +\S+")
-    return long > 5 * short > 5 * window
+    rows = [re.findall(r"[\d.]+", line) for line in o.lines if re.match(r" +\d+ .* s ", line)]
+    times = [[float(cell) for cell in row] for row in rows]
+    gains = [lstm / attention for _, lstm, _, attention, _ in times]
+    busier = all(rate > 1.3 * recurrent for _, _, recurrent, _, rate in times)
+    return long > 5 * short > 5 * window and gains[0] > 3 and gains[-1] < gains[0] / 2 and busier
+
+
+def beats_lstm(o: Printed) -> bool:
+    """The GPT is near the best possible loss of the copies, and the LSTM near that without copying."""
+    best, guessed = 20 * math.log(8) / 42, 40 * math.log(8) / 42
+    gpt, lstm = o.row("best loss")
+    copied, other = (line.split("=") for line in o.lines if line.startswith("abc"))
+    equal = len(set(re.findall(r"(\S+) parameters", o.text))) == 1 and len(set(o.row("tokens"))) == 1
+    return gpt < 1.05 * best and lstm > 0.95 * guessed and copied[0] == copied[1] and other[0] != other[1] and equal
+
+
+def translates(o: Printed) -> bool:
+    """Weights of the reverser lie on the letters that are written, those of the reporter on the days that it names."""
+    letters = {int(line.split()[0]): line for line in o.lines if re.match(r" *\d+ .*(?:·|\d)$", line)}
+    rows = [[0 if cell == "·" else int(cell) for cell in letters[i].split()[-20:]] for i in range(20)]
+    aligned = sum(row.index(max(row)) == 19 - i for i, row in enumerate(rows))
+    wrong, right = o.all("reading .*?:", "%")
+    days = o.text.partition("weights in percent\t")[2].splitlines()
+    named = [line.split("\t")[0].split()[1] for line in days[1:]]
+    looked = [max(zip(map(int, line.split("\t")[1:]), days[0].split("\t"), strict=True))[1] for line in days[1:]]
+    return (
+        o.all("bleu")[0] > 30
+        and o.all("exact")[-1] > 0.9
+        and aligned >= 15
+        and wrong < 20
+        and right > 90
+        and named == looked
+    )
 
 
 def has_two_phases(o: Printed) -> bool:
@@ -337,18 +503,16 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Heads with widths of their own": lambda o: rises(o.all(r"self-attention .*?(?=\S+ +\S+ +\S+%)")),
     "Masks": lambda o: rises([len(line) for line in o.lines if set(line) == {"#"}]),
     "Positions": are_positions,
-    "Feed-forward networks": lambda o: (
-        max(o.best("model.activation").values()) - min(o.best("model.activation").values()) < 0.1
-    ),
+    "Feed-forward networks": has_networks,
     "Residuals and norms": learns_by_depth,
     "From a position-wise net to a Transformer": is_built_up,
-    "GPT": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
-    "The encoder-decoder Transformer": lambda o: o.all("bleu")[0] > 30,
+    "GPT": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0] and beats_lstm(o),
+    "The encoder-decoder Transformer": translates,
     "Prefix language models": is_a_prefix,
     "Optimizers": optimizes,
     "Schedules": is_scheduled,
-    "Label smoothing": lambda o: [*o.best("objective.label_smoothing")] == ["0.3", "0.1", "0"],
-    "Dropout": lambda o: [*o.best("model.dropout")] == ["0.3", "0.1", "0"],
+    "Label smoothing": lambda o: rises([*map(o.best("objective.label_smoothing").get, ("0.3", "0.1", "0"))], by=0.05),
+    "Dropout": drops_out,
     "Masked language modelling": lambda o: o.all("loss")[0] < 3,
     "How much to mask": lambda o: falls(o.all("loss"), by=0.3),
     "Next sentence prediction": lambda o: o.all('accuracy":')[-1] > 0.85,

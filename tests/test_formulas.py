@@ -34,6 +34,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.training import Lbfgs, Muon
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, NGram
+from lmtool.sweeping.grid import list_grid_points, list_single_changes, parse_key_values
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import learning_rate_factor
 from tests.model import recurrent_weights, tiny
@@ -132,21 +133,28 @@ def small(model: Any) -> dict[str, Any]:
 
 def _trainings() -> dict[str, list[Training]]:
     """The commands of each topic that train."""
-    copies: dict[str, str] = {}
+    copies: dict[str, tuple[str, list[str]]] = {}
     runs: dict[str, Training] = {}
     found: dict[str, list[Training]] = {}
     for topic, text in {"Models behind the topics": PAGE.partition("\n### ")[0], **TOPICS}.items():
         blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
         for command in map(unrolled, blocks.replace("\\\n", "").splitlines()):
-            copied = re.search(r"recipes show (\S+).*> (\S+\.yaml)", command)
-            copies |= {copied[2]: copied[1]} if copied else {}
-            for part in re.findall(r"lmtool (?:pretrain|finetune) [^;&|]*", command):
-                training = Training(shlex.split(part), "", None)
+            if copied := re.search(r"lmtool recipes show (\S+)(.*)> (\S+\.yaml)", command):
+                copies[copied[3]] = copied[1], shlex.split(copied[2].partition("|")[0])
+            parts = re.findall(r"lmtool (?:pretrain|finetune|sweep) (?:'[^']*'|[^;&|])*", command)
+            for words in (words for part in parts for words in points_of(shlex.split(part))):
+                training = Training(words, "", None)
                 options = training.options
                 name = options.get("--recipe", options.get("-r", ""))
-                training.name, training.parent = copies.get(name, name), None
+                training.name, settings = copies.get(name, (name, []))
+                if any(word.startswith("model={") for word in words):  # a model of another kind takes none of its keys
+                    values = [
+                        one for before, one in pairwise(settings) if before == "-s" and not one.startswith("model.")
+                    ]
+                    settings = [word for one in values for word in ("-s", one)]
+                words[3:3] = settings
                 if "--from" in options:
-                    assert options["--from"] in runs, f"{topic}: no command before {part!r} trains what it begins with"
+                    assert options["--from"] in runs, f"{topic}: no command before {words!r} trains what it begins with"
                     training.parent = runs[options["--from"]]
                 elif not name and training.words[1] == "pretrain":
                     training.name = "default"
@@ -154,6 +162,18 @@ def _trainings() -> dict[str, list[Training]]:
                     found.setdefault(topic, []).append(training)
                 runs[options.get("-o", "").removeprefix("runs/")] = training
     return found
+
+
+def points_of(words: list[str]) -> list[list[str]]:
+    """The commands that train each point of a sweep; another command as it is."""
+    if words[1] != "sweep":
+        return [words]
+    fixed, axes = parse_key_values([value for option, value in pairwise(words) if option == "-s"])
+    points = list_single_changes(axes, []) if "--one-at-a-time" in words else list_grid_points(axes)
+    verb = "pretrain" if words[2].endswith(".txt") else "finetune"
+    others = [word for before, word in pairwise(["", *words[3:]]) if "-s" not in (before, word)]
+    settings = [[*fixed, *(f"{key}={value}" for key, value in point.items())] for point in points]
+    return [["lmtool", verb, words[2], *others, *(word for one in keys for word in ("-s", one))] for keys in settings]
 
 
 def unrolled(command: str) -> str:
@@ -515,6 +535,6 @@ def test_loops_are_unrolled() -> None:
 
 
 def test_topics_that_train_are_compared() -> None:
-    named = r"lmtool (?:pretrain|finetune) (?:[^;&|]|\\\n)*?(?:--recipe|-r|--from) "
+    named = r"lmtool (?:pretrain|finetune|sweep) (?:[^;&|]|\\\n)*?(?:--recipe|-r|--from) "
     assert [topic for topic, text in TOPICS.items() if re.search(named, text)] == [t for t in TRAININGS if t in TOPICS]
     assert len(TRAININGS) > 20

@@ -37,6 +37,28 @@ cross: a decoder, also a recurrent one, to the source. memory: a recurrent decod
 classifier to the states of a text."""
 
 
+class HeadSummary(NamedTuple):
+    """What a head attends to: means over the queries that attend to anything.
+
+    Args:
+        largest: the largest weight of a row.
+        entropy: of a row, in bits; 0 where all weight is on one key, log2 S where it is equal on S keys.
+        itself, previous, next, first: weight on the position of the query, on the one before it, on the one after it,
+            and on the first; None where queries and keys are different tokens, and next also where it is hidden.
+        distance: sum of weight times |i - j|, in positions; None as above.
+    """
+
+    layer: int
+    head: int
+    largest: float
+    entropy: float
+    itself: float | None = None
+    previous: float | None = None
+    next: float | None = None
+    first: float | None = None
+    distance: float | None = None
+
+
 @dataclass(frozen=True)
 class AttentionWeights:
     """The attention weights of one kind, in all layers and heads.
@@ -67,6 +89,24 @@ class AttentionWeights:
         weights_NTS = self.weights_LNTS[layer]
         weights_TS: NDArray[np.float32] = weights_NTS.mean(0) if head is None else weights_NTS[head]
         return weights_TS
+
+    def summarize_heads(self) -> list[HeadSummary]:
+        """Returns a summary of each head, by layer.
+
+        Those of self-attention leave out the first query, which has no choice in a causal stack.
+        """
+        is_self = self.queries == self.keys
+        first = int(is_self and len(self.queries) > 1)
+        is_causal = is_self and not np.triu(self.weights_LNTS, 1).any()
+        summaries = []
+        for layer, weights_NTS in enumerate(self.weights_LNTS[:, :, first:].astype(np.float64)):
+            for head, weights_TS in enumerate(weights_NTS):
+                attends_T = weights_TS.sum(1) > 0
+                weights_AS, index_A = weights_TS[attends_T], first + np.flatnonzero(attends_T)
+                means = _summarize_weights(weights_AS, index_A if is_self else None)
+                summary = HeadSummary(layer, head, **means)
+                summaries.append(summary._replace(next=None) if is_causal else summary)
+        return summaries
 
     def to_json(self) -> dict[str, Any]:
         """Returns names and weights, rounded to 6 digits, as a JSON value."""
@@ -150,6 +190,19 @@ def compute_attention(
     kinds = sorted(by_kind, key=("cross", "self", "memory", "decoder", "encoder", "pooling").index)
     parts = (AttentionWeights(kind, *_name_axes(loaded, kind, row), np.stack(by_kind[kind])) for kind in kinds)
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
+
+
+def _summarize_weights(weights_TS: NDArray[np.float64], index_T: NDArray[np.int64] | None) -> dict[str, float]:
+    """Returns the means of `HeadSummary` over rows of weights. index_T: positions of the queries among the keys."""
+    shares_TS = weights_TS / weights_TS.sum(1, keepdims=True)
+    entropy_T = -(shares_TS * np.log2(np.where(shares_TS > 0, shares_TS, 1.0))).sum(1)
+    by_query = {"largest": weights_TS.max(1, initial=0.0), "entropy": entropy_T}
+    if index_T is not None:
+        back_TS = index_T[:, None] - np.arange(weights_TS.shape[1])
+        for name, back in (("itself", 0), ("previous", 1), ("next", -1)):
+            by_query[name] = np.where(back_TS == back, weights_TS, 0.0).sum(1)
+        by_query |= {"first": weights_TS[:, 0], "distance": (shares_TS * np.abs(back_TS)).sum(1)}
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in by_query.items()}
 
 
 def _classify_attention(model: LanguageModel, name: str) -> AttentionKind:

@@ -115,6 +115,17 @@ def format_attention_head(attention: AttentionWeights, layer: int, head: int | N
             yield line
 
 
+def format_head_summaries(attention: AttentionWeights) -> Iterator[str]:
+    """Formats a table with a row for each head: see `HeadSummary`, whose names are the columns."""
+    yield f"{ATTENTION_TITLES[attention.kind]}, means over the queries"
+    heads = [
+        {name: value for name, value in head._asdict().items() if value is not None}
+        for head in attention.summarize_heads()
+    ]
+    cells = [[str(value) if isinstance(value, int) else f"{value:.2f}" for value in head.values()] for head in heads]
+    yield from align_columns([list(heads[0]), *cells])
+
+
 def format_attribution(attribution: Attribution) -> Iterator[Text]:
     """Formats the words of a text and what each contributes, for a terminal."""
     label = printable(attribution.label) or "prediction"

@@ -1,6 +1,6 @@
-"""Computes the position vectors and one attention head of a small Transformer in numbers, step by step.
+"""Computes positions, an attention head and a feed-forward network of a small Transformer in numbers, step by step.
 
-Shapes: T positions, D model width, H head width.
+Shapes: T positions, D model width, H head width, F width inside the feed-forward network.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.model.layers.attention import AttentionOp, SelfAttention
+from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, apply_activation
 from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.layers.positions import SinusoidalPositions, build_position
 from lmtool.model.size import check_fits_memory
@@ -23,8 +24,9 @@ MAX_POSITIONS, MAX_WIDTH, MAX_MODEL_BYTES = 6, 16, 1 << 30
 
 
 def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
-    """Returns titles and matrices: sinusoids and their products, if the recipe has them, and the steps of the first
-    head of the first layer of the untrained model, which reads the tokens 0, 1, and so on.
+    """Returns titles and matrices: sinusoids, their products and differences, if the recipe has them, and the steps of
+    the first head and of the feed-forward network of the first layer of the untrained model, which reads the tokens 0,
+    1, and so on.
 
     Raises UsageError for models without such a head, and for wide ones.
     """
@@ -40,6 +42,10 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
     inputs: list[tuple[Tensor, AttentionOp]] = []
     part.register_forward_pre_hook(lambda _, called_with: inputs.append(called_with[:2]))
+    network = next((part for part in lm.modules() if isinstance(part, FeedForward)), None)
+    network_inputs: list[Tensor] = []
+    if network is not None:
+        network.register_forward_pre_hook(lambda _, called_with: network_inputs.append(called_with[0]))
     with torch.no_grad(), record_attention_weights(lm) as weights:
         lm.layer_outputs(Batch(tokens_1T))
         x_1TD, attend = inputs[0]
@@ -48,6 +54,7 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
         q_TH, k_TH = (attend.rotate(one[None, None])[0, 0] for one in (q_TH, k_TH))
         a_TT = weights[name][0, 0]
         steps = _compute_sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
+        network_steps = [] if network is None else _compute_network(network, network_inputs[0][0])
     return [
         *steps,
         ("X, the input of the first layer: positions down", x_1TD[0]),
@@ -58,12 +65,30 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
         ("S = Q K' / sqrt(d_k): queries down, keys across", q_TH @ k_TH.T * part.head_width**-0.5),
         ("A = softmax(S + mask + bias of positions)", a_TT),
         ("A V", a_TT @ v_TH),
+        *network_steps,
     ]
 
 
 def _has_plain_heads(spec: Transformer) -> bool:
     kinds = spec.mixer, spec.score, spec.qk_norm
     return kinds == ("attention", "scaled-dot", "none") and spec.position.kind != "disentangled"
+
+
+def _compute_network(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tensor]]:
+    """Returns the steps of a feed-forward network. Positions are columns, so that lines are short for any width."""
+    outputs = network.up.split_outputs(x_TD)
+    weights = torch.split(network.up.weight.detach(), list(network.up.widths))
+    inner_TF = apply_activation(torch.cat(outputs, -1), network.activation)
+    is_gated = len(outputs) > 1
+    inner = f"{GATE_ACTIVATIONS[network.activation]}(H) * G" if is_gated else f"{network.activation}(H)"
+    return [
+        ("X, the input of the first feed-forward network: components down, positions across", x_TD.T),
+        ("W", weights[0]),
+        ("H = W X + b", outputs[0].T),
+        *([("W_3", weights[1]), ("G = W_3 X + b_3", outputs[1].T)] if is_gated else []),
+        (inner, inner_TF.T),
+        (f"W_2 {inner} + b_2", network.out(inner_TF).T),
+    ]
 
 
 def _compute_sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
@@ -78,6 +103,11 @@ def _compute_sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> lis
         ("PE(p): positions down, components across", pe_TD),
         ("PE(p) . PE(q): p down, q across; it depends on q - p alone", pe_TD @ pe_TD.T),
         ("cos(k / 10000^(2i/d)), of which the offset k = q - p has the sum: pairs i down, k across", by_pair.T),
+        ("PE(p + 1) - PE(p): p down, components across; it depends on p", pe_TD[1:] - pe_TD[:-1]),
+        (
+            "Length of PE(q) - PE(p): p down, q across; it depends on q - p alone",
+            (pe_TD - pe_TD[:, None]).square().sum(-1).sqrt(),
+        ),
     ]
 
 

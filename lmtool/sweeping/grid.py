@@ -44,9 +44,23 @@ def parse_key_values(texts: Sequence[str]) -> tuple[list[str], Axes]:
 
 def list_grid_points(axes: Axes) -> list[GridPoint]:
     """Returns every combination; the first key changes last. Raises UsageError for more than MAX_SWEEP_RUNS."""
-    if (n := math.prod(map(len, axes.values()))) > MAX_SWEEP_RUNS:
-        raise UsageError(f"these are {n:,} runs, and a sweep has at most {MAX_SWEEP_RUNS:,}", fix="name fewer values")
+    _check_run_count(math.prod(map(len, axes.values())))
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def list_single_changes(axes: Axes, seeds: Sequence[str]) -> list[GridPoint]:
+    """Returns the first value of every key, and then each other value of one key beside the first values of all others,
+    with every seed; seeds: none for points without a seed. Raises UsageError for more than MAX_SWEEP_RUNS.
+    """
+    base = {key: values[0] for key, values in axes.items()}
+    points = [base, *({**base, key: value} for key, values in axes.items() for value in values[1:])]
+    _check_run_count(len(points) * max(1, len(seeds)))
+    return [{"seed": seed, **point} for seed in seeds for point in points] if seeds else [*points]
+
+
+def _check_run_count(n: int) -> None:
+    if n > MAX_SWEEP_RUNS:
+        raise UsageError(f"these are {n:,} runs, and a sweep has at most {MAX_SWEEP_RUNS:,}", fix="name fewer values")
 
 
 def name_grid_point(point: GridPoint) -> str:

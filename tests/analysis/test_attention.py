@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.analysis.attention import TextAttention, compute_attention, make_row_input
+from lmtool.analysis.attention import AttentionWeights, TextAttention, compute_attention, make_row_input
 from lmtool.analysis.attribution import (
     PATH_STEPS,
     attribute_words,
@@ -341,3 +341,32 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
 def test_rollout_of_attention_to_oneself_is_oneself() -> None:
     eye = np.broadcast_to(np.eye(4, dtype=np.float32), (3, 2, 4, 4))
     np.testing.assert_array_equal(compute_rollout(eye), np.eye(4))
+
+
+def test_heads_are_summarized_by_where_their_weight_is() -> None:
+    on_itself, on_the_one_before = np.eye(4), np.eye(4, k=-1)
+    on_the_one_before[0, 0] = 1
+    equal = np.tri(4) / np.tri(4).sum(1, keepdims=True)
+    words = tuple("abcd")
+    weights = np.array([[on_itself, on_the_one_before], [equal, equal]], np.float32)
+    own, before, mean, _ = AttentionWeights("self", words, words, weights).summarize_heads()
+    assert (own.layer, own.head, mean.layer, mean.head) == (0, 0, 1, 0)
+    assert (own.itself, own.previous, own.distance, own.entropy, own.largest) == (1, 0, 0, 0, 1)
+    assert (before.itself, before.previous, before.distance) == (0, 1, 1)
+    assert before.first == pytest.approx(1 / 3)
+    assert mean.entropy == pytest.approx((1 + np.log2(3) + 2) / 3)
+    assert mean.largest == mean.first == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    (across, *_) = AttentionWeights("cross", words, tuple("wxyz"), weights).summarize_heads()
+    assert (across.largest, across.entropy, across.itself) == (1, 0, None)
+    assert own.next is None
+    (both_ways, *_) = AttentionWeights(
+        "encoder", words, words, np.array([[np.eye(4, k=1)]], np.float32)
+    ).summarize_heads()
+    assert (both_ways.next, both_ways.previous, both_ways.distance) == (1, 0, 1)
+
+
+def test_a_summary_leaves_out_positions_without_a_past() -> None:
+    """The first state of a memory attends to nothing."""
+    weights = np.array([[np.eye(3, k=-1)]], np.float32)
+    (head,) = AttentionWeights("memory", tuple("abc"), tuple("abc"), weights).summarize_heads()
+    assert (head.previous, head.largest, head.entropy) == (1, 1, 0)

@@ -58,3 +58,15 @@ def test_the_words_that_decided_are_those_of_a_classifier(lmtool: CommandLine, r
     assert record.keys() >= {"attention", "attribution"}
     shown = lmtool.succeeds("attention", "tuned", "good film").out
     assert len(shown.splitlines()) > len(lmtool.succeeds("attention", run, "good film").out.splitlines())
+
+
+def test_heads_are_compared_in_a_table(lmtool: CommandLine, run: Path) -> None:
+    _, names, *rows = lmtool.succeeds("attention", run, TEXT, "--compare-heads").out.splitlines()
+    heads = lmtool.succeeds("attention", run, TEXT, "--compare-heads", "--json").json()["heads"]
+    shown = [{name: value for name, value in head.items() if value is not None} for head in heads]
+    assert names.split() == [*shown[0]]
+    assert "next" not in shown[0], "a causal model does not see it"
+    assert [[float(cell) for cell in row.split()] for row in rows] == [
+        [round(value, 2) for value in head.values()] for head in shown
+    ]
+    lmtool.refuses(2, "attention", run, TEXT, "--compare-heads", "-o", "heads.html")

@@ -99,6 +99,14 @@ def test_each_combination_is_a_run_like_any_other(
     assert best.out.strip() == "runs/best"
 
 
+def test_one_key_is_changed_at_a_time(lmtool: CommandLine, home: Path, corpus: Path, inside: Trained) -> None:
+    keys = ["-s", "optimizer.lr=0.01,0.02", "-s", "model.n_layers=1,2", "--one-at-a-time", "--seeds", "2"]
+    told = lmtool.succeeds("sweep", corpus, *SMALL, *keys, "-o", "runs/parts", "--json").json()
+    points = sorted([row["values"]["optimizer.lr"], row["values"]["model.n_layers"]] for row in told["rows"])
+    assert points == [["0.01", "1"], ["0.01", "2"], ["0.02", "1"]]
+    assert [row["seeds"] for row in told["rows"]] == [2, 2, 2]
+
+
 def test_a_sweep_says_what_its_differences_are_worth(
     lmtool: CommandLine, home: Path, corpus: Path, inside: Trained
 ) -> None:

@@ -14,6 +14,10 @@ from tests.reference.transformer import sinusoid, softmax
 SMALL = ("model.n_layers=1", "model.d_model=6", "model.n_heads=1", "model.context=4", "model.init.std=0.5")
 
 
+def silu(number):
+    return number / (1 + math.exp(-number))
+
+
 def matrices(name, *overrides):
     return {
         title: matrix.double().numpy() for title, matrix in compute_matrices(load(name, (*SMALL, *overrides)).recipe)
@@ -22,17 +26,19 @@ def matrices(name, *overrides):
 
 def steps(name, *overrides):
     """X, W_Q, Q, K, V, S, A and A V."""
-    return list(matrices(name, *overrides).values())[-8:]
+    return list(matrices(name, "model.d_ff=0", *overrides).values())[-8:]
 
 
 def test_the_worked_example_with_six_components():
-    pe, products, by_pair, *_ = matrices("transformer-tiny").values()
+    pe, products, by_pair, steps, lengths, *_ = matrices("transformer-tiny").values()
     np.testing.assert_allclose(pe, [sinusoid(position, 6) for position in range(4)], atol=1e-6)
     for p in range(4):
         for q in range(4):
             parts = [math.cos((q - p) / 10_000 ** (2 * i / 6)) for i in range(3)]
             assert products[p, q] == pytest.approx(sum(parts), abs=1e-5)
             np.testing.assert_allclose(by_pair[:, abs(q - p)], parts, atol=1e-6)
+            assert lengths[p, q] == pytest.approx(math.dist(sinusoid(p, 6), sinusoid(q, 6)), abs=1e-5)
+    np.testing.assert_allclose(steps, np.diff([sinusoid(position, 6) for position in range(4)], axis=0), atol=1e-6)
 
 
 def test_halves_have_the_same_products():
@@ -67,6 +73,21 @@ def test_one_head_of_several_that_share_keys():
     x, w_q, q, k, v, s, *_ = steps("tiny", "model.n_heads=2", "model.n_kv_heads=1", "model.position.kind=none")
     assert [m.shape for m in (x, w_q, q, k, v, s)] == [(4, 6), (6, 3), (4, 3), (4, 3), (4, 3), (4, 4)]
     np.testing.assert_allclose(q, x @ w_q, atol=1e-5)
+
+
+@pytest.mark.parametrize(("activation", "f"), [("relu", lambda h: max(0.0, h)), ("silu", silu)])
+def test_a_feed_forward_network_step_by_step(activation, f):
+    x, w, h, inner, out = list(matrices("tiny", "model.d_ff=5", f"model.activation={activation}").values())[-5:]
+    assert [m.shape for m in (x, w, h, inner, out)] == [(6, 4), (5, 6), (5, 4), (5, 4), (6, 4)]
+    np.testing.assert_allclose(h, w @ x, atol=1e-5)
+    np.testing.assert_allclose(inner, [[f(number) for number in row] for row in h], atol=1e-5)
+
+
+def test_a_gated_network_multiplies_two_maps():
+    x, w, h, w_3, g, inner, out = list(matrices("tiny", "model.d_ff=5", "model.activation=swiglu").values())[-7:]
+    np.testing.assert_allclose((h, g), (w @ x, w_3 @ x), atol=1e-5)
+    np.testing.assert_allclose(inner, np.vectorize(silu)(h) * g, atol=1e-5)
+    assert out.shape == x.shape
 
 
 @pytest.mark.parametrize(

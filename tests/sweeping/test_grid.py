@@ -4,7 +4,14 @@ import pytest
 
 from lmtool.errors import UsageError
 from lmtool.recipe.load import load
-from lmtool.sweeping.grid import MAX_SWEEP_RUNS, default_axes, list_grid_points, name_grid_point, parse_key_values
+from lmtool.sweeping.grid import (
+    MAX_SWEEP_RUNS,
+    default_axes,
+    list_grid_points,
+    list_single_changes,
+    name_grid_point,
+    parse_key_values,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,15 @@ def test_a_range_without_values_is_refused(value):
     with pytest.raises(UsageError) as refused:
         parse_key_values([f"optimizer.lr={value}"])
     assert f"optimizer.lr={value}" in refused.value.where
+
+
+def test_one_key_at_a_time_leaves_all_others_at_their_first_value():
+    axes = {"a": ["1", "2", "3"], "b": ["x", "y"]}
+    changed = [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}, {"a": "3", "b": "x"}, {"a": "1", "b": "y"}]
+    assert list_single_changes(axes, []) == changed
+    assert list_single_changes(axes, ["7", "8"]) == [{"seed": seed, **point} for seed in "78" for point in changed]
+    with pytest.raises(UsageError, match="at most"):
+        list_single_changes({"a": ["1"] * MAX_SWEEP_RUNS}, ["1", "2"])
 
 
 def test_every_combination_is_a_run_with_a_name():

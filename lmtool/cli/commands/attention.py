@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
-from lmtool.cli.help import argument, file_to_write, option
-from lmtool.cli.output import check_new, describe, put_data, put_json, warn_of_files
+from lmtool.cli.help import argument, file_to_write, flag, option
+from lmtool.cli.output import check_new, describe, put, put_data, put_json, warn_of_files
+from lmtool.errors import UsageError
 
 
 def attention(
@@ -20,6 +21,7 @@ def attention(
     ),
     layer: int = option("K", "Layer to show, counted from 0; -1 is the last.", default=-1),
     head: int | None = option("K", "Head to show, counted from 0; the mean of all by default."),
+    compare_heads: bool = flag("Show a line for each head instead: where its weight is on average.", "--compare-heads"),
     output: Path | None = option(
         "FILE", "A new .html page with all layers and heads.", "--output", "-o", parser=file_to_write
     ),
@@ -34,6 +36,7 @@ def attention(
 
     Examples:
     lmtool attention last "The animal was tired." --layer 0 --head 1
+    lmtool attention last "The animal was tired." --compare-heads
     lmtool attention last "The animal was tired." -o page.html
     lmtool attention last --source "Ein Hund läuft." --target "A dog runs." --npz weights.npz
     """
@@ -47,9 +50,16 @@ def attention(
     from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
-    from lmtool.report.attention import format_attention_head, format_attribution, render_attention_page
+    from lmtool.report.attention import (
+        format_attention_head,
+        format_attribution,
+        format_head_summaries,
+        render_attention_page,
+    )
     from lmtool.report.page import write_page
 
+    if compare_heads and (output is not None or npz is not None):
+        raise UsageError("--compare-heads prints a table, and writes no file", fix="leave it out, or -o and --npz")
     check_new(output, ".html")
     check_new(npz, ".npz")
     warn_of_files(filter(None, [*(text or ()), source, target]))
@@ -65,7 +75,10 @@ def attention(
     if npz is not None:
         attended.save(npz)
     if as_json:
-        put_json(attended.to_json() | ({} if decided is None else {"attribution": decided.to_json()}))
+        heads = {"heads": [head._asdict() for head in shown.summarize_heads()]} if compare_heads else {}
+        put_json(attended.to_json() | heads | ({} if decided is None else {"attribution": decided.to_json()}))
+    elif compare_heads:
+        put(*format_head_summaries(shown))
     elif output is not None or npz is not None:
         for path in filter(None, (output, npz)):
             put_data(path)

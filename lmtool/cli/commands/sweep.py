@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
-from lmtool.cli.help import argument, folder_to_write, option
+from lmtool.cli.help import argument, flag, folder_to_write, option
 from lmtool.cli.output import put_data, put_json, put_table, tell
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, key_options, recipe_option, to_settings, with_stdin
@@ -29,6 +29,7 @@ def sweep(
     source: str | None = option("RUN", "The run that is trained further.", "--from"),
     *,
     seeds: int = option("N", "Seeds of each setting.", default=1, min=1, max=1000),
+    one_at_a_time: bool = flag("Change one key at a time; all others keep their first value.", "--one-at-a-time"),
     minutes: float | None = option("N", _MINUTES, min=0.01),
     jobs: int | None = option("N", "Runs at once.", shown="one for each GPU or core", min=1, max=1000),
     output: Path | None = option(
@@ -45,11 +46,18 @@ def sweep(
     Examples:
     lmtool sweep book.txt -r tiny -s optimizer.lr=0.001..0.1/5 -s training.steps=500 -o runs/rates
     lmtool sweep reviews.csv -r linear -s model.ngrams=1,2,3 --seeds 3
+    lmtool sweep book.txt -r tiny -s model.residual=true,false -s model.d_ff=null,0 --one-at-a-time
     lmtool sweep reviews.csv --minutes 3
     """
     from lmtool.recipe.load import check_settings, parse_settings
     from lmtool.recipe.resolve import resolve
-    from lmtool.sweeping.grid import default_axes, list_grid_points, name_grid_point, parse_key_values
+    from lmtool.sweeping.grid import (
+        default_axes,
+        list_grid_points,
+        list_single_changes,
+        name_grid_point,
+        parse_key_values,
+    )
 
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
@@ -82,7 +90,11 @@ def sweep(
         fix = "give values, such as -s optimizer.lr=1e-4,1e-3,1e-2, or --seeds 3, or --minutes 3 for a search"
         raise UsageError("there is nothing to compare", fix=fix)
     axes = axes or default_axes(usual, inputs.source is not None)
-    choices = {name_grid_point(choice): choice for choice in list_grid_points(axes)}
+    if one_at_a_time:
+        points = list_single_changes({key: axes[key] for key in axes if key != "seed"}, axes.get("seed", ()))
+    else:
+        points = list_grid_points(axes)
+    choices = {name_grid_point(choice): choice for choice in points}
     recipes = {name: inputs.resolve_recipe(choice) for name, choice in choices.items()}
     if minutes is not None:
         default = next((name for name in choices if recipes[name] == usual), name_grid_point({}))
