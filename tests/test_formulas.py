@@ -135,7 +135,10 @@ def _trainings() -> dict[str, list[Training]]:
     copies: dict[str, str] = {}
     runs: dict[str, Training] = {}
     found: dict[str, list[Training]] = {}
-    for topic, text in {"Models behind the topics": PAGE.partition("\n### ")[0], **TOPICS}.items():
+    for topic, text in {
+        "Models behind the topics": PAGE.partition("\n## Models behind the topics\n")[2],
+        **TOPICS,
+    }.items():
         blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
         for command in map(unrolled, blocks.replace("\\\n", "").splitlines()):
             copied = re.search(r"recipes show (\S+).*> (\S+\.yaml)", command)
