@@ -54,3 +54,16 @@ def test_runs_beside_each_other(lmtool: CommandLine, home: Path, corpus: Path) -
     assert all(name in page for name in ("gru, layer 1", "lstm, layer 1", "lstm, layer 1, cells"))
     lmtool.refuses(2, "gradients", "gru", TEXT, "--beside", "other", "-q", words=["tokenizer"])
     lmtool.refuses(2, "gradients", "gru", TEXT, "--beside", "lstm", "--starts", words=["--beside"])
+
+
+def test_an_answer_after_its_source(lmtool: CommandLine, home: Path) -> None:
+    Path("pairs.tsv").write_text("source\ttarget\n" + "ab\tb\nba\ta\n" * 20, encoding="utf-8")
+    small = settings(model_d_model=8, objective_kind="seq2seq", tokenizer_kind="char", training_steps=1)
+    lmtool.succeeds("finetune", "pairs.tsv", "-r", "gru", *small, "-s", "training.carry_state=false", "-q", "-o", "gru")
+    record = lmtool.succeeds("gradients", "gru", "b", "--source", "ab", "--json").json()
+    assert (record["tokens"], record["target"]) == (["[BOS]", "a", "b", "[SEP]"], "b")
+    lmtool.refuses(2, "gradients", "gru", "b", "--source", "ab", "--starts", words=["--source"])
+
+
+def test_a_model_without_sources_refuses_one(lmtool: CommandLine, run: Path) -> None:
+    lmtool.refuses(2, "gradients", "last", TEXT, "--source", "A map.", "-q", words=["--source"])
