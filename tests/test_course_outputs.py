@@ -43,6 +43,12 @@ class Printed:
             rows[" ".join(values)] = float(figure)
         return rows
 
+    def spread(self, column: str) -> dict[str, tuple[float, float]]:
+        """A table of a sweep with several seeds: the mean and the deviation of each value of a key."""
+        head = next(i for i, line in enumerate(self.lines) if line.startswith(f"{column}\t"))
+        rows = (line.split("\t") for line in self.lines[head + 1 :] if line.count("\t") == self.lines[head].count("\t"))
+        return {value: (float(figure), float(deviation)) for value, figure, deviation, *_ in rows}
+
     def matrix(self, title: str) -> list[list[float]]:
         """The rows of numbers below a line that begins with the title."""
         start = next(i for i, line in enumerate(self.lines) if line.startswith(title)) + 1
@@ -87,9 +93,38 @@ def is_skipgram(o: Printed) -> bool:
     return set(words[:5] + words[10:]) <= {*TRADES.split()} and all(word[0].isupper() for word in words[5:10])
 
 
+def counts_words(o: Printed) -> bool:
+    three, two = accuracies(o)
+    f1 = {
+        name: float(cell) for name, cell in re.findall(r"^(\w+) +[\d.]+ +[\d.]+ +([\d.]+) +\d+$", o.text, re.MULTILINE)
+    }
+    losses = {line.split("\t")[0]: float(line.split("\t")[1]) for line in o.lines if re.match(r"[\d.]+\t", line)}
+    learnt = three > 2 / 3 and max(f1, key=lambda name: f1[name]) == "neutral" and two > 0.54 + 0.03
+    return learnt and losses["1"] + 0.05 < losses["100"] < losses["0.0001"] - 0.05
+
+
+def averages(o: Printed) -> bool:
+    linear, deep, reviews = accuracies(o)
+    recalls = [float(cell) for cell in re.findall(r"^\w+ +[\d.]+ +([\d.]+) +[\d.]+ +\d+$", o.text, re.MULTILINE)]
+    near = abs(reviews - accuracies(Printed(TOPICS["Linear classifiers"]))[0]) < 0.1
+    return linear <= 0.75 and deep > 0.95 and near and len(recalls) >= 3 and min(recalls[-3:]) > 20
+
+
+def has_gates(o: Printed) -> bool:
+    """A fifth of the Elman network's loss at most, also a deviation away; and twice as many right answers."""
+    cells = o.spread("model.cell")
+    elman, lstm = o.all("exact")
+    least = cells["rnn"][0] - cells["rnn"][1]
+    return all(sum(cells[name]) < least / 5 for name in ("gru", "lstm")) and lstm > 2 * elman
+
+
 def forgets(o: Printed) -> bool:
+    """Thirty steps back a thousandth of the gradient is left in the states, and over a tenth in the cells."""
+    first, *_, last = (
+        [float(cell) for cell in line.split()[-3:]] for line in o.lines if re.match(r" +(?:0|10|20|30)  '", line)
+    )
     elman, lstm = o.all("λ =")
-    return elman < 0.9 < lstm
+    return last[0] < first[0] / 1000 and last[2] > first[2] / 10 and elman < 0.9 < lstm
 
 
 def is_attention(o: Printed) -> bool:
@@ -104,8 +139,16 @@ def are_positions(o: Printed) -> bool:
 
 
 def is_a_memory(o: Printed) -> bool:
-    lstm, mean_of_all, soft, hard = o.row("best loss")
-    return max(soft, hard) < lstm and mean_of_all < min(soft, hard)
+    rows = o.spread("model.attention")
+    (none, _), (average, apart), (hard, _), (soft, near) = (
+        next(figures for name, figures in rows.items() if kind in name) for kind in ("null", "mean", "hard", "soft")
+    )
+    in_order = soft + near + apart < average and soft < hard < average < none
+    return in_order and none - average < average - soft and o.all("exact")[0] > 0.9
+
+
+def are_scores(o: Printed) -> bool:
+    return o.all(r"soft +(?=\d)") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16]
 
 
 def is_built_up(o: Printed) -> bool:
@@ -215,21 +258,25 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "WordPiece": lambda o: {"rainy", "mill", "##er"} <= set(o.pieces()),
     "Characters and words": lambda o: o.pieces()[:5] == list("sang.") and "[UNK]" in o.pieces(),
     "N-grams": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
-    "Plain counts": lambda o: falls(o.all("perplexity")),
-    "Perplexity": lambda o: falls(o.all("bits per byte")),
-    "Linear classifiers": lambda o: rises([0.6, *accuracies(o)]),
+    "Plain counts": lambda o: falls(o.all("perplexity")) and o.all("perplexity")[0] == float("inf"),
+    "Perplexity": lambda o: (
+        falls(o.all("bits per byte")) and o.all("loss")[1] == Printed(TOPICS["N-grams"]).all("loss")[0]
+    ),
+    "Linear classifiers": counts_words,
     "Skip-gram": is_skipgram,
     "Counting co-occurrences": lambda o: (
         nearest(o).count("himself") == 3 and set(nearest(o)) <= {*TRADES.split(), "himself"}
     ),
-    "Averages of word vectors": lambda o: accuracies(o)[0] > 0.55,
-    "Word vectors as a beginning": lambda o: falls(accuracies(o), by=0.3),
+    "Averages of word vectors": averages,
+    "Word vectors as a beginning": lambda o: accuracies(o)[0] > 0.9 and accuracies(o)[1] < 0.5,
     "The Elman network": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
-    "GRU and LSTM": lambda o: o.row("best loss")[0] > max(o.row("best loss")[1:]),
+    "GRU and LSTM": has_gates,
     "Forgetting": forgets,
-    "Gradient clipping": lambda o: min(o.all('clipped-null.*"valid_loss":')) > 7.7 > max(o.all('-1.0.*"valid_loss":')),
+    "Gradient clipping": lambda o: (
+        o.all('clipped-null.*"valid_loss":')[-1] > 2 * 7.6 and max(o.all('-1.0.*"valid_loss":')) < 7.6
+    ),
     "A memory that grows": is_a_memory,
-    "Attention scores": lambda o: o.all("soft") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16],
+    "Attention scores": are_scores,
     "Encoder and decoder": lambda o: o.all("exact")[0] > 0.6 and o.all("exact")[-1] < 0.25,
     "Attention to the source": lambda o: min(o.all("exact")) > 0.8,
     "BLEU and chrF": lambda o: rises(o.all("bleu")) and rises(o.all("chrf")),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,12 @@ class Training:
             "tuning": {"freeze": recipe.tuning.freeze},
         }
         if "labels" in written["objective"]:
-            written["objective"]["labels"] = LABELS
+            written["objective"]["labels"] = LABELS[:2] if written["objective"].get("single_score") else LABELS
         return Recipe.model_validate(written)
 
+
+RECIPES = Path(mkdtemp())
+"""Recipes that commands of the page write."""
 
 KEYS = {
     "--labels": "objective.task",
@@ -140,6 +144,9 @@ def _trainings() -> dict[str, list[Training]]:
         **TOPICS,
     }.items():
         blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
+        for name, recipe in re.findall(r"^cat > (\S+\.yaml) <<'END'\n(.*?)^END$", blocks, flags=re.M | re.S):
+            copies[name] = str(RECIPES / name)
+            (RECIPES / name).write_text(recipe, encoding="utf-8")
         for command in map(unrolled, blocks.replace("\\\n", "").splitlines()):
             copied = re.search(r"recipes show (\S+).*> (\S+\.yaml)", command)
             copies |= {copied[2]: copied[1]} if copied else {}
@@ -315,6 +322,10 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     if isinstance(model.head, NaiveBayesHead):
         w = w * array(model.head.ratios_CF)
     found = array(model.run_head(Batch(tokens_BT)).scores)
+    if len(w) == 1:
+        # a single score stands beside 0
+        np.testing.assert_array_equal(found[:, 0], 0)
+        found = found[:, 1:]
     np.testing.assert_allclose(found, x @ w.T + array(model.head.bias), rtol=1e-4, atol=1e-5)
 
 
