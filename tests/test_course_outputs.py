@@ -148,7 +148,9 @@ def is_a_memory(o: Printed) -> bool:
 
 
 def are_scores(o: Printed) -> bool:
-    return o.all(r"soft +(?=\d)") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16]
+    parameters = o.all(r"soft +(?=\d)") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16]
+    means, deviations = zip(*o.spread("model.attention").values(), strict=True)
+    return parameters and len(means) == 4 and max(means) - min(means) < max(deviations)
 
 
 def is_built_up(o: Printed) -> bool:
