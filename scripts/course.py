@@ -131,8 +131,8 @@ class Course:
             topics_of(page, topic)  # ends where there is none
         if not (self.folder / "data").exists():
             shutil.copytree(ROOT / "data", self.folder / "data", ignore=shutil.ignore_patterns("__pycache__"))
-        models, chapter, topics = page.rpartition("\n## 1. ") if CHAPTER in page else ("", "", page)
-        filled = models + chapter + ELEMENT.sub(self._element, topics)
+        topics, chapter, models = page.partition(f"\n{CHAPTER}\n")
+        filled = ELEMENT.sub(self._element, topics) + chapter + models
         print(f"{self.seconds:7.1f} s  {', '.join(self.topics) or 'all commands'}", file=sys.stderr)
         return filled
 

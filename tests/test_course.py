@@ -16,8 +16,8 @@ from tests.test_docs import check_lmtool
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
 TOPICS = {
-    part.partition("\n")[0]: re.sub(r"^## .*", "", part.partition("\n")[2], flags=re.MULTILINE)
-    for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
+    topic: re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    for topic, _, text in (part.partition("\n") for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:])
 }
 PARTS = {
     "rows and idea": r"\A(?:`[A-Z]\d+` )+\w",

@@ -49,10 +49,10 @@ class Printed:
             rows[" ".join(values)] = float(figure)
         return rows
 
-    def seeds(self, column: str) -> dict[str, tuple[float, float]]:
-        """A table of a sweep with seeds: the mean of each value of a key, and the standard deviation."""
-        rows = self.best(column)
-        return {name.split()[0]: (float(name.split()[1]), deviation) for name, deviation in rows.items()}
+    def spread(self, column: str) -> dict[str, tuple[float, float]]:
+        """A table of a sweep with several seeds: the mean and the deviation of each value of a key."""
+        rows = ((name.rpartition(" "), deviation) for name, deviation in self.best(column).items())
+        return {value: (float(mean), deviation) for (value, _, mean), deviation in rows}
 
     def matrix(self, title: str) -> list[list[float]]:
         """The rows of numbers below a line that begins with the title."""
@@ -97,9 +97,38 @@ def is_skipgram(o: Printed) -> bool:
     return set(words[:5] + words[10:]) <= {*TRADES.split()} and all(word[0].isupper() for word in words[5:10])
 
 
+def counts_words(o: Printed) -> bool:
+    three, two = accuracies(o)
+    f1 = {
+        name: float(cell) for name, cell in re.findall(r"^(\w+) +[\d.]+ +[\d.]+ +([\d.]+) +\d+$", o.text, re.MULTILINE)
+    }
+    losses = {line.split("\t")[0]: float(line.split("\t")[1]) for line in o.lines if re.match(r"[\d.]+\t", line)}
+    learnt = three > 2 / 3 and max(f1, key=lambda name: f1[name]) == "neutral" and two > 0.54 + 0.03
+    return learnt and losses["1"] + 0.05 < losses["100"] < losses["0.0001"] - 0.05
+
+
+def averages(o: Printed) -> bool:
+    linear, deep, reviews = accuracies(o)
+    recalls = [float(cell) for cell in re.findall(r"^\w+ +[\d.]+ +([\d.]+) +[\d.]+ +\d+$", o.text, re.MULTILINE)]
+    near = abs(reviews - accuracies(Printed(TOPICS["Linear classifiers"]))[0]) < 0.1
+    return linear <= 0.75 and deep > 0.95 and near and len(recalls) >= 3 and min(recalls[-3:]) > 20
+
+
+def has_gates(o: Printed) -> bool:
+    """A fifth of the Elman network's loss at most, also a deviation away; and twice as many right answers."""
+    cells = o.spread("model.cell")
+    elman, lstm = o.all("exact")
+    least = cells["rnn"][0] - cells["rnn"][1]
+    return all(sum(cells[name]) < least / 5 for name in ("gru", "lstm")) and lstm > 2 * elman
+
+
 def forgets(o: Printed) -> bool:
+    """Thirty steps back a thousandth of the gradient is left in the states, and over a tenth in the cells."""
+    first, *_, last = (
+        [float(cell) for cell in line.split()[-3:]] for line in o.lines if re.match(r" +(?:0|10|20|30)  '", line)
+    )
     elman, lstm = o.all("λ =")
-    return elman < 0.9 < lstm
+    return last[0] < first[0] / 1000 and last[2] > first[2] / 10 and elman < 0.9 < lstm
 
 
 def numbers_in(o: Printed) -> dict[str, Matrix]:
@@ -150,8 +179,18 @@ def are_positions(o: Printed) -> bool:
 
 
 def is_a_memory(o: Printed) -> bool:
-    lstm, mean_of_all, soft, hard = o.row("best loss")
-    return max(soft, hard) < lstm and mean_of_all < min(soft, hard)
+    rows = o.spread("model.attention")
+    (none, _), (average, apart), (hard, _), (soft, near) = (
+        next(figures for name, figures in rows.items() if kind in name) for kind in ("null", "mean", "hard", "soft")
+    )
+    in_order = soft + near + apart < average and soft < hard < average < none
+    return in_order and none - average < average - soft and o.all("exact")[0] > 0.9
+
+
+def are_scores(o: Printed) -> bool:
+    parameters = o.all(r"soft +(?=\d)") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16]
+    means, deviations = zip(*o.spread("model.attention").values(), strict=True)
+    return parameters and len(means) == 4 and max(means) - min(means) < max(deviations)
 
 
 def has_networks(o: Printed) -> bool:
@@ -159,7 +198,7 @@ def has_networks(o: Printed) -> bool:
     m = numbers_in(o)
     x = o.matrix("X, the input of the first feed-forward")
     followed = is_product(m["W"], x, m["H"]) and m["relu(H)"] == [[max(0.0, n) for n in row] for row in m["H"]]
-    attention, networks = o.seeds("model.n_layers"), o.seeds("model.activation")
+    attention, networks = o.spread("model.n_layers"), o.spread("model.activation")
     (four, spread), (twelve, _) = attention["4"], attention["12"]
     means, spreads = zip(*networks.values(), strict=True)
     helped = four - max(means) > 3 * max(spread, *spreads) and four - max(means) > 3 * (max(means) - min(means))
@@ -191,7 +230,7 @@ def is_built_up(o: Printed) -> bool:
 def learns_by_depth(o: Printed) -> bool:
     depths, norms = o.best("model.n_layers"), o.best("model.init.std")
     normed = [norms[f"{std} {kind}"] for std in ("0.02", "0.2") for kind in ("layer", "rms")]
-    (paper, spread), (slide, other) = o.seeds("model.residual_from").values()
+    (paper, spread), (slide, other) = o.spread("model.residual_from").values()
     (by_hand,) = re.findall(r"by at most (\S+) of", o.text)
     return (
         rises([depths[name] for name in ("8 true", "2 true", "2 false", "8 false")])
@@ -399,7 +438,7 @@ def is_a_prefix(o: Printed) -> bool:
         for part in re.split(r"^attention.*$", o.text, flags=re.MULTILINE)[1:]
     )
     n = len(encoder)
-    shapes = o.seeds("model.shape")
+    shapes = o.spread("model.shape")
     (own, spread), (other, other_spread) = shapes["prefix"], shapes["encoder-decoder"]
     small, large = o.all("transformer (?:prefix|encoder-decoder)")
     return (
@@ -479,21 +518,25 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "WordPiece": lambda o: {"rainy", "mill", "##er"} <= set(o.pieces()),
     "Characters and words": lambda o: o.pieces()[:5] == list("sang.") and "[UNK]" in o.pieces(),
     "N-grams": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
-    "Plain counts": lambda o: falls(o.all("perplexity")),
-    "Perplexity": lambda o: falls(o.all("bits per byte")),
-    "Linear classifiers": lambda o: rises([0.6, *accuracies(o)]),
+    "Plain counts": lambda o: falls(o.all("perplexity")) and o.all("perplexity")[0] == float("inf"),
+    "Perplexity": lambda o: (
+        falls(o.all("bits per byte")) and o.all("loss")[1] == Printed(TOPICS["N-grams"]).all("loss")[0]
+    ),
+    "Linear classifiers": counts_words,
     "Skip-gram": is_skipgram,
     "Counting co-occurrences": lambda o: (
         nearest(o).count("himself") == 3 and set(nearest(o)) <= {*TRADES.split(), "himself"}
     ),
-    "Averages of word vectors": lambda o: accuracies(o)[0] > 0.55,
-    "Word vectors as a beginning": lambda o: falls(accuracies(o), by=0.3),
+    "Averages of word vectors": averages,
+    "Word vectors as a beginning": lambda o: accuracies(o)[0] > 0.9 and accuracies(o)[1] < 0.5,
     "The Elman network": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
-    "GRU and LSTM": lambda o: o.row("best loss")[0] > max(o.row("best loss")[1:]),
+    "GRU and LSTM": has_gates,
     "Forgetting": forgets,
-    "Gradient clipping": lambda o: min(o.all('clipped-null.*"valid_loss":')) > 7.7 > max(o.all('-1.0.*"valid_loss":')),
+    "Gradient clipping": lambda o: (
+        o.all('clipped-null.*"valid_loss":')[-1] > 2 * 7.6 and max(o.all('-1.0.*"valid_loss":')) < 7.6
+    ),
     "A memory that grows": is_a_memory,
-    "Attention scores": lambda o: o.all("soft") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16],
+    "Attention scores": are_scores,
     "Encoder and decoder": is_a_bottleneck,
     "Attention to the source": relieves_the_bottleneck,
     "BLEU and chrF": compares_translations,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,12 @@ class Training:
             "tuning": {"freeze": recipe.tuning.freeze},
         }
         if "labels" in written["objective"]:
-            written["objective"]["labels"] = LABELS
+            written["objective"]["labels"] = LABELS[:2] if written["objective"].get("single_score") else LABELS
         return Recipe.model_validate(written)
 
+
+RECIPES = Path(mkdtemp())
+"""Recipes that commands of the page write."""
 
 KEYS = {
     "--labels": "objective.task",
@@ -136,8 +140,14 @@ def _trainings() -> dict[str, list[Training]]:
     copies: dict[str, tuple[str, list[str]]] = {}
     runs: dict[str, Training] = {}
     found: dict[str, list[Training]] = {}
-    for topic, text in {"Models behind the topics": PAGE.partition("\n### ")[0], **TOPICS}.items():
+    for topic, text in {
+        "Models behind the topics": PAGE.partition("\n## Models behind the topics\n")[2],
+        **TOPICS,
+    }.items():
         blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
+        for name, recipe in re.findall(r"^cat > (\S+\.yaml) <<'END'\n(.*?)^END$", blocks, flags=re.M | re.S):
+            copies[name] = str(RECIPES / name)
+            (RECIPES / name).write_text(recipe, encoding="utf-8")
         for command in map(unrolled, blocks.replace("\\\n", "").splitlines()):
             if copied := re.search(r"lmtool recipes show (\S+)(.*)> (\S+\.yaml)", command):
                 copies[copied[3]] = copied[1], shlex.split(copied[2].partition("|")[0])
@@ -332,6 +342,10 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     if isinstance(model.head, NaiveBayesHead):
         w = w * array(model.head.ratios_CF)
     found = array(model.run_head(Batch(tokens_BT)).scores)
+    if len(w) == 1:
+        # a single score stands beside 0
+        np.testing.assert_array_equal(found[:, 0], 0)
+        found = found[:, 1:]
     np.testing.assert_allclose(found, x @ w.T + array(model.head.bias), rtol=1e-4, atol=1e-5)
 
 

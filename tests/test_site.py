@@ -143,16 +143,17 @@ def test_the_course_becomes_chapters(hooks: Any) -> None:
     chapters = hooks("chapters")
     names = ["One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"]
     contents = COURSE + "".join(f"| **{n}. {name}** | | |\n" for n, name in enumerate(names[1:], 2))
-    text = contents + "\n## Models behind the topics\n\nModels.\n"
+    text = contents
     for number, name in enumerate(names, 1):
         text += f"\n## {number}. {name}\n\n### {'ABCDEFGHIJ'[number - 1]}\nText {number}.\n"
+    text += "\n## Models behind the topics\n\nModels.\n"
     pages = chapters.pages(text)
     assert list(pages) == [f"course-{number}.md" for number in range(1, 9)]
     assert pages["course-1.md"].startswith(
         '---\n{"description": "A"}\n---\n# The course, 1: One\n\nWords.\n\n\n| question |'
     )
     assert "| What? |" in pages["course-1.md"]
-    assert pages["course-1.md"].endswith("## Models behind the topics\n\nModels.\n\n")
+    assert pages["course-8.md"].endswith("## Models behind the topics\n\nModels.\n")
     assert "\n## A\nText 1." in pages["course-1.md"]
     assert "\n# The course, 3: Three, four\n" in pages["course-3.md"]
     assert "## Four" in pages["course-3.md"]

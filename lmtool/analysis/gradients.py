@@ -72,15 +72,23 @@ class Contraction(NamedTuple):
     largest: list[float | None]
 
 
-def compute_gradient_flow(loaded: LoadedModel, text: str, token: int | None = None) -> GradientFlow:
+def compute_gradient_flow(
+    loaded: LoadedModel, text: str, token: int | None = None, source: str | None = None
+) -> GradientFlow:
     """Computes the gradient norms of a model, in float32 and not packed, on a text.
 
-    token: number, from 1, of the token whose loss is differentiated; the last by default. Raises UsageError for a model
-    that does not read from left to right or counts n-grams, for a text longer than its context, and for a token that is
-    not in the text or has none before it.
+    token: number, from 1, of the token whose loss is differentiated; the last by default. source: for a decoder that
+    answers sources, what stands before the text. Raises UsageError for a model that does not read from left to right or
+    counts n-grams, for a text longer than its context, for a token that is not in the text or has none before it, and
+    for a source that the model does not read.
     """
-    tokens, pieces = _encode_text(loaded, text)
-    n_before = len(loaded.prompt_format.opening)
+    before = list(loaded.prompt_format.opening)
+    if source is not None:
+        if not loaded.prompt_format.answers:
+            raise UsageError("this model reads a text, not a source", fix="give the text without --source")
+        before = list(loaded.prompt_format.make_prompt(source).tokens)
+    tokens, pieces = _encode_text(loaded, text, before)
+    n_before = len(before)
     n_tokens = len(tokens) - n_before
     token = n_tokens if token is None else token
     n_read = n_before + token - 1
@@ -97,9 +105,9 @@ def compute_gradient_flow(loaded: LoadedModel, text: str, token: int | None = No
     return GradientFlow(pieces[:n_read], pieces[n_read], norms)
 
 
-def _encode_text(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
-    """Returns the ids of a text, after the token that begins a text if there is one; and how they are displayed."""
-    tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
+def _encode_text(loaded: LoadedModel, text: str, before: Sequence[int]) -> tuple[list[int], list[str]]:
+    """Returns the ids of a text, after those that stand before it; and how they are displayed."""
+    tokens = [*before, *loaded.tokenizer.encode(text)]
     return tokens, list(map(loaded.tokenizer.display_token, tokens))
 
 
@@ -141,7 +149,7 @@ def measure_convergence(loaded: LoadedModel, text: str, seed: int = 0) -> Contra
 
     seed: of the random state. Raises UsageError for a model without a state from step to step, and for an empty text.
     """
-    tokens, pieces = _encode_text(loaded, text)
+    tokens, pieces = _encode_text(loaded, text, loaded.prompt_format.opening)
     if not tokens:
         raise UsageError("the text has no tokens", fix="write more")
     lm = _require_left_to_right(loaded.model)

@@ -6,7 +6,7 @@ Shapes: V vocabulary, D model width, N points.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from heapq import nlargest
@@ -59,15 +59,16 @@ class Neighbors(NamedTuple):
 
 
 @torch.inference_mode()
-def find_neighbors(loaded: LoadedModel, word: str, k: int) -> Neighbors:
+def find_neighbors(loaded: LoadedModel, word: str, k: int, candidates: Sequence[str] | None = None) -> Neighbors:
     """Finds the k tokens nearest to a word by cosine, among the static token vectors of a model.
 
-    Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
+    candidates: words that are compared; all tokens by default. Raises UsageError when a word is not a token of the
+    run's tokenizer, or the model has no vectors.
     """
     token = find_token(loaded.tokenizer, word)
-    return _find_nearest_tokens(
-        loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.display_token(token), k
-    )
+    query_D = loaded.model.token_vectors()[token]
+    among = None if candidates is None else {find_token(loaded.tokenizer, one) for one in candidates}
+    return _find_nearest_tokens(loaded, query_D, [token], loaded.tokenizer.display_token(token), k, among)
 
 
 @torch.inference_mode()
@@ -83,12 +84,16 @@ def solve_analogy(loaded: LoadedModel, words: tuple[str, str, str], k: int) -> N
     return _find_nearest_tokens(loaded, a_D - b_D + c_D, tokens, f"{a} - {b} + {c}", k)
 
 
-def _find_nearest_tokens(loaded: LoadedModel, query_D: Tensor, exclude: list[int], name: str, k: int) -> Neighbors:
-    """Finds the k tokens nearest to a vector."""
+def _find_nearest_tokens(
+    loaded: LoadedModel, query_D: Tensor, exclude: list[int], name: str, k: int, among: set[int] | None = None
+) -> Neighbors:
+    """Finds the k tokens nearest to a vector. among: tokens that are compared; all by default."""
     tokenizer = loaded.tokenizer
     vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
     similarity_V = F.normalize(vectors_VD, dim=-1) @ F.normalize(query_D, dim=-1)
     excluded = {*tokenizer.special_ids, *exclude}
+    if among is not None:
+        excluded |= {*range(tokenizer.vocab_size)} - among
     similarity_V[list(excluded)] = -torch.inf
     best = similarity_V.topk(min(k, tokenizer.vocab_size - len(excluded)))
     ids = best.indices.tolist()

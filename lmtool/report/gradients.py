@@ -48,12 +48,21 @@ class CurvesByStep(NamedTuple):
     rows: list[list[TableCell]]
 
 
-def plot_gradient_flow(flow: GradientFlow) -> CurvesByStep:
-    """Returns the norms of gradients over the steps back."""
-    norms = flow.gradient.norms
+def plot_gradient_flow(flows: Mapping[str, GradientFlow]) -> CurvesByStep:
+    """Returns the norms of gradients over the steps back.
+
+    flows: of one text, by the name of each run; of several runs that name stands before the states.
+    """
+    flow = next(iter(flows.values()))
+    norms = {
+        name if len(flows) == 1 else f"{run}, {name}": of_states
+        for run, one in flows.items()
+        for name, of_states in one.gradient.norms.items()
+    }
+    losses = " and ".join(f"{one.gradient.loss:.4f}" for one in flows.values())
     lines = [Line(name, _to_log_points(of_states), colour) for colour, (name, of_states) in enumerate(norms.items())]
     return CurvesByStep(
-        f"gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats",
+        f"gradients of the loss of {flow.target!r}, {losses} nats",
         "How far back gradients reach",
         LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
         "Norm of the gradient of the loss in the states that many steps before the prediction: what a small change of "

@@ -218,7 +218,9 @@ class HeadProblem:
     def curvature_C(self) -> Floats:
         """Approximate second derivative of the loss of a row by each score: the variance of its targets."""
         factor = 2.0 if self.spec.task == "number" else 1.0
-        return np.asarray(factor * np.maximum(self.target_RC.var(0), 1 / self.n_rows))
+        # a single score is that of the second class
+        target_RC = self.target_RC[:, -self.model.head.out_features :]
+        return np.asarray(factor * np.maximum(target_RC.var(0), 1 / self.n_rows))
 
     @cached_property
     def linear_map(self) -> LinearMap:

@@ -15,8 +15,8 @@ def anchor(heading: str) -> str:
 
 
 def pages(course: str) -> dict[str, str]:
-    """The pages by name. The introduction and the models behind the topics are on the first, contents on all."""
-    introduction, contents, models, *texts = re.split(r"^## ", course, flags=re.MULTILINE)
+    """The pages by name: introduction on the first, the models behind the topics on the last, contents on each."""
+    introduction, contents, *texts, models = re.split(r"^## ", course, flags=re.MULTILINE)
     chapters = {int(text.partition(".")[0]): text for text in texts}
     rows = table_of(contents)
     made = {}
@@ -31,7 +31,7 @@ def pages(course: str) -> dict[str, str]:
         for one, name in zip(group, titles, strict=True):
             text = chapters[one].partition("\n")[2]
             parts += [*([f"## {name}"] if len(group) > 1 else []), "", *rows[one], "", raised(text, len(group) > 1)]
-        if number == 1:
+        if number == len(GROUPS):
             parts += ["## " + models]
         topics = [topic for one in group for topic in re.findall(r"^### (.+)$", chapters[one], flags=re.MULTILINE)]
         above = json.dumps({"description": "; ".join(topics)}, ensure_ascii=False)

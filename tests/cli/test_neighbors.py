@@ -88,6 +88,20 @@ def test_words_alone_are_ranked_by_cosine(
     assert [line.split("  ", 1)[1] for line in shown] == [near["word"] for near in found["neighbors"]]
 
 
+def test_only_some_words_are_ranked_and_drawn(lmtool: CommandLine, run: Path) -> None:
+    """As among all tokens, in that order."""
+    every = {
+        one["word"]: one for one in lmtool.succeeds("neighbors", run, "e", "-k", "999", "--json").json()["neighbors"]
+    }
+    found = lmtool.succeeds("neighbors", run, "e", "--only", "a,t,o", "--map", "pca", "--json").json()["neighbors"]
+    assert sorted(one["word"].strip() for one in found) == ["a", "o", "t"]
+    assert [one["word"] for one in found] == [word for word in every if word in {one["word"] for one in found}]
+    assert [one["similarity"] for one in found] == pytest.approx([every[one["word"]]["similarity"] for one in found])
+    assert len(lmtool.succeeds("neighbors", run, "e", "--only", "a,t,o", "-k", "2").out.splitlines()) == 2
+    lmtool.refuses(2, "neighbors", run, "e", "--only", "a,nowhere", words=["nowhere"])
+    lmtool.refuses(2, "neighbors", run, "--analogy", "e", "a", "t", "--only", "o", words=["--only"])
+
+
 def test_an_analogy_is_what_the_formula_gives(
     lmtool: CommandLine, run: Path, word_vectors: tuple[Any, NDArray[np.float64]]
 ) -> None:

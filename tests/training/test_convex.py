@@ -54,6 +54,17 @@ def test_classes_end_where_scikit_learn_does(rows, l2):
     np.testing.assert_allclose(ours_RC, theirs.predict_proba(features), atol=1e-4)
 
 
+def test_a_single_score_ends_where_the_sigmoid_of_scikit_learn_does(rows):
+    features, class_R = rows[0], (rows[1] > 0).astype(np.int64)
+    single = problem("class", class_R, features, ("a", "b"))
+    single.model.head = nn.Linear(F, 1)
+    single.model.expand_single_score = lambda score_R1: torch.cat((torch.zeros_like(score_R1), score_R1), 1)
+    weights, _ = single.fit(1.0)
+    theirs = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(features, class_R)
+    ours_R = 1 / (1 + np.exp(-(features @ weights[:-1] + weights[-1])[:, 0]))
+    np.testing.assert_allclose(ours_R, theirs.predict_proba(features)[:, 1], atol=1e-4)
+
+
 def test_several_labels_end_where_a_regression_of_each_does(rows):
     features, class_R = rows
     multi_RC = np.stack((class_R > 0, class_R % 2 == 0), 1).astype(np.float64)

@@ -12,6 +12,8 @@ def gradients(
     run: RunName,
     text: str = argument("SENTENCE", "A text itself, or -; the loss is that of its last token.", ..., shown=True),
     token: int | None = option("N", "The token whose loss it is, counted from 1.", shown="the last one", min=1),
+    source: str | None = option("TEXT", "For a decoder that answers sources: the source that SENTENCE answers."),
+    beside: list[str] | None = option("RUN", "Another run with the same tokenizer, drawn beside it. May be repeated."),
     starts: bool = flag("Show instead how states that start from zeros and from random numbers converge.", "--starts"),
     seed: int = option("N", "With --starts: the seed of the random state.", default=0, min=0),
     output: HtmlFile = None,
@@ -28,6 +30,7 @@ def gradients(
     Examples:
     lmtool gradients last "One day it rained, so the cat stayed in."
     lmtool gradients last "One day" --json
+    lmtool gradients elman "One day it rained, so the cat stayed in." --beside lstm
     lmtool gradients elman "One day it rained, so the cat stayed in." --starts
     """
     from lmtool.analysis.gradients import compute_gradient_flow, measure_convergence
@@ -37,9 +40,10 @@ def gradients(
     from lmtool.report import gradients as report
 
     check_new(output)
-    if starts and token is not None:
-        raise UsageError("--token cannot be combined with --starts", fix="omit --token, or --starts")
-    warn_of_files([text])
+    of_gradients = {"--token": token, "--source": source, "--beside": beside}
+    if starts and (named := next((n for n, v in of_gradients.items() if v), None)):
+        raise UsageError(f"{named} cannot be combined with --starts", fix=f"omit {named}, or --starts")
+    warn_of_files([text] if source is None else [text, source])
     text = resolve_stdin_text(text)
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
@@ -48,8 +52,19 @@ def gradients(
         contraction = measure_convergence(loaded, text, seed)
         value, curves = contraction._asdict(), report.plot_contraction(contraction)
     else:
-        flow = compute_gradient_flow(loaded, text, token)
+        flow = compute_gradient_flow(loaded, text, token, source)
         value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
-        curves = report.plot_gradient_flow(flow)
+        flows = {loaded.run_path.name: flow}
+        for name in beside or ():
+            other = load_run(name, choose_compute(device, "float32"))
+            describe(other, quiet)
+            name = other.run_path.name if other.run_path.name not in flows else name
+            flows[name] = compute_gradient_flow(other, text, token, source)
+            if flows[name].pieces != flow.pieces:
+                what = f"{name} reads other tokens than {run}, so that their steps are not the same"
+                raise UsageError(what, where="--beside", fix="name a run with the same tokenizer")
+        if beside:
+            value["beside"] = {name: flows[name].gradient._asdict() for name in [*flows][1:]}
+        curves = report.plot_gradient_flow(flows)
     lines, page = partial(report.format_lines, curves, loaded), partial(report.render_page, curves, loaded)
     show_picture(lines, page, output, value if as_json else None)

@@ -14,13 +14,14 @@ from lmtool.errors import UsageError
 def neighbors(
     run: RunName,
     word: str | None = argument("WORD", "A word that is one token of the run; with --in any of that text."),
-    k: int = option("N", "How many to show.", "-k", default=10, min=1),
+    k: int | None = option("N", "How many to show.", "-k", shown="10; with --only all", min=1),
     analogy: tuple[str, str, str] | None = option(
         "A B C", "Instead of WORD: what is to C as A is to B; king man woman."
     ),
     similarity: str | None = option(
         "FILE", "Instead of WORD: a table of pairs of words and their similarity, to correlate with."
     ),
+    only: str | None = option("WORD,...", "Compare WORD with these words alone."),
     text: str | None = option("TEXT", "The word as it is meant in this text.", "--in"),
     among: list[str] | None = option("FILE", "With --in: files of texts, whose words may be neighbours."),
     distinct: bool = flag("With --in: list each word once, where it is nearest.", "--distinct"),
@@ -42,6 +43,7 @@ def neighbors(
 
     Examples:
     lmtool neighbors last moon -k 5
+    lmtool neighbors last moon --only sun,star,cheese --map pca
     lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca
     """
     from lmtool.analysis import neighbors as analysis
@@ -58,6 +60,10 @@ def neighbors(
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None or distinct)):
         what = "--in, --among, --distinct, --layer and --column belong together"
         raise UsageError(what, fix="give at least --in and --among")
+    candidates = None if only is None else [one.strip() for one in only.split(",")]
+    if candidates is not None and (word is None or text is not None):
+        raise UsageError("--only needs a WORD, without --in", fix="give one: lmtool neighbors RUN WORD --only A,B,C")
+    k = k or (10 if candidates is None else len(candidates))
     settings = to_settings(reading)
     if settings and similarity is None:
         raise UsageError(f"{settings[0].flag} is only for --similarity, which reads a table", fix="omit it")
@@ -75,7 +81,7 @@ def neighbors(
         result = analysis.solve_analogy(loaded, analogy, k)
     elif text is None:
         assert word is not None
-        result = analysis.find_neighbors(loaded, word, k)
+        result = analysis.find_neighbors(loaded, word, k, candidates)
     else:
         assert word is not None
         texts = (entry.text for entry in read_entries(among or [], Data(column=column or "text")))
