@@ -69,6 +69,28 @@ def test_one_head_of_several_that_share_keys():
     np.testing.assert_allclose(q, x @ w_q, atol=1e-5)
 
 
+def test_the_input_of_bert_is_a_normalised_sum():
+    found = matrices("bert-tiny", "model.position.kind=learned")
+    token, position, segment, total, x = list(found.values())[:5]
+    np.testing.assert_allclose(total, token + position + segment, atol=1e-6)
+    assert len({tuple(row) for row in segment[:2]}) == len({tuple(row) for row in segment[2:]}) == 1
+    assert not np.allclose(segment[0], segment[2])
+    centred = total - total.mean(1, keepdims=True)
+    np.testing.assert_allclose(x, centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5), atol=1e-3)
+
+
+@pytest.mark.parametrize("override", ["model.n_segments=0", "model.n_segments=2"])
+def test_only_what_is_there_is_summed(override):
+    alone = ("objective.next_sentence=false", "model.next_sentence_head=false")
+    *parts, total = list(matrices("bert-tiny", "model.position.kind=learned", *alone, override).values())[:-8]
+    assert len(parts) == 2 + (override == "model.n_segments=2")
+    np.testing.assert_allclose(total, sum(parts), atol=1e-6)
+
+
+def test_tokens_alone_are_no_sum():
+    assert len(matrices("tiny", "model.position.kind=none")) == 8
+
+
 @pytest.mark.parametrize(
     ("name", "override"),
     [

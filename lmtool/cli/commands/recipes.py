@@ -57,7 +57,7 @@ def show(
 def draw(
     name: str = NAMED,
     overrides: Overrides = None,
-    numbers: bool = flag("Print numbers instead: position vectors, and an attention head step by step.", "--numbers"),
+    numbers: bool = flag("Print numbers instead: the input, and an attention head step by step.", "--numbers"),
     output: HtmlFile = None,
 ) -> None:
     """Draw the model of a recipe: its parts with parameters and FLOPs, its attention masks, its position signal.
