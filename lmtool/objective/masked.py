@@ -47,9 +47,10 @@ class MaskedObjective(Objective):
     """Mean over selected tokens of -log p(w | the others) (Devlin et al. 2019).
 
     Rows are [CLS] text [SEP]. Of the N tokens of a row that are not special, round(rate N), at least one, are selected,
-    anew in each epoch (dynamic masking, Liu et al. 2019). Of these n, round(mask_share n) become [MASK],
-    round(random_share n) a random non-special token; the rest is unchanged. With `independent` each token is selected
-    independently with probability `rate`, one at least, and replaced independently with the probability of each share.
+    anew in each epoch (dynamic masking, Liu et al. 2019). Of these n, a share `mask_share` becomes [MASK],
+    `random_share` a random non-special token; the rest is unchanged. Both counts are rounded at random, so that the
+    shares hold on average in rows of any length. With `independent` each token is selected independently with
+    probability `rate`, one at least, and replaced independently with the probability of each share.
     With `whole_words` N and n count words, all tokens of which are selected and replaced alike, as in RoBERTa's code.
 
     With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean cross-entropy of whether B
@@ -189,8 +190,7 @@ class MaskedObjective(Objective):
             selected = select_positions(np.arange(len(words)), spec.rate, spec.spans, rng)
             if spec.spans is None:
                 selected = rng.permutation(selected)
-            n_mask = round(spec.mask_share * len(selected))
-            n_random = min(round(spec.random_share * len(selected)), len(selected) - n_mask)
+            n_mask, n_random = split_by_shares(len(selected), (spec.mask_share, spec.random_share), rng)
         if spec.permutation:
             order = rng.permutation(_positions_of_words(words, selected))
             return _CorruptedRow(tokens_N, np.full(len(tokens_N), IGNORE), order=order)
@@ -259,6 +259,15 @@ def _positions_of_words(words: Words, indices: Ints) -> Ints:
     if isinstance(words, np.ndarray):
         return words[indices]
     return np.concatenate([np.empty(0, dtype=np.int64), *(words[i] for i in indices)])
+
+
+def split_by_shares(n: int, shares: Sequence[float], rng: np.random.Generator) -> list[int]:
+    """Splits n into counts within 1 of share * n, whose means over random draws are share * n (systematic sampling).
+
+    shares: of sum 1 at most; what they leave has no count.
+    """
+    bounds = np.minimum(np.floor(np.cumsum(shares) * n + rng.random()), n)
+    return [int(count) for count in np.diff(bounds, prepend=0)]
 
 
 def select_positions_independently(positions: Ints, rate: float, rng: np.random.Generator) -> Ints:

@@ -1,4 +1,4 @@
-"""Computes positions, an attention head and a feed-forward network of a small Transformer in numbers, step by step.
+"""Computes the input, an attention head and a feed-forward network of a small Transformer in numbers, step by step.
 
 Shapes: T positions, D model width, H head width, F width inside the feed-forward network.
 """
@@ -12,9 +12,9 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.model.layers.attention import AttentionOp, SelfAttention
-from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, apply_activation
+from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, InputEmbeddings, apply_activation
 from lmtool.model.layers.observing import record_attention_weights
-from lmtool.model.layers.positions import SinusoidalPositions, build_position
+from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions, build_position
 from lmtool.model.size import check_fits_memory
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -24,9 +24,11 @@ MAX_POSITIONS, MAX_WIDTH, MAX_MODEL_BYTES = 6, 16, 1 << 30
 
 
 def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
-    """Returns titles and matrices: sinusoids, their products and differences, if the recipe has them, and the steps of
-    the first head and of the feed-forward network of the first layer of the untrained model, which reads the tokens 0,
-    1, and so on.
+    """Returns titles and matrices of the untrained model, which reads the tokens 0, 1, and so on.
+
+    They are the sinusoids, their products and differences, if the recipe has them; the vectors that are summed at the
+    input, if positions or segments have learned ones; and the steps of the first head and of the feed-forward network
+    of the first layer. With segments, the second half of the tokens belongs to a second text.
 
     Raises UsageError for models without such a head, and for wide ones.
     """
@@ -39,6 +41,7 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     T = min(spec.context, MAX_POSITIONS)
     torch.manual_seed(recipe.seed)
     lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
+    batch = Batch(tokens_1T, segments_BT=tokens_1T * 2 // T if spec.n_segments > 1 else None)
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
     inputs: list[tuple[Tensor, AttentionOp]] = []
     part.register_forward_pre_hook(lambda _, called_with: inputs.append(called_with[:2]))
@@ -47,7 +50,7 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     if network is not None:
         network.register_forward_pre_hook(lambda _, called_with: network_inputs.append(called_with[0]))
     with torch.no_grad(), record_attention_weights(lm) as weights:
-        lm.layer_outputs(Batch(tokens_1T))
+        lm.layer_outputs(batch)
         x_1TD, attend = inputs[0]
         widths = part.head_width, part.head_width, part.value_width
         q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.split_outputs(x_1TD), widths, strict=True))
@@ -55,8 +58,11 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
         a_TT = weights[name][0, 0]
         steps = _compute_sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
         network_steps = [] if network is None else _compute_network(network, network_inputs[0][0])
+        embeddings = next(part for part in lm.modules() if isinstance(part, InputEmbeddings))
+        summed = _compute_input_sum(embeddings, batch)
     return [
         *steps,
+        *summed,
         ("X, the input of the first layer: positions down", x_1TD[0]),
         ("W_Q of the first head", part.qkv.weight[: part.head_width].detach().T),
         ("Q = X W_Q + b", q_TH),
@@ -89,6 +95,21 @@ def _compute_network(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tens
         (inner, inner_TF.T),
         (f"W_2 {inner} + b_2", network.out(inner_TF).T),
     ]
+
+
+def _compute_input_sum(inputs: InputEmbeddings, batch: Batch) -> list[tuple[str, Tensor]]:
+    """Returns the vectors of tokens, positions and segments and their sum, if not only tokens have trained ones."""
+    if inputs.segments is None and not isinstance(inputs.position, LearnedPositions):
+        return []
+    token_TD = inputs.tokens(batch.tokens_BT)[0] * inputs.scale
+    vectors = [("token vectors", token_TD)]
+    if inputs.position is not None:
+        positions_1T = torch.arange(len(token_TD))[None]
+        vectors.append(("position vectors", inputs.position(torch.zeros_like(token_TD)[None], positions_1T)[0]))
+    if inputs.segments is not None:
+        segments_1T = torch.zeros_like(batch.tokens_BT) if batch.segments_BT is None else batch.segments_BT
+        vectors.append(("segment vectors", inputs.segments(segments_1T)[0]))
+    return [*vectors, ("their sum", torch.stack([vector_TD for _, vector_TD in vectors]).sum(0))]
 
 
 def _compute_sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:

@@ -90,6 +90,29 @@ def test_a_gated_network_multiplies_two_maps():
     assert out.shape == x.shape
 
 
+def test_the_input_of_bert_is_a_normalised_sum():
+    found = matrices("bert-tiny", "model.position.kind=learned")
+    token, position, segment, total, x = list(found.values())[:5]
+    np.testing.assert_allclose(total, token + position + segment, atol=1e-6)
+    assert len({tuple(row) for row in segment[:2]}) == len({tuple(row) for row in segment[2:]}) == 1
+    assert not np.allclose(segment[0], segment[2])
+    centred = total - total.mean(1, keepdims=True)
+    np.testing.assert_allclose(x, centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5), atol=1e-3)
+
+
+@pytest.mark.parametrize("override", ["model.n_segments=0", "model.n_segments=2"])
+def test_only_what_is_there_is_summed(override):
+    alone = ("objective.next_sentence=false", "model.next_sentence_head=false")
+    found = matrices("bert-tiny", "model.position.kind=learned", *alone, override)
+    parts = [matrix for title, matrix in found.items() if title.endswith(" vectors")]
+    assert len(parts) == 2 + (override == "model.n_segments=2")
+    np.testing.assert_allclose(found["their sum"], sum(parts), atol=1e-6)
+
+
+def test_tokens_alone_are_no_sum():
+    assert next(iter(matrices("tiny", "model.position.kind=none"))).startswith("X, the input")
+
+
 @pytest.mark.parametrize(
     ("name", "override"),
     [

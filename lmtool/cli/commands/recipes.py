@@ -58,7 +58,7 @@ def draw(
     name: str = NAMED,
     overrides: Overrides = None,
     numbers: bool = flag(
-        "Print numbers instead: positions, an attention head and a feed-forward network.", "--numbers"
+        "Print numbers instead: the input, an attention head and a feed-forward network.", "--numbers"
     ),
     output: HtmlFile = None,
 ) -> None:

@@ -66,8 +66,8 @@ class Masked(Spec):
     random_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Fraction of selected tokens that become a random token; the rest is unchanged."""
     independent: bool = False
-    """Select each token with probability `rate`, and draw what becomes of it, by itself, so that short rows see all
-    three; else these are fractions of each row."""
+    """Select each token with probability `rate`, and draw what becomes of it, by itself; else these are fractions of
+    each row, rounded so that they hold on average."""
     spans: SpanMasking | None = None
     """Mask spans instead of single tokens."""
     whole_words: bool = False
