@@ -1,7 +1,7 @@
 """What docs/course.md shows of its commands has the effect that each topic names: a figure, or an order of figures."""
 
-import json
 import itertools
+import json
 import math
 import operator
 import re
@@ -53,9 +53,9 @@ class Printed:
     def spread(self, column: str) -> dict[str, tuple[float, float]]:
         """A table of a sweep with several seeds: the mean and the deviation of each value of a key."""
         head = next(i for i, line in enumerate(self.lines) if line.startswith(f"{column}\t"))
-        width = self.lines[head].count("\t")
         rows = itertools.takewhile(
-            lambda cells: len(cells) == width + 1, (line.split("\t") for line in self.lines[head + 1 :])
+            lambda cells: len(cells) > 1 and re.fullmatch(NUMBER, cells[1]),
+            (line.split("\t") for line in self.lines[head + 1 :]),
         )
         return {value: (float(mean), float(deviation)) for value, mean, deviation, *_ in rows}
 
