@@ -260,7 +260,7 @@ def cross_entropy(logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masse
     if _can_use_kernel("cross_entropy", logits_RV):
         with_slope = torch.is_grad_enabled() and logits_RV.requires_grad
         return _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
-    return cast(Tensor, _CrossEntropy.apply(logits_RV, targets_R, weights_R, masses))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _PlainCrossEntropy.apply(logits_RV, targets_R, weights_R, masses))  # type: ignore[no-untyped-call]
 
 
 def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def _cross_entropy(
     return loss_R.sum(), slope
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _PlainCrossEntropy(torch.autograd.Function):
     """The plain formula, with the gradient p - q in closed form."""
 
     @staticmethod
