@@ -17,7 +17,7 @@ import yaml
 from hypothesis import Phase, settings
 
 if TYPE_CHECKING:
-    from tests.training.tiny import Work
+    from tests.support.training import Work
 
 # Before torch is imported. Tests run in several processes at once; one that needs threads sets them itself.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -91,7 +91,7 @@ def _without_queued_seeds() -> Iterator[None]:
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Work":
     """A folder to train in; `last` and names are looked up in it alone."""
-    from tests.training.tiny import Work  # here, as below
+    from tests.support.training import Work  # here, as below
 
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
     return Work(tmp_path)

@@ -16,9 +16,9 @@ from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.tasks.predict import predict as predict_table
-from tests.errors import refuses
-from tests.interop.test_importing import CASES, PLAIN, peer_in, word_pieces
-from tests.training.tiny import Work, words
+from tests.support.errors import refuses
+from tests.support.peers import CASES, PLAIN, peer_in, word_pieces
+from tests.support.training import Work, words
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import BLOCKS, imports
+
 ROOT = Path(__file__).parents[1]
 
 # From the ground up; "" is lmtool/__init__.py. A module may import what lies below its level, and its own room.
@@ -56,9 +58,6 @@ SOURCES = [
 ]
 
 
-BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
-
-
 def statements(tree: ast.Module) -> Iterator[ast.AST]:
     """The statements of a module, also those inside others; not their expressions, which are most of its nodes."""
     todo: list[ast.AST] = [tree]
@@ -66,35 +65,6 @@ def statements(tree: ast.Module) -> Iterator[ast.AST]:
         node = todo.pop()
         yield node
         todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, BLOCKS)][::-1]
-
-
-def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
-    """(line, dotted name, whether it runs when the module is imported) of all imports of a module of `path`.
-
-    `from lmtool import data` is an import of lmtool.data. What only a type checker sees does not run.
-    """
-    package = path.with_suffix("").parts[:-1]
-
-    def visit(node: ast.AST, at_import: bool) -> Iterator[tuple[int, str, bool]]:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name, at_import
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
-            module = ".".join(part for part in (base, node.module) if part)
-            if module == "lmtool":
-                for alias in node.names:
-                    is_room = not alias.name.startswith("__")
-                    yield node.lineno, f"lmtool.{alias.name}" if is_room else "lmtool", at_import
-            else:
-                yield node.lineno, module, at_import
-        later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        unseen = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, BLOCKS):
-                yield from visit(child, at_import and not later and not unseen)
-
-    return visit(tree, True)
 
 
 def room_of(dotted: str) -> str:
@@ -131,6 +101,10 @@ def faults(path: Path, source: str) -> list[str]:
             found.append(f"{path}:{node.lineno}: torch.load may run code; use safetensors")
         if isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in {a.name for a in node.names}:
             found.append(f"{path}:{node.lineno}: torch.load may run code; use safetensors")
+        if isinstance(node, ast.ImportFrom | ast.Import) and path.parts[0] == "tests":
+            named = f"{getattr(node, 'module', '')}.{'.'.join(alias.name for alias in node.names)}".split(".")
+            if named[0] == "tests" and any(name.startswith("test_") for name in named):
+                found.append(f"{path}:{node.lineno}: imports a test module; what tests share is in tests/support")
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             found.append(f"{path}:{node.value.lineno}: allow_pickle may run code")
     if path.name in DRAWERS:
@@ -161,6 +135,8 @@ def test_the_source_keeps_the_rules():
         ("lmtool/batch.py", "import lmtool.attic", 1),
         ("lmtool/batch.py", "from lmtool import attic", 1),
         ("lmtool/run/save.py", "import pickle", 1),
+        ("tests/model/test_part.py", "\nfrom tests.model.test_cache import read", 2),
+        ("tests/model/test_part.py", "from tests.model import test_cache", 1),
         ("lmtool/run/save.py", "import torch\ntorch.load('x', weights_only=True)", 2),
         ("lmtool/run/save.py", "from torch import load", 1),
         ("benchmarks/training.py", "import numpy\n\nnumpy.load('x', allow_pickle=True)", 3),

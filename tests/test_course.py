@@ -1,24 +1,16 @@
 """docs/course.md: each topic has all its parts, what it names exists, and its commands run in a fresh folder."""
 
-import ast
 import json
 import re
 import shlex
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.test_docs import check_lmtool
+from tests.support.docs import PAGE, ROOT, TOPICS, check_lmtool, names_in
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
-TOPICS = {
-    topic: re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    for topic, _, text in (part.partition("\n") for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:])
-}
 PARTS = {
     "rows and idea": r"\A(?:`[A-Z]\d+` )+\w",
     "formula": r"^(?:    |\$\$\n)\S",
@@ -34,18 +26,6 @@ SIZES = {"K": 3, "M": 22, "O": 14, "F": 7, "D": 8, "E": 4, "S": 21}
 ROWS = {f"{letter}{number}" for letter, size in SIZES.items() for number in range(1, size + 1)}
 OTHERS = {"F1", "D1", "D2", "D3", "O3"}
 """Rows whose ids mean something else elsewhere: the F-measure, discounts of Kneser and Ney, an option of compilers."""
-
-
-@cache
-def names_in(path: Path) -> set[str]:
-    """The functions, classes and methods of a file, methods as Class.method too."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
-    return found
 
 
 def linked(topic: str) -> list[tuple[str, Path]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_course import PAGE, ROOT
+from tests.support.docs import PAGE, ROOT
 
 COMMANDS = ["head data/stories.txt > few.txt", "train few.txt -o runs/a", "train few.txt --from a -o runs/b"]
 

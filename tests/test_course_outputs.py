@@ -12,7 +12,7 @@ from statistics import mean
 
 import pytest
 
-from tests.test_course import TOPICS
+from tests.support.docs import TOPICS
 
 Matrix = list[list[float]]
 

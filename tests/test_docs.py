@@ -9,14 +9,12 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
-import typer
 
-from lmtool.cli import app
-from lmtool.cli.help import GroupWithDefault
 from lmtool.interop import importing
-from tests.interop.test_importing import peer_in
-from tests.kernels import put_kernels
 from tests.support.cli import CommandLine
+from tests.support.docs import check_lmtool
+from tests.support.kernels import put_kernels
+from tests.support.peers import peer_in
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
@@ -90,25 +88,6 @@ def simple_commands(command):
             parts[-1].append(word)
     parts = [[*dropwhile(("(", "do").__contains__, part)] for part in parts if part and part[0] not in ("for", "done")]
     return [[*takewhile(lambda word: word not in ("<", ">"), part)] for part in parts]
-
-
-LMTOOL = typer.main.get_command(app)
-
-
-def check_lmtool(arguments):
-    """Parse the arguments as the command line would, without running the command."""
-    command, rest = LMTOOL, list(arguments)
-    while hasattr(command, "commands"):
-        assert rest, "a command is missing"
-        if isinstance(command, GroupWithDefault) and rest[0] not in command.commands:
-            rest = [list(command.commands)[-1], *rest]
-        flags = {name for parameter in command.params for name in parameter.opts}
-        rest = [*dropwhile(flags.__contains__, rest)]
-        if not rest:
-            return
-        assert rest[0] in command.commands, f"there is no command {rest[0]}"
-        command = command.commands[rest.pop(0)]
-    command.make_context(command.name, rest)
 
 
 def check(words):

@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from lmtool import TextClassifier, TextRegressor, finetune
 from lmtool.data.python_rows import cache_rows, rows_to_dicts
 from lmtool.errors import DataError
-from tests.errors import refuses
+from tests.support.errors import refuses
 
 GOOD, BAD = ("fine", "lovely", "bright", "superb"), ("dull", "awful", "grey", "tedious")
 ROWS = [

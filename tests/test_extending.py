@@ -30,7 +30,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "example of experts": {"feed_forward": {"kind": "switch"}, "activation": "swiglu"},
     "example of experts of a source": {"feed_forward": {"kind": "switch"}, "shape": "encoder-decoder"},
 }
-"""What is added to `FAMILIES` in tests/model/tiny.py, so that models of the new parts are held to all invariants."""
+"""What is added to `FAMILIES` in tests/support/tiny.py, so that models of the new parts are held to all invariants."""
 
 TRY = """
 import contextlib, io, sys, torch

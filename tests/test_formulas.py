@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
+from lmtool.compute.device import CPU
 from lmtool.model import LanguageModel, add_objective_head, build
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.heads import Classifier, HeadedModel, TokenHeadModel
@@ -38,14 +39,16 @@ from lmtool.recipe.spec.words import Averaging, NGram
 from lmtool.sweeping.grid import list_grid_points, list_single_changes, parse_key_values
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import learning_rate_factor
-from tests.model import recurrent_weights, tiny
-from tests.model.test_ngram import counted, log_p, some_documents
-from tests.model.test_recurrent_seq2seq import by_loops
-from tests.objective.test_word_vectors import COUNTS, TEXT, WORDS, randomised
-from tests.objective.test_word_vectors import counted as counted_pairs
+from lmtool.training.updates import MuonMatrices
+from tests.model import recurrent_weights
 from tests.reference import classifiers, ngram, recurrent, schedules, skipgram, vectors
-from tests.test_course import PAGE, TOPICS, names_in
-from tests.training import test_optimizer
+from tests.support import optimizers as small_optimizers
+from tests.support import tiny
+from tests.support.docs import PAGE, TOPICS, names_in
+from tests.support.ngrams import counted, log_p, some_documents
+from tests.support.recurrent import by_loops
+from tests.support.word_vectors import COUNTS, TEXT, WORDS, randomised
+from tests.support.word_vectors import counted as counted_pairs
 
 Array = NDArray[np.float64]
 ROOT = Path(__file__).parents[1]
@@ -146,7 +149,7 @@ def _trainings() -> dict[str, list[Training]]:
     }.items():
         blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
         for name, recipe in re.findall(r"^cat > (\S+\.yaml) <<'END'\n(.*?)^END$", blocks, flags=re.M | re.S):
-            copies[name] = str(RECIPES / name)
+            copies[name] = str(RECIPES / name), []
             (RECIPES / name).write_text(recipe, encoding="utf-8")
         for command in map(unrolled, blocks.replace("\\\n", "").splitlines()):
             if copied := re.search(r"lmtool recipes show (\S+)(.*)> (\S+\.yaml)", command):
@@ -491,32 +494,32 @@ def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
 
 def compare_steps(recipe: Recipe) -> None:
     """Several steps on random gradients, of all weights but those that Muon has."""
-    toy, fields = test_optimizer.Toy(), recipe.optimizer.model_dump()
+    toy, fields = small_optimizers.Toy(), recipe.optimizer.model_dump()
     if isinstance(recipe.optimizer, Muon):
         fields = fields["adamw"]
         shape, optimizer = (9, 4), recipe.optimizer
-        before = test_optimizer.conditioned(*shape, 0.5, 50).double().numpy()
-        gradients = [g.double().numpy() for g in test_optimizer.gradients_like(shape, 6)]
-        rates = [optimizer.lr * share for share in test_optimizer.MULTIPLIERS]
-        wanted = test_optimizer.reference.muon(before, gradients, rates, optimizer.momentum, optimizer.weight_decay)
+        before = small_optimizers.conditioned(*shape, 0.5, 50).double().numpy()
+        gradients = [g.double().numpy() for g in small_optimizers.gradients_like(shape, 6)]
+        rates = [optimizer.lr * share for share in small_optimizers.MULTIPLIERS]
+        wanted = small_optimizers.reference.muon(before, gradients, rates, optimizer.momentum, optimizer.weight_decay)
         found = array(muon_steps(optimizer, shape))
         assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted - before)
-    optimizers = Optimizers(test_optimizer.spec_of(fields), toy, test_optimizer.CPU)
-    start = test_optimizer.weights_of(toy)
-    steps = test_optimizer.drawn_gradients(toy, len(test_optimizer.MULTIPLIERS))
-    for share, step in zip(test_optimizer.MULTIPLIERS, steps, strict=True):
-        test_optimizer.set_gradients(toy, step)
+    optimizers = Optimizers(small_optimizers.spec_of(fields), toy, CPU)
+    start = small_optimizers.weights_of(toy)
+    steps = small_optimizers.drawn_gradients(toy, len(small_optimizers.MULTIPLIERS))
+    for share, step in zip(small_optimizers.MULTIPLIERS, steps, strict=True):
+        small_optimizers.set_gradients(toy, step)
         optimizers.update(share, 1.0, None)
-    for name, w in test_optimizer.weights_of(toy).items():
+    for name, w in small_optimizers.weights_of(toy).items():
         own = [step[name] for step in steps]
-        assert w == pytest.approx(test_optimizer.plain(fields, start[name], own, test_optimizer.MULTIPLIERS))
+        assert w == pytest.approx(small_optimizers.plain(fields, start[name], own, small_optimizers.MULTIPLIERS))
 
 
 def muon_steps(spec: Muon, shape: tuple[int, int]) -> torch.Tensor:
-    weight = torch.nn.Parameter(test_optimizer.conditioned(*shape, 0.5, 50))
+    weight = torch.nn.Parameter(small_optimizers.conditioned(*shape, 0.5, 50))
     keys = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
-    rule = test_optimizer.MuonMatrices([{"params": [weight]}], {weight: [shape[0]]}, **keys)
-    for share, gradient in zip(test_optimizer.MULTIPLIERS, test_optimizer.gradients_like(shape, 6), strict=True):
+    rule = MuonMatrices([{"params": [weight]}], {weight: [shape[0]]}, **keys)
+    for share, gradient in zip(small_optimizers.MULTIPLIERS, small_optimizers.gradients_like(shape, 6), strict=True):
         rule.param_groups[0]["lr"] = spec.lr * share
         weight.grad = gradient.clone()
         rule.step()

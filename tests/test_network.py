@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_architecture import imports
+from tests.support.sources import imports
 
 ROOT = Path(__file__).parents[1]
 REACHING = {

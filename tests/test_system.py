@@ -18,9 +18,9 @@ import pytest
 from lmtool import durable, system
 from lmtool.errors import CheckpointError
 from lmtool.run import lock, removal, saving
-from tests.kernels import put_kernels
-from tests.make_runs import RUNS
-from tests.windows import Locking
+from tests.support.kernels import put_kernels
+from tests.support.make_runs import RUNS
+from tests.support.windows import Locking
 
 ROOT = Path(__file__).parents[1]
 
@@ -211,7 +211,7 @@ AS_ON_WINDOWS = """
 import importlib, pkgutil, sys
 
 sys.path.insert(0, sys.argv.pop(1))
-from tests.windows import pretend
+from tests.support.windows import pretend
 
 pretend()
 import lmtool, lmtool.system

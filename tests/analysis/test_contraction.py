@@ -10,7 +10,7 @@ import torch
 from lmtool.analysis.gradients import measure_contraction, measure_convergence
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from tests.analysis.test_gradients import TOKENS, D, model
+from tests.support.gradients import TOKENS, D, model
 
 
 def random_state(seed, width):

@@ -4,23 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 from torch.nn import functional as F
 
 from lmtool.analysis.gradients import compute_gradient_norms
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model import build
-from lmtool.recipe.spec.recipe import Model
-
-V, D = 13, 6
-TOKENS = [3, 1, 4, 5, 9, 2, 6]
-
-
-def model(**spec):
-    torch.manual_seed(1)
-    common = {"d_model": D, "context": 16, "n_layers": 1, "tie_embeddings": False}
-    return build(TypeAdapter(Model).validate_python(common | spec), V).double()
+from tests.support.gradients import TOKENS, D, model
 
 
 def test_elman_by_a_chain_of_jacobians():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Opened, Pages
-from tests.site import build
+from tests.support.site import build
 
 pytestmark = pytest.mark.browser
 KINDS = [

@@ -19,7 +19,7 @@ from lmtool.errors import UsageError
 from lmtool.interop.references import imports_folder
 from lmtool.recipe.spec.text import CharTokenizer, Data
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 KEY, SHORT = "0123456789abcdef" * 4, "0123456789abcdef"
 NAMES = {

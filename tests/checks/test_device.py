@@ -11,7 +11,7 @@ from lmtool.compute.agreement import agrees
 from lmtool.compute.kernels import ops
 from lmtool.model import LanguageModel
 from lmtool.training.events import Stepped
-from tests.training.tiny import Work, warnings_in
+from tests.support.training import Work, warnings_in
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from lmtool.checks.check import is_data_available
 from lmtool.checks.leaks import MIN_SHARED_FRACTION, find_leaks
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 DOCUMENTS = [" ".join(f"w{i}x{j}" for j in range(40)) for i in range(40)]
 FRESH = " ".join(f"fresh{j}" for j in range(30))

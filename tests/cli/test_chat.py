@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from lmtool import SamplingParams, load
 from lmtool.printable import printable
 from lmtool.tasks.cells import parse_messages
-from tests import forks
 from tests.generation import talkers
+from tests.support import forks
 from tests.support.cli import CommandLine, Outcome, Terminal, pipe_in
 
 Chat = Callable[..., Outcome]

@@ -8,8 +8,8 @@ import pytest
 import shellingham  # type: ignore[import-untyped]
 
 from lmtool.recipe.load import shipped_recipes
-from tests.make_runs import COMMANDS, RUNS
 from tests.support.cli import CommandLine
+from tests.support.make_runs import COMMANDS, RUNS
 
 FIRST = RUNS / "0.1.0"
 Completes = Callable[[str], list[str]]

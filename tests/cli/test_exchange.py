@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from lmtool.interop.references import is_published
-from tests.export.test_heads import BODIES
-from tests.interop import test_importing
-from tests.interop.test_importing import peer_in
+from tests.support import peers
 from tests.support.cli import CommandLine
+from tests.support.peers import BODIES, peer_in
 from tests.support.published import sentence_transformers
 
 SHORT = ("-s", "training.epochs=1", "-s", "training.device=cpu")
@@ -22,7 +21,7 @@ SHORT = ("-s", "training.epochs=1", "-s", "training.device=cpu")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(test_importing, "CASES", {**test_importing.CASES, **BODIES})
+    monkeypatch.setattr(peers, "CASES", {**peers.CASES, **BODIES})
     return tmp_path
 
 

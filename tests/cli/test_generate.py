@@ -27,8 +27,8 @@ from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import AnswerModel, HistoryModel, SidesModel
-from tests.generation.test_detokenizer import ByteTokenizer, ScriptModel
 from tests.support.cli import RUN, CommandLine
+from tests.support.scripted import ByteTokenizer, ScriptModel
 
 HASH = "ab" * 32
 Asked = tuple[str, str, str]

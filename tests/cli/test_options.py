@@ -19,7 +19,7 @@ from lmtool.recipe.spec.text import TABLE_KEYS
 from lmtool.training import train as starting
 from lmtool.training.plan import Plan
 from tests.support.cli import SENTENCES, CommandLine
-from tests.training.tiny import no_report
+from tests.support.training import no_report
 
 MODEL: dict[str, Any] = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16}
 TEXT: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
-from tests import forks
+from tests.support import forks
 from tests.support.cli import RUN, SMALL, CommandLine, contents
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ from lmtool.run.creation import check_output_folder, create_run, has_checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo
 from lmtool.training import length
-from tests.errors import refuses
 from tests.support.cli import CommandLine, contents
+from tests.support.errors import refuses
+from tests.support.processes import TOGETHER, rank
+from tests.support.training import Work, after, lasting, metrics, warnings_in
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
-from tests.training.test_processes import TOGETHER, rank
-from tests.training.tiny import Work, after, lasting, metrics, warnings_in
 
 
 def command(work: Work, *overrides: str) -> list[str]:

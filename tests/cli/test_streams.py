@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtool.run.directory import Run
-from tests import forks
+from tests.support import forks
 from tests.support.cli import SENTENCES, SMALL, film_rows, write_table
 
 pytestmark = pytest.mark.system

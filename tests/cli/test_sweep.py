@@ -16,8 +16,8 @@ from lmtool.run.directory import Run
 from lmtool.sweeping import sweep
 from lmtool.sweeping.halving import RunCost
 from tests.support.cli import SMALL, CommandLine, exit_code_of, film_rows, write_table
+from tests.support.training import Work
 from tests.training.programs import LMTOOL, output, start, wait_until
-from tests.training.tiny import Work
 
 Trained = list[tuple[str, float]]
 

@@ -17,7 +17,7 @@ from lmtool.model.layers import positions
 from lmtool.objective import masked
 from lmtool.objective.base import Vocabulary
 from lmtool.recipe.spec.objective import Masked
-from tests.model import tiny
+from tests.support import tiny
 
 
 @pytest.fixture

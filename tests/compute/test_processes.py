@@ -16,14 +16,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World, is_main_process
 from lmtool.errors import ResourceError, UsageError
-from tests import forks
 from tests.compute.forked import forked
 from tests.compute.together import together
-
-CPU = Compute(torch.device("cpu"), "float32")
+from tests.support import forks
 
 
 def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
-from tests.model import tiny
+from tests.support import tiny
 
 SIZE = 3
 

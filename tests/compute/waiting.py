@@ -9,8 +9,8 @@ import time
 
 from lmtool.cli.signals import StopAtStep
 from lmtool.compute import processes
+from lmtool.compute.device import CPU
 from tests.compute.forked import forked
-from tests.compute.test_processes import CPU
 
 
 def wait() -> None:

@@ -29,7 +29,7 @@ from tests.faults.commands import Outcome, begin, lmtool
 from tests.faults.home import digests, finish_all, free_port, together
 from tests.faults.home import settings as as_options
 from tests.faults.watching import Kill, Record
-from tests.training.tiny import lasting, metrics
+from tests.support.training import lasting, metrics
 
 WHOLE, AGAIN, OTHER = "runs/whole", "runs/again", "runs/other"
 TOLERANCES = {"float32": 2e-4, "bfloat16": 0.05}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.faults.commands import lmtool
 from tests.faults.home import IMPORTS, import_all, made, settings
-from tests.kernels import put_kernels
-from tests.training.tiny import documents, words
+from tests.support.kernels import put_kernels
+from tests.support.training import documents, words
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16}

@@ -23,9 +23,9 @@ from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 from lmtool.training import length
 from tests.compute.together import meet
-from tests.training import test_families as families
-from tests.training.test_objectives import BERT, ELECTRA
-from tests.training.tiny import Work, after, metrics, words
+from tests.support import families
+from tests.support.families import BERT, ELECTRA
+from tests.support.training import Work, after, metrics, words
 
 SIZE = 3
 SHARED = "training.shard=full"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forks
 from tests.faults.home import IMPORTS
+from tests.support import forks
 
 pytestmark = [
     pytest.mark.system,

@@ -9,7 +9,7 @@ from lmtool.data import store as store_module
 from lmtool.data.cached import find_damaged_entries, load_or_create
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.recipe.spec.text import BpeTokenizer, Data
-from tests.errors import refuses
+from tests.support.errors import refuses
 from tests.support.texts import prose
 
 

@@ -17,8 +17,8 @@ from lmtool.data import files
 from lmtool.data.corpus import Chunk, Corpus, open_corpus
 from lmtool.data.files import READ_BYTES
 from lmtool.errors import DataError, LmtoolError, ResourceError
-from tests.errors import refuses
 from tests.support.disks import failing_call
+from tests.support.errors import refuses
 from tests.support.tables import FORMATS, PACKERS, zstd
 from tests.support.texts import documents, prose
 

@@ -7,7 +7,7 @@ import pytest
 from lmtool.data.files import find_files
 from lmtool.data.table import open_table
 from lmtool.errors import DataError
-from tests.errors import refuses
+from tests.support.errors import refuses
 
 FILES = ("book.txt", "Letters.txt", "poems.jsonl.gz", "reviews.csv", "tags.conll", "book.pdf", "book.yaml", ".book.txt")
 

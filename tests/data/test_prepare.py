@@ -24,7 +24,7 @@ from lmtool.recipe.spec.text import (
     WordPieceTokenizer,
 )
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests import forks
+from tests.support import forks
 from tests.support.texts import HOSTILE, prose
 
 BPE = BpeTokenizer(vocab_size=500)

@@ -24,7 +24,7 @@ from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
-from tests.examples import examples
+from tests.support.examples import examples
 from tests.support.tables import FORMATS, PACKERS, delimited, json_lines, json_list, parquet, parquet_of, zstd
 from tests.support.texts import documents, prose
 

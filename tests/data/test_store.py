@@ -17,8 +17,8 @@ from lmtool import durable
 from lmtool.data import store as store_module
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.errors import LmtoolError, ResourceError
-from tests.errors import refuses
 from tests.support.disks import failing_call
+from tests.support.errors import refuses
 
 FINGERPRINT = "f" * 64
 FILES = ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "store.json"]

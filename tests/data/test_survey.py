@@ -7,7 +7,7 @@ from typing import Any
 from lmtool.data.survey import divide_text
 from lmtool.recipe.spec.text import Data
 from tests.support.texts import prose
-from tests.training.tiny import no_report
+from tests.support.training import no_report
 
 
 def survey(folder: Path, text: str, **data: Any) -> Any:

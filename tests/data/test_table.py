@@ -16,8 +16,8 @@ from lmtool.data.files import READ_BYTES, iterate_lines, read_line_blocks
 from lmtool.data.table import RowError, SkippedRows, Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from tests.errors import refuses
-from tests.examples import examples
+from tests.support.errors import refuses
+from tests.support.examples import examples
 from tests.support.tables import FORMATS, parquet_of
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lmtool.data.table import Row, Table, format_json_lines, format_json_list, format_rows, open_table, write_table
 from lmtool.errors import ResourceError, UsageError
 from lmtool.recipe.spec.text import Data
-from tests.examples import examples
+from tests.support.examples import examples
 
 
 def table(folder: Path, content: str = 'text;label\n"a;b";x\nc"d,é;y\n', name: str = "in.csv") -> Table:

@@ -9,7 +9,7 @@ import pytest
 from lmtool.data import vectors
 from lmtool.data.vectors import VectorFile
 from lmtool.errors import DataError
-from tests.errors import refuses
+from tests.support.errors import refuses
 
 WORDS = ["the", "naïve", "cat", ".", "dog"]
 TABLE = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)

@@ -18,8 +18,9 @@ from lmtool.export.adapters import export_adapters
 from lmtool.export.exporting import export
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_run
-from tests.errors import refuses
-from tests.export.test_exporting import (
+from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
+from tests.support.errors import refuses
+from tests.support.exporting import (
     BERT,
     CAUSAL,
     DOCUMENTS,
@@ -40,7 +41,6 @@ from tests.export.test_exporting import (
     ours,
     theirs,
 )
-from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
 
 # PEFT asks for it under its old name
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -14,17 +14,13 @@ from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
 from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
-from tests.errors import refuses
-from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
-from tests.interop.test_importing import peer_in
+from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
+from tests.support.errors import refuses
+from tests.support.gguf import LLAMA, llama
+from tests.support.peers import peer_in
 
 GPT2 = recipe_of({**SMALL, "activation": "gelu-tanh"}, {"kind": "causal"}, data={"split": "document"})
-LLAMA = {**shipped("llama-tiny"), "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 96, "n_layers": 2}
 SCALED = {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}
-
-
-def llama(**changes: Any) -> Recipe:
-    return recipe_of({**LLAMA, "context": 40, **changes}, {"kind": "causal"}, data={"split": "document"})
 
 
 CASES = {

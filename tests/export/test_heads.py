@@ -2,7 +2,6 @@
 card says, and read back, with the same predictions."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,47 +19,14 @@ from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.predict import LabelPredictor, predict
 from lmtool.tasks.task import Prediction
-from tests.interop import test_importing
 from tests.interop.runs import made
-from tests.interop.test_importing import BERT, END, FRAMED, PLAIN, ROBERTA, S, byte_level, peer_in, word_pieces
+from tests.support import peers
+from tests.support.exporting import executed
+from tests.support.peers import BODIES, peer_in
 
 ROWS = ["Tom and Anna went to the old harbour.", "It rained", "the boats stayed!  Why?", "sea wall " * 90]
 """The last one is longer than the context."""
 
-BODIES: dict[str, tuple[Any, ...]] = {
-    "bert": ("BertModel", PLAIN, word_pieces(), BERT),
-    "roberta": (
-        "RobertaModel",
-        {**PLAIN, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1},
-        byte_level(["<s>", "<pad>", "</s>", "<mask>"], FRAMED),
-        ROBERTA,
-    ),
-    "distilbert": (
-        "DistilBertModel",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 128},
-        word_pieces(),
-        BERT,
-    ),
-    "electra": ("ElectraModel", {**PLAIN, "embedding_size": 16}, word_pieces(), BERT),
-    "modernbert": (
-        "ModernBertModel",
-        {**PLAIN, "local_attention": 8, "reference_compile": False},
-        word_pieces(),
-        BERT,
-    ),
-    "gpt2": (
-        "GPT2LMHeadModel",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
-        byte_level(["<|end|>", "<pad>"], None),
-        {**END, "pad_token": "<pad>"},
-    ),
-    "llama": (
-        "LlamaForCausalLM",
-        {**PLAIN, "num_key_value_heads": 2},
-        byte_level(["<s>", "</s>", "<pad>"], ("<s> $A", "<s> $A <s> $B")),
-        S,
-    ),
-}
 ENCODERS = ["bert", "roberta", "distilbert", "electra", "modernbert"]
 
 
@@ -81,7 +47,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     def base(body: str) -> LoadedModel:
         folder = tmp_path_factory.mktemp("published")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(test_importing.CASES, body, BODIES[body])
+            patch.setitem(peers.CASES, body, BODIES[body])
             peer_in(folder, body)
             return load_run(str(import_to_cache(str(folder))), CPU)
 
@@ -106,18 +72,6 @@ def tuned(
 
 def head(kind: str = "classification", **values: Any) -> dict[str, Any]:
     return {"kind": kind, **values}
-
-
-def executed(folder: Path, **values: Any) -> dict[str, Any]:
-    """The variables of the code on a model card, which is told other texts than those that it shows."""
-    card = (folder / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    for name, value in values.items():
-        code, n = re.subn(rf"^{name} = .*$", lambda _, line=f"{name} = {value!r}": line, code, flags=re.MULTILINE)
-        assert n == 1, f"{name} in {code}"
-    found: dict[str, Any] = {}
-    exec(code.replace("DIRECTORY", str(folder)), found)
-    return found
 
 
 def back(folder: Path) -> LoadedModel:

@@ -11,8 +11,8 @@ from lmtool.export.exporting import export_gguf
 from lmtool.export.ollama import format_modelfile
 from lmtool.tokenization.chat import TRAINED_TEMPLATE
 from lmtool.tokenization.template import SandboxedTemplate
-from tests.export.test_exporting_gguf import llama
 from tests.interop.runs import made, tokenizer_of
+from tests.support.gguf import llama
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "[SEP]"}
 CHATML = (

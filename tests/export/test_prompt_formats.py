@@ -19,9 +19,9 @@ from lmtool.tasks.predict import build_trained_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from lmtool.tokenization.chat import Message
-from tests.interop import test_importing
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
-from tests.interop.test_importing import PLAIN, S, byte_level, peer_in
+from tests.support import peers
+from tests.support.peers import PLAIN, S, byte_level, peer_in
 
 OWN = {
     **SMALL,
@@ -56,7 +56,7 @@ TURNS = [("user", "They waited"), ("assistant", "for the rain"), ("user", "and t
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(test_importing, "CASES", {**test_importing.CASES, **BODIES})
+    monkeypatch.setattr(peers, "CASES", {**peers.CASES, **BODIES})
 
 
 def answering(folder: Path, body: str, template: str, data: dict[str, Any]) -> Path:

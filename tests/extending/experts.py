@@ -15,7 +15,7 @@ from lmtool.model.lora import LoraLinear, add_adapters_
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.training import Lora
-from tests.model import tiny
+from tests.support import tiny
 
 N, D = 4, 4
 BALANCE = 0.25

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.recipe.spec.training import AdamW, Lion
 from lmtool.training.optimizer import Optimizers
-from tests.model import tiny
+from tests.support import tiny
 
-CPU = Compute(torch.device("cpu"), "float32")
 SPEC = Lion(kind="lion", lr=0.01, beta1=0.8, beta2=0.6, weight_decay=2.0)
 
 

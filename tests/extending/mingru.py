@@ -10,7 +10,7 @@ from lmtool.errors import RecipeError
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.mingru import MinGru, scan
 from lmtool.recipe.load import load
-from tests.model import tiny
+from tests.support import tiny
 
 D, T = 3, 11
 

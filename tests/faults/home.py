@@ -25,8 +25,8 @@ from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from tests.faults.commands import Begun, Outcome, begin, lmtool
 from tests.faults.watching import Kill, Record
-from tests.kernels import put_kernels
-from tests.training.tiny import documents, lasting
+from tests.support.kernels import put_kernels
+from tests.support.training import documents, lasting
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1,

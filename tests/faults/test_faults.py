@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import forks
 from tests.faults.campaign import CAMPAIGNS
 from tests.faults.home import IMPORTS
+from tests.support import forks
 
 pytestmark = [
     pytest.mark.system,

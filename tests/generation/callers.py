@@ -13,8 +13,8 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.interop.importing import import_to_cache
 from tests.generation import talkers
 from tests.generation.models import HistoryModel
+from tests.support.training import Work
 from tests.tokenization.tool_templates import QWEN, calling
-from tests.training.tiny import Work
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "now"}},

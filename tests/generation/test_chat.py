@@ -23,7 +23,7 @@ from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation import talkers
 from tests.generation.models import HistoryModel
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 QUESTIONS = ("Who saw the ball?", "  Are you sure?\n", "é 🙂 <|end|> [BOS]")
 STRATEGIES = (

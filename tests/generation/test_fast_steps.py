@@ -16,8 +16,8 @@ from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, fixed
 from lmtool.tokenization.prompt_format import Prompt
-from tests.model import tiny
-from tests.model.tiny import FAMILIES
+from tests.support import tiny
+from tests.support.tiny import FAMILIES
 
 CPU = torch.device("cpu")
 SERVED = [

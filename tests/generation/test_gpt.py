@@ -13,9 +13,8 @@ from lmtool.generation.params import SamplingParams, apply_sampling_filters
 from lmtool.model import build
 from lmtool.recipe.spec.position import NoPosition, SinusoidalPosition
 from lmtool.recipe.spec.transformer import Init, Transformer
-from tests.generation.test_beam import search
-from tests.generation.test_generate import collect
 from tests.reference import decoding as reference
+from tests.support.generating import collect, search
 
 VOCAB_SIZE = 23
 ENDS = [0, 3, 8, 11, 14]  # so many that some texts end early

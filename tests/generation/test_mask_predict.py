@@ -13,8 +13,8 @@ from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.generation.strategy import request_key
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.generation.models import HistoryModel, SidesModel
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
 from tests.reference import decoding as reference
+from tests.support.scripted import SPECIAL, ByteTokenizer
 
 MASK = 3
 TEXTS = [[1, MASK, 2, MASK, MASK], [MASK], [5, 5, MASK, 6], [MASK, MASK, MASK, MASK, 4], [0, MASK, 1, MASK, 2]]

@@ -15,8 +15,8 @@ from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, fixed
 from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
-from tests.model import tiny
-from tests.model.tiny import CACHED, FAMILIES, TRANSFORMERS
+from tests.support import tiny
+from tests.support.tiny import CACHED, FAMILIES, TRANSFORMERS
 
 CPU = torch.device("cpu")
 OTHERS = {

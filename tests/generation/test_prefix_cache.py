@@ -14,7 +14,7 @@ from lmtool.model.language_model import DecodeState
 from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation.models import HistoryModel
-from tests.model import tiny
+from tests.support import tiny
 
 KINDS = ["gpt2", "modern", "alibi", "rotary", "relative", "disentangled", "multi-query", "n-grams", "shared layers"]
 KINDS += ["window", "global window", "full layers among windows", "wide values", "plain attention", "olmo2"]

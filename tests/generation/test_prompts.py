@@ -4,7 +4,7 @@ import pytest
 
 from lmtool.errors import DataError, UsageError
 from lmtool.generation.prompts import gather_prompts
-from tests.errors import refuses
+from tests.support.errors import refuses
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from lmtool.generation.params import SamplingParams
 from lmtool.recipe.load import load
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from tests.generation.models import AnswerModel, HistoryModel, PrefixModel
-from tests.generation.test_beam import assert_equal, search
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
-from tests.generation.test_generate import collect
 from tests.reference import decoding as reference
+from tests.support.generating import assert_equal, collect, search
+from tests.support.scripted import SPECIAL, ByteTokenizer
 
 ANSWERS = [Prompt((1,), (4, 5, 6)), Prompt((1, 2), (7,)), Prompt((1,), (7,)), Prompt((1,), (3, 3, 3, 8, 9, 10))]
 JOINED = [Prompt((6,), (4, 5), joined=True), Prompt((7,), (), joined=True), Prompt((3,), (9, 8, 7, 6, 5), joined=True)]

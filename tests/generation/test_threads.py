@@ -11,7 +11,7 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.replay import completion_record, replay
 from lmtool.generation.request import Token
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lmtool.tasks.build import build_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from tests.compute.together import together
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 TEXTS = ["the cat", "a dog sat", "ran away home", "naïve", "mat, mat"]
 ENCODER = (

@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU, Compute
 from lmtool.compute.processes import World
 from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, EvaluationSums, evaluate_items, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
-from tests.examples import examples
-from tests.model import tiny
+from tests.support import tiny
+from tests.support.examples import examples
 
-CPU = Compute(torch.device("cpu"), "float32")
 LENGTHS = st.integers(1, 3).flatmap(
     lambda parts: st.lists(st.tuples(*[st.integers(0, 30)] * parts), max_size=40),
 )

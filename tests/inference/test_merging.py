@@ -12,9 +12,9 @@ from lmtool.inference.merging import merge_adapters
 from lmtool.inference.reference import resolve_reference
 from lmtool.run.directory import BASELINE, METRICS, RESULTS, RUN_FILES, SAMPLES, SPLIT, Run
 from lmtool.run.listing import read_evaluations, save_evaluation
-from tests.errors import refuses
 from tests.run.killing import die_at_event, in_child
-from tests.training.tiny import Work, metrics
+from tests.support.errors import refuses
+from tests.support.training import Work, metrics
 
 LORA = "tuning.lora={rank: 2, targets: [query, value]}"
 LINE = ("data.documents=line", "data.split=document", 'evaluation.prompts=["b"]')

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import Batch
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.data.prepare import tokenize_data, tokenize_files
 from lmtool.data.store import TokenStore
@@ -33,11 +33,10 @@ from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.text import CharTokenizer, Data
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.compute.together import together
-from tests.model import tiny
 from tests.reference import perplexity as reference
-from tests.training.tiny import MemoryStore, Work, ended, metrics
+from tests.support import tiny
+from tests.support.training import MemoryStore, Work, ended, metrics
 
-CPU = Compute(torch.device("cpu"), "float32")
 CONTEXT = 7
 TEXTS = ["a naïve cat", "dogs", "x", "the dog sat on\tthe mat", "no"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import forks
 from tests.cli.conftest import home, lmtool  # noqa: F401 - fixtures
 from tests.labelling.conftest import TEXTS, write
+from tests.support import forks
 from tests.support.cli import CommandLine
 
 IMPORTS = ("starlette.applications", "uvicorn", "sklearn.metrics")

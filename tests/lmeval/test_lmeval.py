@@ -14,7 +14,7 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import load_packed
 from lmtool.interop.importing import import_to_cache
 from tests.serving.harness import served
-from tests.test_real import unpacked
+from tests.support.published import unpacked
 
 pytest.importorskip("lm_eval")
 from lmtool.tasks.benchmarks import Tasks, evaluate_tasks, import_lm_eval, open_tasks

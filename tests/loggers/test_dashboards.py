@@ -10,7 +10,7 @@ import pytest
 
 from lmtool.loggers.dashboards import Loggers, make_dashboard_run_id
 from lmtool.run.directory import Run
-from tests.training.tiny import Work, after
+from tests.support.training import Work, after
 
 
 def trained(work: Work, *overrides: str, **options) -> tuple[Path, list[str]]:

@@ -11,9 +11,9 @@ from lmtool.batch import Mask
 from lmtool.model.layers import kernels
 from lmtool.model.layers.attention import AttentionOp, HeadSizes, SelfAttention
 from lmtool.model.layers.positions import RelativePositions
-from tests.model.tiny import array
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
+from tests.support.tiny import array
 
 CPU = torch.device("cpu")
 B, N, S, H = 3, 4, 7, 4

@@ -18,8 +18,8 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Training
 from lmtool.recipe.spec.words import Averaging
-from tests.model import tiny
 from tests.reference import classifiers as reference
+from tests.support import tiny
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB

@@ -14,9 +14,9 @@ from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.transformer import ScoreName
-from tests.examples import examples
-from tests.model import tiny
 from tests.reference import attention as reference
+from tests.support import tiny
+from tests.support.examples import examples
 
 CPU = torch.device("cpu")
 B, N, H = 2, 2, 4

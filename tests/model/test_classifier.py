@@ -10,8 +10,8 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.heads import Classifier, Pooling, Tagger, TokenHeadModel, resolve_pooling
 from lmtool.recipe.spec.objective import Classification, Tagging, supported_objectives
-from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
+from tests.support import tiny
 
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
 

@@ -10,8 +10,8 @@ from lmtool.model import DecodeState
 from lmtool.model import fixed as module
 from lmtool.model.fixed import FixedState, StateShape
 from lmtool.model.state import RowTokens
-from tests.model import tiny
-from tests.model.tiny import CACHED, TRANSFORMERS
+from tests.support import tiny
+from tests.support.tiny import CACHED, TRANSFORMERS
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
 families = pytest.mark.parametrize("family", [name for name in CACHED if name in TRANSFORMERS])

@@ -17,7 +17,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, Score
-from tests.model import tiny
+from tests.support import tiny
 
 CPU = torch.device("cpu")
 B, N, T, H = 2, 4, 150, 8

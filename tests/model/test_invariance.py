@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from lmtool.batch import Batch
-from tests.model import tiny
-from tests.model.test_cache import EXACT, model_of, quick
-from tests.model.tiny import BOTH_SIDES, FAMILIES, ONE_SIDE
+from tests.support import tiny
+from tests.support.chunks import EXACT, model_of, quick
+from tests.support.tiny import BOTH_SIDES, FAMILIES, ONE_SIDE
 
 T = 10
 NEIGHBOURS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=T, max_size=T)

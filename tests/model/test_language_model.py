@@ -10,7 +10,7 @@ from lmtool.model import build
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
 from lmtool.recipe.spec.objective import Classification
-from tests.model import tiny
+from tests.support import tiny
 
 AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}
 

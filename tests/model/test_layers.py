@@ -11,8 +11,8 @@ from lmtool.errors import UsageError
 from lmtool.model import LanguageModel, SkipGramModel, build
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.words import NGram, SkipGram
-from tests.model import tiny
-from tests.model.tiny import DECODERS
+from tests.support import tiny
+from tests.support.tiny import DECODERS
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 SHAPES = ("decoder", "prefix", "encoder", "encoder-decoder")

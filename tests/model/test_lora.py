@@ -15,8 +15,8 @@ from lmtool.model.lora import LoraLinear, adapter_parameter_names, add_adapters_
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
-from tests.model import tiny
 from tests.reference import lora as reference
+from tests.support import tiny
 
 ALL = ("query", "key", "value", "output", "feed-forward")
 

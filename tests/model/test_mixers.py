@@ -21,8 +21,8 @@ from lmtool.model.lora import LoraLinear, add_adapters_, merge_adapters_
 from lmtool.model.packed import PackedMatrix, pack_weights_
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
-from tests.model import tiny
-from tests.model.test_cache import EXACT, full, read, search
+from tests.support import tiny
+from tests.support.chunks import EXACT, full, read, search
 
 T = 10
 KEEP = torch.tensor([[True] * T, [False, True, True, False, True, True, True, True, False, False]])

@@ -13,7 +13,7 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.model import NGramModel
-from tests.model.test_ngram import counted, some_documents
+from tests.support.ngrams import counted, some_documents
 
 VOCAB, EOS, BOS = 60, 0, 1
 """[BOS] is never predicted; its unigram probability corresponds to KenLM's <unk>."""

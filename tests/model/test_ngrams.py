@@ -13,8 +13,8 @@ from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.model.layers.ngrams import NgramEmbedding, find_ngram_embeddings
 from lmtool.recipe.spec.transformer import NgramTable, Transformer
-from tests.model import tiny
-from tests.model.tiny import VOCAB
+from tests.support import tiny
+from tests.support.tiny import VOCAB
 
 
 def table(**changes: Any) -> NgramEmbedding:

@@ -16,9 +16,9 @@ from lmtool.model.layers.observing import find_attention_modules, record_attenti
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.transformer import ScoreName, WindowPattern
-from tests.model import tiny
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
+from tests.support import tiny
 
 CPU = torch.device("cpu")
 ATTENDING = {name: of for name, of in tiny.FAMILIES.items() if "kind" not in of or of.get("attention")}

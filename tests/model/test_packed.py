@@ -14,8 +14,8 @@ from lmtool.compute.kernels.matrices import quantize_int8
 from lmtool.compute.kernels.products import MAX_QUANTIZED_INPUT, DequantizedProduct, _OneDnnInt8Product
 from lmtool.model import LanguageModel
 from lmtool.model.packed import PackedMatrix, pack_weights_
-from tests.model import tiny
-from tests.model.tiny import FAMILIES
+from tests.support import tiny
+from tests.support.tiny import FAMILIES
 
 CPU = torch.device("cpu")
 SHAPES = ["gpt2", "modern", "2017", "bert", "lstm", "bahdanau"]

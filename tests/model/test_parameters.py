@@ -10,7 +10,7 @@ from lmtool.model import build
 from lmtool.model.heads import Classifier
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.words import Averaging
-from tests.model import tiny
+from tests.support import tiny
 
 SHARED = [name for name, family in tiny.FAMILIES.items() if family.get("share_layers")]
 FLAT = {name for name in tiny.FAMILIES if "gram" in name or name == "glove"}

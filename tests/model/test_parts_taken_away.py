@@ -18,7 +18,7 @@ from lmtool.model.lora import add_adapters_
 from lmtool.model.size import count_parameters
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lora, Training
-from tests.model import tiny
+from tests.support import tiny
 
 
 def test_attention_alone_is_linear_in_the_values() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
 from lmtool.model.transformer import TransformerEncoder, TransformerEncoderDecoder
-from tests.model import tiny
+from tests.support import tiny
+from tests.support.torch_layers import bert_names, joined, randomise
 
 SIZES: dict[str, Any] = {"vocab_size": tiny.VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 24}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -25,12 +26,6 @@ def copy_weights(peer: dict[str, Tensor], model: LanguageModel, names: dict[str,
         weight = peer.pop(name)
         with torch.no_grad():
             parameter.copy_(weight.T if theirs_transposed else weight)
-
-
-def randomise(peer: torch.nn.Module) -> None:
-    torch.manual_seed(0)
-    for parameter in peer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
 
 
 def layer_names(norms: tuple[str, str]) -> dict[str, str]:
@@ -89,15 +84,6 @@ def no_grad_forward(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
     with torch.no_grad():
         hidden: Tensor = model(Batch(tokens_BT)).hidden_BTD
     return hidden
-
-
-def joined(peer: dict[str, Tensor], model: LanguageModel, names: dict[str, tuple[str, ...]]) -> None:
-    """Copy weights that are separate in theirs and joined in ours; all of theirs must be used."""
-    for name, parameter in model.named_parameters():
-        module, _, kind = name.rpartition(".")
-        with torch.no_grad():
-            parameter.copy_(torch.cat([peer.pop(f"{theirs}.{kind}") for theirs in names[module]]))
-    assert not peer
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 50.0])
@@ -238,27 +224,6 @@ BERT_SIZES: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
     "layer_norm_eps": 1e-12,
 }
-
-
-def bert_names(body: str) -> dict[str, tuple[str, ...]]:
-    names: dict[str, tuple[str, ...]] = {
-        "inputs.tokens": (f"{body}.embeddings.word_embeddings",),
-        "inputs.position.table": (f"{body}.embeddings.position_embeddings",),
-        "inputs.segments": (f"{body}.embeddings.token_type_embeddings",),
-        "inputs.norm": (f"{body}.embeddings.LayerNorm",),
-    }
-    for layer in range(2):
-        attention, ffn = f"stack.sublayers.{2 * layer}", f"stack.sublayers.{2 * layer + 1}"
-        theirs = f"{body}.encoder.layer.{layer}"
-        names |= {
-            f"{attention}.mixer.qkv": tuple(f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")),
-            f"{attention}.mixer.out": (f"{theirs}.attention.output.dense",),
-            f"{attention}.norm": (f"{theirs}.attention.output.LayerNorm",),
-            f"{ffn}.mixer.up": (f"{theirs}.intermediate.dense",),
-            f"{ffn}.mixer.out": (f"{theirs}.output.dense",),
-            f"{ffn}.norm": (f"{theirs}.output.LayerNorm",),
-        }
-    return names
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -13,8 +13,8 @@ from lmtool.batch import Batch
 from lmtool.compute.kernels.ops import rotary
 from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes
 from lmtool.recipe.spec.position import YarnScaling
-from tests.model import tiny
 from tests.reference import attention as reference
+from tests.support import tiny
 
 
 @settings(max_examples=30, deadline=None)

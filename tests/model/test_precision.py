@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lmtool.model import DecodeState, LanguageModel, build
 from lmtool.model.layers.stack import Sublayer
-from tests.model import tiny
-from tests.model.tiny import CACHED, TRANSFORMERS, VOCAB
+from tests.support import tiny
+from tests.support.tiny import CACHED, TRANSFORMERS, VOCAB
 
 PLACES = [
     pytest.param("cpu", torch.bfloat16, id="cpu bfloat16"),

@@ -8,8 +8,8 @@ import transformers
 from torch import Tensor
 
 from lmtool.batch import Batch
-from tests.model import tiny
-from tests.model.test_peers import bert_names, joined, randomise
+from tests.support import tiny
+from tests.support.torch_layers import bert_names, joined, randomise
 
 SIZES: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,

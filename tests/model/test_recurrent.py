@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lmtool.batch import Batch, Mask
 from lmtool.model import DecodeState, build
@@ -19,10 +18,9 @@ from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
+from tests.support.recurrent import EXACT, SCORES, tokens
 
-EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
 cells = pytest.mark.parametrize(("cell", "nonlinearity"), CELLS, ids=[f"{c}-{n}" for c, n in CELLS])
-SCORES = ["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 SELECTIONS = [
     *({"select": select, "score": score} for select in ("soft", "hard", "multi-hot") for score in SCORES),
     {"select": "sum"},
@@ -34,10 +32,6 @@ PRESENT = [
     {"select": "hard", "score": "additive", "score_width": 4, "present": True},
     {"select": "soft", "score": "additive", "score_width": 9, "present": True},
 ]
-
-
-def tokens(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def cell_of(kind: Any, nonlinearity: str, d_in: int = 3, d_out: int = 4) -> Cell:

@@ -11,8 +11,8 @@ from lmtool.model import build
 from lmtool.model.heads import ScalarMix
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
-from tests.model.test_recurrent import EXACT, tokens
 from tests.reference import recurrent as reference
+from tests.support.recurrent import EXACT, tokens
 
 
 def two_models(model: BidirectionalModel, **changes: Any) -> list[RecurrentDecoder]:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, build
@@ -13,9 +12,8 @@ from lmtool.model.layers.observing import record_attention_weights
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.state import Memory
 from lmtool.recipe.spec.recurrent import Recurrent
-from tests.model.recurrent_weights import CELLS, VOCAB, Array, Weights, alignments, built, spec
-from tests.model.test_recurrent import EXACT, SCORES, tokens
-from tests.reference import recurrent as reference
+from tests.model.recurrent_weights import CELLS, VOCAB, alignments, built, spec
+from tests.support.recurrent import EXACT, SCORES, by_loops, tokens
 
 ATTENTIONS: dict[str, Any] = {
     "none": None,
@@ -31,39 +29,6 @@ def seq2seq(**changes: Any) -> tuple[RecurrentEncoderDecoder, Recurrent]:
     model = built(of)
     assert isinstance(model, RecurrentEncoderDecoder)
     return model, of
-
-
-def by_loops(
-    model: RecurrentEncoderDecoder, of: Recurrent, source_S: Tensor, tokens_T: Tensor
-) -> tuple[Array, list[list[float]]]:
-    """Logits (T, V) and weights of one row, by the reference."""
-    weights = Weights(model, of)
-    xs, sources = weights.embed(tokens_T), weights.embed(source_S)
-    if of.bidirectional_encoder:
-        memory, lasts = reference.read_both_ways(
-            weights.layers("encoder.forth"), weights.layers("encoder.back"), sources
-        )
-        maps = [
-            (weights.named[f"encoder.bridge.{i}.weight"], weights.named[f"encoder.bridge.{i}.bias"])
-            for i in range(sum(map(len, lasts)))
-        ]
-        first = []
-        for last in lasts:
-            mapped = [w @ part + b for part, (w, b) in zip(last, maps, strict=False)]
-            maps = maps[len(last) :]
-            first.append([np.tanh(mapped[0]), *mapped[1:]])
-    else:
-        every, first = reference.run_layers(weights.layers("encoder.forth"), sources)
-        memory = every[-1]
-    layers = weights.layers("rnn.cells")
-    if of.attention is None:
-        return weights.logits(reference.run_layers(layers, xs, first)[0][-1]), []
-    if of.attention.feed == "output":
-        hidden, aligned = reference.luong(layers, xs, first, memory, weights.score())
-    else:
-        layers[0] = weights.layer("rnn.cells.0", context="feed")
-        hidden, aligned = reference.bahdanau(layers, xs, first, memory, weights.score())
-    return weights.logits(hidden), aligned
 
 
 @pytest.mark.sampled(16)

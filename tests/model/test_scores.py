@@ -6,8 +6,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.model.layers.scores import Score, build_score
-from tests.model import tiny
 from tests.reference import attention as reference
+from tests.support import tiny
 
 KINDS = ("dot", "scaled-dot", "bilinear", "reduced-rank", "additive")
 B, N, T, S, H, R = 2, 3, 4, 5, 4, 2

@@ -15,9 +15,9 @@ from lmtool.recipe.spec.recipe import Model, make_generator_spec
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
-from tests.examples import examples
-from tests.model import tiny
 from tests.recipe.strategies import recurrents, transformers
+from tests.support import tiny
+from tests.support.examples import examples
 
 GIGABYTE = 10**9
 
@@ -72,7 +72,7 @@ def test_building_on_meta_loads_no_compiler():
     program = (
         "import sys\n"
         "from lmtool.model.size import build_on_meta\n"
-        "from tests.model import tiny\n"
+        "from tests.support import tiny\n"
         "for family in tiny.FAMILIES.values():\n"
         "    build_on_meta(tiny.any_spec(**family), tiny.VOCAB)\n"
         "assert 'torch._dynamo' not in sys.modules"

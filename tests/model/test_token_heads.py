@@ -8,8 +8,8 @@ from lmtool.batch import Batch
 from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
 from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, supported_objectives
-from tests.model import tiny
 from tests.reference import annotated
+from tests.support import tiny
 
 LENGTHS = (4, 1, 3)
 BODIES = [name for name, of in tiny.FAMILIES.items() if "tagging" in supported_objectives(tiny.any_spec(**of))]

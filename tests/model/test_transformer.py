@@ -17,9 +17,9 @@ from lmtool.model.transformer import TransformerEncoder
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Init, Norm, Transformer
-from tests.model import tiny
-from tests.model.test_papers import PAPERS
-from tests.model.tiny import TRANSFORMERS, VOCAB
+from tests.support import tiny
+from tests.support.papers import PAPERS
+from tests.support.tiny import TRANSFORMERS, VOCAB
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,32 +10,18 @@ from lmtool.model import LanguageModel, Output, build
 from lmtool.model.heads import Classifier
 from lmtool.model.recurrent import BidirectionalModel
 from lmtool.model.word_vectors import SkipGramModel
-from lmtool.objective import Objective, Vocabulary
+from lmtool.objective import Objective
 from lmtool.objective import build_with_vocabulary as build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from tests.model import tiny
+from tests.support import tiny
+from tests.support.heads import HEAD, LABELS, MODEL
+from tests.support.vocabularies import COUNTED as VOCABULARY
 
-VOCABULARY = Vocabulary(
-    tiny.VOCAB,
-    pad=0,
-    bos=1,
-    eos=2,
-    mask=4,
-    sep=5,
-    cls=6,
-    target_start_ids=(1,),
-    sentinels=(7, 8),
-    specials=frozenset(range(9)),
-    counts=np.arange(tiny.VOCAB),
-)
 PRICE_B = torch.tensor([3.0, 0.5, 7.0], dtype=torch.float64)
 TARGETS = [[9, IGNORE, 10, 11, IGNORE, IGNORE], [9, 10, 11, 12, 9, 10], [IGNORE] * 6]
 N_TARGETS_B = torch.tensor([3, 6, 0])
-MODEL = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 4, "context": 24}
-HEAD = {"kind": "classification", "task": "class", "labels": ["a", "b"], "dropout": 0.0}
 SOURCE = {"source_BS": tiny.tokens(3, 4)}
-LABELS = {"labels_B": torch.tensor([0, 1, 1])}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "causal": (MODEL, {"kind": "causal"}, {}),
     "scheduled sampling": (

@@ -13,9 +13,9 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective, Example, cross_entropy
 from lmtool.recipe.spec.objective import Causal
-from tests.model import tiny
-from tests.model.tiny import VOCAB
 from tests.reference import losses as reference
+from tests.support import tiny
+from tests.support.tiny import VOCAB
 
 BOS = 1
 

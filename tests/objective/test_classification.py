@@ -11,7 +11,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
-from tests.model import tiny
+from tests.support import tiny
 
 VOCABULARY = Vocabulary(
     tiny.VOCAB,

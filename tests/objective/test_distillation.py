@@ -14,8 +14,8 @@ from lmtool.objective.heads import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.recipe.spec.objective import Causal, Classification, Masked
 from lmtool.recipe.spec.training import Distillation
-from tests.model import tiny
 from tests.reference import distillation as reference
+from tests.support import tiny
 
 V, SPECIALS = tiny.VOCAB, 7
 VOCABULARY = Vocabulary(V, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(SPECIALS)))

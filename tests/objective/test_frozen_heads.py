@@ -15,7 +15,7 @@ from lmtool.objective import CausalObjective, Example, Objective, Vocabulary, cr
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.training import Lora
-from tests.model import tiny
+from tests.support import tiny
 
 VOCABULARY = Vocabulary(
     tiny.VOCAB,

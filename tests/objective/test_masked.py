@@ -19,9 +19,9 @@ from lmtool.recipe.spec.objective import Masked, SpanMasking
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.model import tiny
 from tests.reference import masking as reference_masking
 from tests.reference import objectives as reference
+from tests.support import tiny
 
 V = 60
 PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7

@@ -20,8 +20,9 @@ from lmtool.recipe.spec.objective import Classification, ReplacedTokens
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Distillation
 from lmtool.recipe.spec.transformer import Transformer
-from tests.model import tiny
-from tests.objective.test_auxiliary import HEAD, LABELS, MODEL, VOCABULARY
+from tests.support import tiny
+from tests.support.heads import HEAD, LABELS, MODEL
+from tests.support.vocabularies import COUNTED as VOCABULARY
 
 B, T, V, ROWS = 3, 40, 509, 4
 """ROWS of logits at once, of 120. No other tensor of a model has V as its last dimension, but for transposed tables."""

@@ -17,8 +17,8 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import make_generator_spec
 from lmtool.recipe.spec.transformer import Transformer
-from tests.model import tiny
 from tests.reference import replaced as reference
+from tests.support import tiny
 
 V, SPECIALS = 20, 7
 PAD, BOS, EOS, MASK, SEP, CLS = 0, 1, 2, 4, 5, 6

@@ -18,10 +18,10 @@ from lmtool.objective.scheduled import draw_sampling_numbers, sample_input_token
 from lmtool.objective.sources import Seq2SeqObjective, SourceTargetPair, collate_pairs
 from lmtool.recipe.spec.objective import Causal, ScheduledSampling, Seq2Seq
 from lmtool.training.truncated_bptt import CarriedModel
-from tests.model import tiny
-from tests.model.tiny import FAMILIES, VOCAB
-from tests.objective.test_sources import VOCABULARY
 from tests.reference import scheduled as reference
+from tests.support import tiny
+from tests.support.tiny import FAMILIES, VOCAB
+from tests.support.vocabularies import VOCABULARY
 
 BOS, T = 1, 9
 DECODERS = [*tiny.DECODERS, "elman", "gru", "lstm", "lstm with a memory", "gru with a mean of memories"]

@@ -12,9 +12,9 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective, _random_composition
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
-from tests.model import tiny
 from tests.reference import losses
 from tests.reference import objectives as reference
+from tests.support import tiny
 
 V, BOS, EOS = 60, 1, 2
 SENTINELS = tuple(range(7, 27))

@@ -10,8 +10,8 @@ from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
-from tests.model import tiny
 from tests.reference import annotated, losses
+from tests.support import tiny
 
 VOCABULARY = Vocabulary(
     tiny.VOCAB,

@@ -1,7 +1,5 @@
 """CBOW, GloVe and PPMI against loops: what they count, their losses and vectors."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -18,14 +16,12 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 from lmtool.training.cooccurrences import CountedPairs
 from lmtool.training.windows import Windows
-from tests.examples import examples
 from tests.reference import vectors as reference
-from tests.training.tiny import MemoryStore
+from tests.support.examples import examples
+from tests.support.training import MemoryStore
+from tests.support.word_vectors import BOS, COUNTS, EOS, SPECIALS, TEXT, UNK, WORDS, V, counted, randomised
 
 EXACT: dict[str, float] = {"rtol": 1e-10, "atol": 1e-10}
-V, SPECIALS, BOS, EOS, UNK = 20, 7, 1, 2, 3
-WORDS = set(range(SPECIALS, V))
-COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 14)])
 VOCABULARY = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), COUNTS)
 MODELS = {"cbow": "skipgram", "glove": "glove", "cooccurrence": "ppmi"}
 documents = st.lists(
@@ -38,27 +34,8 @@ def objective(kind, **keys):
     return build_objective(Recipe.model_validate(recipe | {"objective": {"kind": kind, **keys}}), VOCABULARY)
 
 
-def randomised(model):
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.double().parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return model
-
-
 def example(tokens, seed=0):
     return Example(np.array(tokens, dtype=np.int64), np.random.Generator(np.random.PCG64(seed)))
-
-
-def counted(rows, window, *, parts=1):
-    """A model that has counted documents, in so many parts."""
-    model = PpmiModel(Ppmi(kind="ppmi", d_model=6, window=window), V)
-    model.counts_V[SPECIALS:] = 1
-    windows = Windows(MemoryStore(rows), TextCut("stream", 1, 1), 1)
-    edges = np.linspace(0, windows.n_tokens, parts + 1).astype(int).tolist()
-    for start, stop in pairwise(edges):
-        model.fit_counts_([windows.read_in_order(start, stop, window)], stop - start)
-    return model
 
 
 @settings(max_examples=30, deadline=None)
@@ -87,9 +64,6 @@ def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, windo
     for epoch in epochs:
         assert {(i, j): x for i, j, x in epoch} == pytest.approx(expected)
     assert pairs.read(np.array([1]))[0].tokens == epochs[0][1 % len(expected)][0]
-
-
-TEXT = [[BOS, 7, 8, 9, 10, 7, 8, 11, EOS], [BOS, 12, 13, 7, UNK, 9, 9, EOS], [BOS, 14, 8, 12, EOS]]
 
 
 def test_vectors_are_factors_of_positive_pmi():

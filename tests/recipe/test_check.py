@@ -13,8 +13,8 @@ from lmtool.recipe.document import Origin, parse_yaml
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
-from tests.examples import examples
 from tests.recipe.strategies import texts
+from tests.support.examples import examples
 
 RECIPE = """\
 model:

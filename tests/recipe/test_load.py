@@ -16,8 +16,8 @@ from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
 from lmtool.recipe.spec.training import Linear, Muon, Sgd
-from tests.examples import examples
 from tests.recipe.covering import covering
+from tests.support.examples import examples
 
 RECIPE = """\
 description: test

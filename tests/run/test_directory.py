@@ -20,8 +20,8 @@ from lmtool.run.directory import Run
 from lmtool.run.files import Session, ValidationState, describe_environment
 from lmtool.run.lock import RunLock
 from lmtool.run.saving import Snapshot
-from tests.errors import refuses
 from tests.support.disks import failing_call
+from tests.support.errors import refuses
 from tests.support.runs import FILES, MakeRun, run_info
 
 

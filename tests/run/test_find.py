@@ -10,7 +10,7 @@ from lmtool.errors import CheckpointError
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.run.directory import Run
 from lmtool.run.find import find_resumable_run
-from tests.errors import refuses
+from tests.support.errors import refuses
 from tests.support.runs import MakeRun
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests import forks
+from tests.support import forks
 
 pytestmark = pytest.mark.system
 

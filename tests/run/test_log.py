@@ -11,8 +11,8 @@ import pytest
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.records import JsonModel
 from lmtool.run.log import MAX_LINE_BYTES, RunLog
-from tests.errors import refuses
 from tests.support.disks import failing_call, file_size_limit
+from tests.support.errors import refuses
 
 
 class Numbered(JsonModel, extra="allow"):

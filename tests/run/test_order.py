@@ -19,8 +19,8 @@ from lmtool.run.order import (
     permute,
     sample_numbers_for_rank,
 )
-from tests.examples import examples
 from tests.reference import order as reference
+from tests.support.examples import examples
 
 keys = st.integers(0, 2**63 - 1)
 

@@ -16,8 +16,8 @@ from lmtool.run.directory import Run
 from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
 from lmtool.run.removal import find_removable_runs, find_runs_older_than, parse_age, remove_run
-from tests.errors import refuses
 from tests.support.disks import failing_call
+from tests.support.errors import refuses
 from tests.support.runs import MakeRun
 
 DAY = timedelta(days=1)

@@ -22,8 +22,8 @@ from lmtool.run import checkpoint, saving
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.creation import create_run
 from lmtool.run.saving import Snapshot
-from tests.errors import refuses
 from tests.support.disks import failing_call
+from tests.support.errors import refuses
 from tests.support.runs import FILES, run_info
 
 N = 3

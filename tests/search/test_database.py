@@ -17,8 +17,8 @@ from lmtool.inference import reference
 from lmtool.inference.load import load_run
 from lmtool.search import database
 from lmtool.search.index import LISTS, SCHEMA, TEXTS, VECTORS, Entry, Index, add_texts, open_index, remove_texts
-from tests.errors import refuses
-from tests.training.tiny import Work, no_report
+from tests.support.errors import refuses
+from tests.support.training import Work, no_report
 
 LINES = ["the cat sat", "a dog ran away", "naïve mat", "and the dog", "home"]
 

@@ -13,7 +13,7 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification, Embedding, Seq2Seq
 from lmtool.recipe.spec.text import Data
 from lmtool.search.entries import Entry, hits_to_csv, hits_to_json_lines, read_entries, text_columns_of_run
-from tests.errors import refuses
+from tests.support.errors import refuses
 
 ROWS = [("k1", "Cats", "They purr."), ("k2", "", "No title."), ("k3", " ", ""), ("k4", "Été", 'A "quoted", thing')]
 BOTH = ["Cats They purr.", "No title.", 'Été A "quoted", thing']

@@ -14,10 +14,10 @@ from lmtool.search import index as module
 from lmtool.search import nearest
 from lmtool.search.index import LISTS, TEXTS, VECTORS, Entry, Index, add_texts, open_index, remove_texts
 from lmtool.search.nearest import normalize
-from tests.errors import refuses
 from tests.reference import search as plain
 from tests.run.killing import in_child
-from tests.training.tiny import Work, no_report
+from tests.support.errors import refuses
+from tests.support.training import Work, no_report
 
 LINES = ["the cat sat", "a dog ran away", "naïve mat", "and the dog", "home", "on the mat", "a cat ran home"]
 

@@ -8,7 +8,7 @@ import pytest
 from lmtool.interop.importing import import_to_cache
 from tests.generation import talkers
 from tests.serving.harness import Served, served
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import forks
+from tests.support import forks
 from tests.support.cli import CommandLine
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 ENDLESS = {"1": -100, "3": -100}
 """Biases against the ends of texts of `talker`."""

@@ -16,7 +16,7 @@ from lmtool.generation import constrained
 from lmtool.generation.forms import TextForm
 from lmtool.generation.params import SamplingParams
 from tests.serving.harness import Served, served
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

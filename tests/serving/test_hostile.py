@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from tests.serving.harness import Served, served
-from tests.serving.test_guard import samples
+from tests.serving.harness import Served, samples, served
 
 FIELDS = [
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),

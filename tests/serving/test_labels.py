@@ -10,7 +10,7 @@ import pytest
 from lmtool.api import load
 from lmtool.tasks.predict import predict
 from tests.serving.harness import served
-from tests.training.tiny import Work, words
+from tests.support.training import Work, words
 
 SENTENCES = ["Tom saw Anna .", "the cat ran home", "Anna and Tom sat ."]
 

@@ -25,7 +25,7 @@ from lmtool.generation.strategy import Sampler
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_cache_slots
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 Result = TypeVar("Result")
 

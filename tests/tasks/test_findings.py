@@ -12,7 +12,7 @@ from lmtool.tasks import findings
 from lmtool.tasks.findings import _find_near_duplicates
 from lmtool.tasks.prepare import check_tables, open_tables
 from lmtool.tasks.reading import LabelledRow
-from tests.examples import examples
+from tests.support.examples import examples
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join), max_size=8)
 

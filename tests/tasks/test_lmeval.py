@@ -25,10 +25,10 @@ from lmtool.tasks.benchmarks import (
     open_tasks,
 )
 from lmtool.tasks.comparison import compare_row_scores, score_tasks
-from tests.export.test_exporting import CASES, CAUSAL, LLAMA
-from tests.inference.test_continuations import plain
 from tests.interop.runs import made, recipe_of, tokenizer_of
-from tests.training.tiny import Work
+from tests.support.exporting import CASES, CAUSAL, LLAMA
+from tests.support.scoring import plain
+from tests.support.training import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval, and of what it imports
 

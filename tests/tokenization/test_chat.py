@@ -13,7 +13,7 @@ from lmtool.errors import CheckpointError, LmtoolError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.examples import examples
+from tests.support.examples import examples
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, publish, published
 
 

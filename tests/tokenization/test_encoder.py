@@ -14,7 +14,7 @@ from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import build_byte_alphabet
 from lmtool.tokenization.encoder import make_reference_encoder, make_tiktoken_encoder
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.examples import examples
+from tests.support.examples import examples
 from tests.support.texts import HOSTILE, prose
 from tests.support.tokenizers import BPE, TOKENIZERS
 

@@ -22,8 +22,8 @@ from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.encoder import LONG_TEXT_CHARACTERS
 from lmtool.tokenization.inner import SPECIAL_TOKENS
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
-from tests.errors import refuses
 from tests.reference import tokenizers as reference
+from tests.support.errors import refuses
 from tests.support.texts import HOSTILE, prose
 from tests.support.tokenizers import BPE, SPECS, TOKENIZERS
 

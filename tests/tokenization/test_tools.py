@@ -24,7 +24,7 @@ from lmtool.tokenization.tools import (
     parse_tool_calls,
     validate_tools,
 )
-from tests.examples import examples
+from tests.support.examples import examples
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, published
 from tests.tokenization.tool_templates import CALLING, QWEN, TOOLS, calling
 

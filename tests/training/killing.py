@@ -21,7 +21,7 @@ from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.lock import is_run_locked
 from tests.run.killing import die_at_event, in_child
-from tests.training.tiny import Work, lasting
+from tests.support.training import Work, lasting
 
 STEPS = {"adamw, patience, samples": 8}
 """Steps of a variant, 16 by default; of the one that is always run, half as many."""

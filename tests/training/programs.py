@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lmtool
-from tests import forks
-from tests.training.tiny import Work
+from tests.support import forks
+from tests.support.training import Work
 
 LMTOOL = ["-m", "lmtool"]
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lmtool"]

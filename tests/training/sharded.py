@@ -13,7 +13,7 @@ from lmtool.compute.processes import is_main_process
 from lmtool.compute.shards import is_sharded
 from lmtool.inference import load, perplexity
 from tests.compute.forked import forked
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 SHARDED = "training.shard=full"
 SHORT = ("model.dropout=0", "training.steps=6", "evaluation.every=3", "checkpoint.every=3")

@@ -8,7 +8,7 @@ from lmtool.compute.processes import PeerEnded
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.training import Checkpointing
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
-from tests.model import tiny
+from tests.support import tiny
 
 
 class Ended:

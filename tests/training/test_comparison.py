@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lmtool.cli import app
 from lmtool.training import comparison
 from lmtool.training.comparison import TextResults, interpolate
-from tests.training.tiny import Work, documents, ended, words
+from tests.support.training import Work, documents, ended, words
 
 BASELINE = "evaluation.baseline=true"
 

@@ -17,7 +17,7 @@ from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head
-from tests.training.tiny import Work, after, ended, metrics, words
+from tests.support.training import Work, after, ended, metrics, words
 
 CONTRASTIVE = "objective.contrastive=true"
 

@@ -15,7 +15,7 @@ from lmtool.recipe.load import load
 from lmtool.training.events import AlreadyFinished
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
-from tests.training.tiny import MemoryStore, Work, after, documents, ended, lasting, metrics, no_report
+from tests.support.training import MemoryStore, Work, after, documents, ended, lasting, metrics, no_report
 
 NGRAM = (
     "model={kind: ngram, order: 3, context: 256}",

@@ -7,7 +7,7 @@ import pytest
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.training.events import FitStarted, Stepped
-from tests.training.tiny import Work, after, documents, ended, metrics, warnings_in
+from tests.support.training import Work, after, documents, ended, metrics, warnings_in
 
 pytestmark = pytest.mark.gpu
 

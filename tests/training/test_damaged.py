@@ -27,7 +27,7 @@ from lmtool.run.directory import Run
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Ended
-from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in
+from tests.support.training import Work, after, ended, lasting, metrics, warnings_in
 
 SAMPLES = ("evaluation.prompts=[the]", "evaluation.sample_tokens=4")
 

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
 from lmtool.inference.load import build_model
@@ -14,9 +13,7 @@ from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.data import TextData, read_text
-from tests.training.tiny import Work, no_report, words
-
-CPU = Compute(torch.device("cpu"), "float32")
+from tests.support.training import Work, no_report, words
 
 
 def resolved(work: Work, *overrides: str, valid: Path | None = None) -> tuple[Recipe, TextData]:

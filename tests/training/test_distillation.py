@@ -17,7 +17,7 @@ from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
-from tests.training.tiny import Work, after, ended, lasting, metrics, no_report, taught_by, words
+from tests.support.training import Work, after, ended, lasting, metrics, no_report, taught_by, words
 
 ENCODER = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 32, dropout: 0.1}"
 SOFT = ("distillation.temperature=3", "distillation.cosine=0.5")

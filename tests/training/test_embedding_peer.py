@@ -12,8 +12,8 @@ from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_to_cache
 from lmtool.objective import Example, build_objective
-from tests.export.test_heads import BODIES
-from tests.interop import test_importing
+from tests.support import peers
+from tests.support.peers import BODIES
 from tests.support.published import sentence_transformers
 
 WORDS = ["it", "rained", "the", "sea", "went", "boats", "stayed", "and"]
@@ -47,7 +47,7 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(test_importing, "CASES", {**test_importing.CASES, **BODIES})
+    monkeypatch.setattr(peers, "CASES", {**peers.CASES, **BODIES})
     folder = sentence_transformers(tmp_path / "published")
     peer = library.SentenceTransformer(str(folder), device="cpu").eval().double()
     loaded = load_run(str(import_to_cache(str(folder))), CPU)

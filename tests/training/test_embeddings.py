@@ -18,7 +18,7 @@ from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.plan import Plan
-from tests.training.tiny import Work, after, ended, lasting
+from tests.support.training import Work, after, ended, lasting
 
 ENCODER = ("model={shape: encoder, dropout: 0.1, context: 24}", "objective={kind: masked}", "training.steps=2")
 STILL = "model.dropout=0"

@@ -11,7 +11,7 @@ from lmtool.sweeping.sweep import SweepInputs
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 
 @pytest.fixture

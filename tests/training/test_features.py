@@ -7,7 +7,7 @@ from lmtool.inference.load import load_run
 from lmtool.recipe.finetuning import ParentRun, TableShape, make_table_recipe
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 LSTM = "model={kind: recurrent, shape: SHAPE, cell: lstm, n_layers: 2, d_model: 16, context: 16}"
 ELMO = (LSTM.replace("SHAPE", "bidirectional"), "objective={kind: bidirectional}")

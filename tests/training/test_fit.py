@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU, Compute
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import build
 from lmtool.objective import CausalObjective
@@ -18,10 +18,9 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.fit import MAX_SKIPPED_UPDATES, Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
-from tests.training.tiny import MemoryStore
+from tests.support.training import MemoryStore
 
 VOCAB, BOS = 11, 1
-CPU = Compute(torch.device("cpu"), "float32")
 SGD = {"kind": "sgd", "lr": 0.5, "momentum": 0.9}
 
 

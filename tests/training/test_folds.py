@@ -23,7 +23,7 @@ from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
 from lmtool.training.resuming import resume
 from lmtool.training.train import train
-from tests.training.tiny import Work
+from tests.support.training import Work
 
 FEW_FEATURES = "model.buckets=500"
 

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from lmtool import objective
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.model import build
 from lmtool.objective.contrastive import (
@@ -24,8 +25,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
-from tests.model import tiny
-from tests.training.test_micro_batches import CPU, VOCABULARY
+from tests.support import tiny
+from tests.support.vocabularies import VOCABULARY
 
 BATCH = 8
 

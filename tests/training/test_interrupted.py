@@ -17,7 +17,7 @@ from lmtool.run.history import RunHistory
 from lmtool.run.listing import summarize_run
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Sampled, Stepped
-from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in
+from tests.support.training import Work, after, ended, lasting, metrics, warnings_in
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 DROPS = "checkpoint.keep_optimizer=false"

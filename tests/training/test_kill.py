@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forks
+from tests.support import forks
 
 pytestmark = pytest.mark.system
 

@@ -21,7 +21,7 @@ from lmtool.training import finetuning, folds, job, length, session
 from lmtool.training.data import read_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
-from tests.training.tiny import Work, after, ended, no_report, words
+from tests.support.training import Work, after, ended, no_report, words
 
 WORD_VECTORS = {
     "skip-gram": ("model={kind: skipgram, d_model: 8}", "objective={kind: skip-gram}"),

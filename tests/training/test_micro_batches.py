@@ -10,31 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool import objective
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.model import build
 from lmtool.model.heads import Classifier
-from lmtool.objective import Example, Vocabulary
+from lmtool.objective import Example
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit, split_into_micro_batches
 from lmtool.training.optimizer import Optimizers
-from tests.model import tiny
+from tests.support import tiny
+from tests.support.vocabularies import VOCABULARY
 
-CPU = Compute(torch.device("cpu"), "float32")
 RNG = np.random.default_rng(0)
-VOCABULARY = Vocabulary(
-    tiny.VOCAB,
-    pad=0,
-    bos=1,
-    eos=2,
-    mask=4,
-    sep=5,
-    cls=6,
-    target_start_ids=(1,),
-    sentinels=(),
-    specials=frozenset(range(7)),
-)
 
 
 def example(length: int, other: int | None = None) -> Example:

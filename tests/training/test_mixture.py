@@ -21,8 +21,8 @@ from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
-from tests.errors import refuses
-from tests.training.tiny import Work, after, documents, lasting, metrics, no_report
+from tests.support.errors import refuses
+from tests.support.training import Work, after, documents, lasting, metrics, no_report
 
 CPU = choose_compute("cpu", "float32")
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError, UsageError
 from lmtool.generation.generate import TextGenerator
@@ -17,13 +16,9 @@ from lmtool.objective import scheduled
 from lmtool.training import fit as fitting
 from lmtool.training.data import read_text
 from tests.compute.together import together
-from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report
+from tests.support.families import BERT, ELECTRA
+from tests.support.training import Work, after, documents, ended, lasting, metrics, no_report
 
-BERT = (
-    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
-    "n_segments: 2, next_sentence_head: true}",
-    "objective={kind: masked, next_sentence: true}",
-)
 ALBERT = (BERT[0], "objective={kind: masked, sentence_order: true}")
 WORDS = (BERT[0], "objective={kind: masked, whole_words: true, independent: true}", "tokenizer.kind=bpe")
 SPANBERT = (
@@ -35,13 +30,7 @@ XLNET = (
     "objective={kind: masked, permutation: true}",
 )
 SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
-ELECTRA = (
-    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
-    "position: {kind: alibi}}",
-    "objective={kind: replaced-tokens, generator_size: 0.5}",
-)
 LSTM = ("model={kind: recurrent, d_model: 12, context: 16, dropout: 0.1}", *SAMPLED)
-CPU = Compute(torch.device("cpu"), "float32")
 
 
 @pytest.mark.sampled(2)

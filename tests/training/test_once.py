@@ -15,7 +15,7 @@ from lmtool.training.data import TextData
 from lmtool.training.events import Stepped
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
-from tests.training.tiny import Work, after, no_report
+from tests.support.training import Work, after, no_report
 
 
 @pytest.fixture

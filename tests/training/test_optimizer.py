@@ -1,7 +1,7 @@
 """Optimizers against their reference versions: updates, clipping, gradients that are not finite, resuming."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,26 +9,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU, Compute
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.training import Optimizer, Tuning
+from lmtool.recipe.spec.training import Tuning
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.updates import AdamUpdate, MomentumSgd, MuonMatrices, orthogonalise
-from tests.model import tiny
 from tests.reference import optimizers as reference
-
-Array = NDArray[np.float64]
-CPU = Compute(torch.device("cpu"), "float32")
-SHAPES = {"matrix": (3, 4), "vector": (5,), "cube": (2, 3, 2)}
-MULTIPLIERS = [0.5, 1.0, 0.25, 0.8, 0.1, 0.7]
+from tests.support import tiny
+from tests.support.optimizers import (
+    MULTIPLIERS,
+    SHAPES,
+    Toy,
+    conditioned,
+    drawn_gradients,
+    gradients_like,
+    plain,
+    set_gradients,
+    spec_of,
+    weights_of,
+)
 
 SPECS: dict[str, dict[str, Any]] = {
     "sgd": {"kind": "sgd", "lr": 0.1},
@@ -49,51 +54,6 @@ MUON: dict[str, Any] = {
     "weight_decay": 0.3,
     "adamw": {"lr": 1e-2, "beta2": 0.9, "weight_decay": 0.2},
 }
-
-
-def spec_of(fields: dict[str, Any]) -> Optimizer:
-    spec: Optimizer = TypeAdapter(Optimizer).validate_python(fields)
-    return spec
-
-
-def plain(fields: dict[str, Any], w: Array, gradients: Sequence[Array], shares: Sequence[float]) -> Array:
-    """The reference update of one weight array."""
-    rates = [fields["lr"] * share for share in shares]
-    decay = fields.get("weight_decay", 0.1 if fields["kind"] == "adamw" else 0.0) if w.ndim >= 2 else 0.0
-    if fields["kind"] == "sgd":
-        if "momentum" in fields:
-            return reference.momentum(w, gradients, rates, fields["momentum"], decay)
-        return reference.sgd(w, gradients, rates, decay)
-    betas = fields.get("beta1", 0.9), fields.get("beta2", 0.999)
-    return reference.adam(w, gradients, rates, *betas, fields.get("eps", 1e-8), decay, fields["kind"] == "adamw")
-
-
-class Toy(nn.Module):
-    """Parameters of one, two and three dimensions."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        for name, shape in SHAPES.items():
-            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-            self.register_parameter(name, nn.Parameter(drawn))
-
-    def parameter_depths(self) -> dict[nn.Parameter, int]:
-        return dict.fromkeys(self.parameters(), 0)
-
-
-def drawn_gradients(model: nn.Module, steps: int, seed: int = 7) -> list[dict[str, Array]]:
-    rng = np.random.default_rng(seed)
-    return [{name: rng.normal(size=p.shape) for name, p in model.named_parameters()} for _ in range(steps)]
-
-
-def set_gradients(model: nn.Module, gradients: dict[str, Array]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.grad = torch.from_numpy(gradients[name]).to(parameter.dtype)
-
-
-def weights_of(model: nn.Module) -> dict[str, Array]:
-    return {name: parameter.detach().double().numpy().copy() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
@@ -347,15 +307,6 @@ def test_the_bits_are_those_of_torch(make_ours: Callable[[Any], Any], make_their
     assert torch.equal(*weights)
 
 
-def conditioned(rows: int, columns: int, smallest: float, seed: int) -> Tensor:
-    """A matrix with singular values from `smallest` to 1, random singular vectors, and a random size."""
-    generator = torch.Generator().manual_seed(seed)
-    rank = min(rows, columns)
-    left, _ = torch.linalg.qr(torch.randn(rows, rank, generator=generator))
-    right, _ = torch.linalg.qr(torch.randn(columns, rank, generator=generator))
-    return 10 * (left * torch.linspace(smallest, 1, rank)) @ right.T
-
-
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 24), columns=st.integers(1, 24), scale=st.floats(1e-6, 1e6), seed=st.integers(0, 99))
 def test_orthogonalised_singular_values(rows: int, columns: int, scale: float, seed: int) -> None:
@@ -379,10 +330,6 @@ def test_orthogonalised_keeps_its_singular_vectors(shape: tuple[int, int]) -> No
 
 def test_orthogonalised_zero_is_zero() -> None:
     assert not orthogonalise(torch.zeros(2, 3, 4)).any()
-
-
-def gradients_like(shape: tuple[int, int], n: int) -> list[Tensor]:
-    return [conditioned(*shape, 0.2, seed) for seed in range(n)]
 
 
 SETTINGS = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.3}

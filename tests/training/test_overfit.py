@@ -14,8 +14,8 @@ from lmtool.training.cooccurrences import CountedPairs
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
 from lmtool.training.windows import Windows
-from tests.training.test_recipes import TABLES, kind_of_objective, recipe_of, small, table_for
-from tests.training.tiny import Work, metrics, no_report
+from tests.support.shipped import TABLES, kind_of_objective, recipe_of, small, table_for
+from tests.support.training import Work, metrics, no_report
 
 STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
 """Most steps of recipes that need more than 150; gated networks need the most to memorize a batch."""

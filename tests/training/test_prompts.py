@@ -9,7 +9,7 @@ import pytest
 from lmtool.data.store import TokenStore
 from lmtool.recipe.load import load
 from lmtool.training.data import MAX_PROMPT_CHARACTERS, make_prompt
-from tests.training.tiny import MemoryStore, Work, after
+from tests.support.training import MemoryStore, Work, after
 
 TEXTS = {
     "prose": ("The old sailor went home before the storm came, and nobody saw him again.", "The old sailor went home"),

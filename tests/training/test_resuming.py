@@ -22,7 +22,7 @@ from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, train
 from lmtool.training.events import AlreadyFinished, Info
 from tests.support.cli import CommandLine
-from tests.training.tiny import Work, after, ended, lasting, metrics
+from tests.support.training import Work, after, ended, lasting, metrics
 
 ANEW = {
     "description": "again",

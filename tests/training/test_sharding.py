@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU, Compute
 from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
 from lmtool.errors import RecipeError, UsageError
@@ -27,13 +27,10 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.training.plan import _must_shard, check_same_inputs
-from tests import forks
 from tests.compute.together import together
+from tests.support import forks
+from tests.support.training import Work, metrics, warnings_in
 from tests.training.sharded import RECIPES, SHORT, TUNED
-from tests.training.tiny import Work, metrics, warnings_in
-
-CPU = Compute(torch.device("cpu"), "float32")
-
 
 MEASURED = ("adamw", "sharded muon")
 """Runs that processes measure together, from one file and from several."""

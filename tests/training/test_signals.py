@@ -7,8 +7,8 @@ import pytest
 
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
+from tests.support.training import Work, after, ended, lasting, metrics
 from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
-from tests.training.tiny import Work, after, ended, lasting, metrics
 
 pytestmark = pytest.mark.system
 

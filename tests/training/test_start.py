@@ -36,7 +36,7 @@ from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, 
 from lmtool.training.job import SessionOptions
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.resuming import resume
-from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
+from tests.support.training import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
 PROMPTS = "evaluation.prompts=[the, a cat]"

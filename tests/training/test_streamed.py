@@ -33,8 +33,8 @@ from lmtool.training import train
 from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedWindows
-from tests.errors import refuses
-from tests.training.tiny import Work, after, lasting, no_report, words
+from tests.support.errors import refuses
+from tests.support.training import Work, after, lasting, no_report, words
 
 CPU = choose_compute("cpu", "float32")
 

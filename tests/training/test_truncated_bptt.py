@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.model import DecodeState, build
@@ -23,10 +23,9 @@ from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import check_device
 from lmtool.training.windows import Windows
-from tests.training.tiny import MemoryStore, Work, lasting
+from tests.support.training import MemoryStore, Work, lasting
 
 VOCAB, BOS, ROWS, CONTEXT = 11, 1, 4, 6
-CPU = Compute(torch.device("cpu"), "float32")
 RNN = "model={kind: recurrent, cell: lstm, n_layers: 2, d_model: 12, context: 8, dropout: 0.1}"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
 from lmtool.inference import reference
 from lmtool.inference.load import load_run, load_trained_model, read_merged_weights
@@ -25,9 +25,8 @@ from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
 from lmtool.training.events import FitStarted, Started
 from lmtool.training.finetuning import plan_finetuning
-from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
+from tests.support.training import Work, after, ended, lasting, warnings_in, words
 
-CPU = Compute(torch.device("cpu"), "float32")
 LORA = "tuning.lora={rank: 3, dropout: 0.1}"
 HOT = "optimizer.lr=0.01"
 

@@ -18,7 +18,7 @@ from lmtool.training import samples
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Stepped
-from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in, words
+from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, words
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 

@@ -17,7 +17,7 @@ from lmtool.training.events import Started
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.train import train
 from tests.reference import vectors as reference
-from tests.training.tiny import Work, after, lasting
+from tests.support.training import Work, after, lasting
 
 WORDS = ("tokenizer={kind: word, lowercase: true}", "training.steps=4", "evaluation.every=2", "checkpoint.every=2")
 STILL = ("optimizer={kind: sgd, lr: 1e-12}", "schedule.kind=constant")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmtool.errors import DataError
 from lmtool.objective import TextCut
 from lmtool.training.windows import Windows
-from tests.training.tiny import MemoryStore
+from tests.support.training import MemoryStore
 
 BOS, EOS, FIRST = 1, 2, 10
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tests.interop.test_importing import BERT, END, ENDED, FRAMED, PADDED, ROBERTA, byte_level, word_pieces
+from tests.support.peers import BERT, END, ENDED, FRAMED, PADDED, ROBERTA, byte_level, word_pieces
 
 GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 SIZES: dict[str, Any] = {

@@ -12,7 +12,7 @@ from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.observing import record_attention_weights
 from tests.interop.families.cases import CASES
 from tests.interop.families.peers import VOCAB, brought, peer_of
-from tests.model import tiny
+from tests.support import tiny
 
 DECODERS = ["gpt2", "llama", "llama 3", "mistral", "bloom", "neox"]
 ENCODERS = ["bert", "modernbert"]

@@ -19,7 +19,6 @@ from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.recipe.document import parse_yaml
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification
 from lmtool.recipe.spec.transformer import Transformer
-from tests.examples import examples
 from tests.interop.families.cases import GROUPED, YARN
 from tests.interop.families.hub import (
     BLOOM_FILE,
@@ -37,6 +36,7 @@ from tests.interop.families.hub import (
     TINYLLAMA_FILE,
 )
 from tests.interop.families.peers import JUNK, MANY, described
+from tests.support.examples import examples
 
 
 def tensors_of_head(values: Mapping[str, Any], tensor: str) -> list[str]:

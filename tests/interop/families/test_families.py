@@ -20,7 +20,7 @@ from lmtool.inference.load import LoadedModel
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.model.heads import Classifier, SpanReader, Tagger, TokenHeadModel
 from tests.interop.families.cases import CASES, PLAIN, TOKENIZERS
-from tests.interop.test_importing import TEXTS, brought, peer_in, rows_of
+from tests.support.peers import TEXTS, brought, peer_in, rows_of
 
 UNREAD = ("cls.predictions.bias", "lm_head.bias")
 """Of BERT and RoBERTa, whose untied output matrix has another bias."""

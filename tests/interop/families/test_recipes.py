@@ -18,12 +18,12 @@ from lmtool.model import LanguageModel, build
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked, ReplacedTokens, Seq2Seq
 from lmtool.recipe.spec.transformer import Transformer
-from tests.examples import examples
 from tests.interop.families.cases import DECODERS
 from tests.interop.families.hub import DECODERS as HUB
 from tests.interop.families.peers import VOCAB, assert_close, described, published
-from tests.model import tiny
 from tests.recipe.strategies import specs
+from tests.support import tiny
+from tests.support.examples import examples
 
 SMALL: dict[str, Any] = {
     "n_layers": 2,

@@ -1,6 +1,6 @@
 """Make the runs of tests/data/runs/VERSION: a tiny one of each kind, as this version of lmtool writes it.
 
-    python -m tests.make_runs
+    python -m tests.support.make_runs
 
 Once for each version, just before it is released. It writes a new folder, with the texts and recipes that the runs were
 trained on, and never changes that of another version: tests/test_old_runs.py holds that later versions load, measure,
@@ -19,9 +19,9 @@ import lmtool
 from lmtool import cli
 from lmtool.inference.reference import Reference
 from lmtool.run import files
-from tests.training.tiny import documents
+from tests.support.training import documents
 
-RUNS = Path(__file__).parent / "data" / "runs"
+RUNS = Path(__file__).parents[1] / "data" / "runs"
 
 _TRAINED = "training: {steps: 4, batch_size: 4, device: cpu, precision: float32}\n"
 _OFTEN = """\

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IMPORTS = ("lmtool.cli", "lmtool.training.train", "lmtool.generation.generate", "lmtool.report.training")
 """What each program that trains or writes imports, and torch with it."""
 LENGTH = 8
@@ -142,7 +142,7 @@ def run(words: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[st
 def _server() -> socket.socket:
     """The connection to the server, which ends with it."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
+    command = [sys.executable, "-m", "tests.support.forks", str(theirs.fileno())]
     server = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
     theirs.close()
     atexit.register(lambda: (ours.close(), server.wait()))

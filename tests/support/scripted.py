@@ -1,0 +1,43 @@
+"""A model that writes what it is told, and a tokenizer of bytes."""
+
+from lmtool.tokenization.decoder import ByteDecoder
+from lmtool.tokenization.inner import SpecialTokenRoles
+from tests.generation.models import HistoryModel
+
+SPECIAL = 7
+
+
+class ByteTokenizer:
+    """Seven special tokens, then one for each byte."""
+
+    kind = "bpe"
+    bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
+    special_ids = frozenset(range(SPECIAL))
+    roles = SpecialTokenRoles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
+    vocab_size = SPECIAL + 256
+
+    def encode(self, text):
+        return [SPECIAL + byte for byte in text.encode()]
+
+    def find_unknown_parts(self, text):
+        return []
+
+    def display_token(self, token):
+        return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
+
+    def make_stream_decoder(self, names=None):
+        return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
+
+
+class ScriptModel(HistoryModel):
+    """Continues with a text of bytes, whatever the prompt, which begins with its number of tokens."""
+
+    def __init__(self, script, vocab_size=ByteTokenizer.vocab_size, n_prompt=1, context=None):
+        super().__init__(vocab_size, context)
+        self.script = script
+        self.n_prompt = n_prompt
+
+    def logits_after(self, ids):
+        logits = super().logits_after(ids)
+        logits[self.script[len(ids) - self.n_prompt]] = 100.0
+        return logits

@@ -1,0 +1,35 @@
+"""Vocabularies of the small models, with every special token."""
+
+import numpy as np
+
+from lmtool.objective import Vocabulary
+from tests.support import tiny
+
+VOCABULARY = Vocabulary(
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    target_start_ids=(1,),
+    sentinels=(),
+    specials=frozenset(range(7)),
+)
+"""Without sentinels."""
+
+COUNTED = Vocabulary(
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    target_start_ids=(1,),
+    sentinels=(7, 8),
+    specials=frozenset(range(9)),
+    counts=np.arange(tiny.VOCAB),
+)
+"""With sentinels and the counts of its tokens."""
