@@ -133,45 +133,12 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
-    """Do not even make the cases that are left out, where no slow test is asked for: two in five of all."""
-    yield
-    mark = metafunc.definition.get_closest_marker("sampled")
-    if mark and "not slow" in metafunc.config.option.markexpr:
-        kept = _kept(mark.args[0], len(metafunc._calls))
-        metafunc._calls = [case for i, case in enumerate(metafunc._calls) if i in kept]
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "not slow" not in config.option.markexpr:
-        _mark_sampled(items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def _mark_sampled(items: list[pytest.Item]) -> None:
-    """Mark as slow what is left out of the cases of sampled tests."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for alike in cases.values():
-        mark = alike[0].get_closest_marker("sampled")
-        assert mark is not None
-        kept = _kept(mark.args[0], len(alike))
-        for i, item in enumerate(alike):
-            if i not in kept:
-                item.add_marker(pytest.mark.slow)
-
-
-def _kept(n: int, cases: int) -> set[int]:
-    """Numbers of the n cases that the fast tests run, evenly apart."""
-    return {i * cases // n for i in range(n)}
 
 
 def _has_cuda() -> bool:

@@ -71,7 +71,6 @@ def test_predictions_are_those_of_the_command(trained: Work, tmp_path: Path) -> 
     assert load("reviews", device="cpu").predict([]) == []
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("problem", "n"), [("multi_label_classification", 3), ("regression", 1)])
 def test_predictions_of_an_imported_classifier(
     problem: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -41,7 +41,6 @@ def test_a_topic_has_all_parts(topic: str) -> None:
     assert TOPICS[topic].count("<!-- output: ") == TOPICS[topic].count("```sh\n") == 1
 
 
-@pytest.mark.sampled(16)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_functions_and_tests_exist(topic: str) -> None:
     folders = Counter()

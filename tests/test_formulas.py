@@ -44,6 +44,7 @@ from tests.model import recurrent_weights
 from tests.reference import classifiers, ngram, recurrent, schedules, skipgram, vectors
 from tests.support import optimizers as small_optimizers
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.docs import PAGE, TOPICS, names_in
 from tests.support.ngrams import counted, log_p, some_documents
 from tests.support.recurrent import by_loops
@@ -448,7 +449,6 @@ def compare(recipe: Recipe) -> None:
         compare_head(model, recipe)
 
 
-@pytest.mark.sampled(9)
 @topics
 def test_a_model_is_that_of_its_formula(topic: str) -> None:
     different = {repr((recipe.model, recipe.objective)): recipe for recipe in (one.small() for one in TRAININGS[topic])}
@@ -463,13 +463,27 @@ def test_a_form_is_what_its_settings_give(form: str) -> None:
     compare(Training(words, name, None).small())
 
 
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(
+        shipped_recipes(),
+        "albert-tiny",
+        "bilstm",
+        "distil-tiny",
+        "elmo-tiny",
+        "gpt2-124m",
+        "linear",
+        "lstm",
+        "prefix-lm",
+        "seq2seq-bahdanau",
+        "skipgram",
+        "tagger",
+    ),
+)
 def test_a_model_of_a_recipe_is_the_plain_one(name: str) -> None:
     compare(Training([], name, None).small())
 
 
-@pytest.mark.sampled(6)
 @topics
 def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
     for training in TRAININGS[topic]:

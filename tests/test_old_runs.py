@@ -12,6 +12,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import paths
 from lmtool.run.directory import Run
 from tests.cli.conftest import lmtool  # noqa: F401 - a fixture
+from tests.support.cases import nightly_but
 from tests.support.make_runs import COMMANDS, RUNS, texts
 
 VERSIONS = sorted(folder.name for folder in RUNS.iterdir())
@@ -39,8 +40,7 @@ def test_there_are_runs_of_each_kind():
     assert sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file()) < 500_000 * len(VERSIONS)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", nightly_but(COMMANDS, "ngram", "encoder-decoder"))
 def test_a_run_of_an_earlier_version_is_used_as_ever(old, lmtool, name):  # noqa: F811 - the fixture
     measured = json.loads(lmtool.succeeds("eval", name, TABLES.get(name, "valid.txt"), "--json").out)
     assert measured["loss"] > 0

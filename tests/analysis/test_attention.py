@@ -26,6 +26,7 @@ from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.layers.observing import record_attention_weights
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
 from tests.reference import attribution as plain
+from tests.support.cases import nightly_but
 
 RECURRENT: dict[str, Any] = {"kind": "recurrent", "n_layers": 2, "d_model": 8, "context": 24}
 CLASSES: dict[str, Any] = {"kind": "classification", "task": "class", "labels": ["good", "bad", "so so"]}
@@ -241,8 +242,9 @@ EXPLAINED = [
 ]
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", EXPLAINED)
+@pytest.mark.parametrize(
+    "name", nightly_but(EXPLAINED, "classes", "decoder of classes", "pooled lstm", "pooled encoder")
+)
 def test_words_that_decided(load: Any, name: str) -> None:
     """Each measure against a plain computation: rows without a word, one by one; gradients at scaled embeddings."""
     loaded = load(name)

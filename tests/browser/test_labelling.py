@@ -15,6 +15,7 @@ from lmtool.serving.server import open_listener, running_server
 from tests.browser.conftest import HITS, Opened
 from tests.browser.pages import HOSTILE
 from tests.labelling.conftest import TRUTH, begin, table, write  # noqa: F401 - fixtures
+from tests.support.cases import nightly_but
 
 pytestmark = pytest.mark.browser
 KEY = "a-key-of-some-length"
@@ -205,8 +206,9 @@ def test_several_labels_a_row(serve: Callable[..., Served], table: Path) -> None
     assert [*served.labelling.answers().values()] in ([("small", "third"), ()], [(), ("small", "third")])
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("options", [{"viewport": {"width": 360, "height": 640}}, {"color_scheme": "dark"}, {}])
+@pytest.mark.parametrize(
+    "options", nightly_but([{"viewport": {"width": 360, "height": 640}}, {"color_scheme": "dark"}, {}], 0, 1)
+)
 def test_texts_and_names_are_no_markup_and_a_phone_scrolls_down_only(
     serve: Callable[..., Served], tmp_path: Path, options: dict[str, Any]
 ) -> None:

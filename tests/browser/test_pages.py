@@ -8,9 +8,11 @@ import re
 import pytest
 
 from tests.browser.pages import FILE, HOSTILE, PAGES
+from tests.support.cases import nightly_but
 
 pytestmark = pytest.mark.browser
 EVERY = pytest.mark.parametrize("kind", PAGES)
+SOME = pytest.mark.parametrize("kind", nightly_but(PAGES, "attention of two stacks", "report", "recipe", "gradients"))
 ATTENTION = ["attention", "attention of two stacks", "attention of a classifier"]
 CHARTS = ["report", "report of two runs", "report of a classifier", "report of a translator", "recipe with windows"]
 CHARTS += ["recipe with buckets", "recipe with sinusoids", "gradients"]
@@ -46,8 +48,7 @@ def test_text_stays_text(visit, kind, bypass_csp):
         assert HOSTILE[:30] in text or FILE[:30] in text
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", CHARTS)
+@pytest.mark.parametrize("kind", nightly_but(CHARTS, "report", "report of a classifier", "recipe with buckets"))
 def test_charts_are_read_out_by_pointer_keys_and_fingers(visit, kind):
     page, phone = visit(kind), visit(kind, **PHONE)
     for one in (page, phone):
@@ -113,8 +114,7 @@ def test_views_are_chosen_by_pointer_and_keys(visit, kind):
         assert sum(shown()) == 1
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ATTENTION)
+@pytest.mark.parametrize("kind", nightly_but(ATTENTION, "attention of two stacks"))
 def test_heads_are_chosen_and_read_out(visit, kind):
     page = visit(kind)
     heat, links, said = (page.locator(f"#attention-{name}") for name in ("heat", "links", "said"))
@@ -137,8 +137,7 @@ def test_heads_are_chosen_and_read_out(visit, kind):
     assert said.text_content() != first
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ATTENTION)
+@pytest.mark.parametrize("kind", nightly_but(ATTENTION, "attention of two stacks"))
 def test_links_of_one_word(visit, kind):
     links = visit(kind).locator("#attention-links")
     everything = links.locator(".link").count()
@@ -191,16 +190,14 @@ def test_tokens_show_what_else_was_probable(visit, kind):
     assert chosen.locator("meter").count() >= 3
 
 
-@pytest.mark.sampled(5)
-@EVERY
+@SOME
 def test_a_phone_scrolls_down_only(visit, kind):
     page = visit(kind, **PHONE)
     page.eval_on_selector_all("details", "all => all.forEach((details) => { details.open = true; })")
     assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [360, 360]
 
 
-@pytest.mark.sampled(4)
-@EVERY
+@SOME
 def test_dark_and_print(visit, kind):
     page = visit(kind, color_scheme="light")
     colours = """() => {

@@ -12,6 +12,7 @@ from lmtool.serving.server import ServerConfig
 from tests.browser.conftest import HITS, Opened
 from tests.serving.conftest import folder, talker  # noqa: F401 - fixtures
 from tests.serving.harness import Served, served
+from tests.support.cases import nightly_but
 
 pytestmark = pytest.mark.browser
 KEY = "a-key-of-some-length"
@@ -127,8 +128,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 CHAT = "**/v1/chat/completions"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", nightly_but(FAULTS, "refused", "no network", "a stream that breaks off"))
 def test_a_failed_message_is_back_in_the_input_and_the_conversation_as_before(
     visit: Callable[[Served], Any],
     server: Served,

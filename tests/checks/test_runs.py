@@ -12,6 +12,7 @@ from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo, ValidationState
 from lmtool.run.saving import Snapshot
+from tests.support.cases import nightly_but
 
 STATE = {"tokens": 4, "seconds": 0.5, "best_step": 2, "best_value": 1.5, "recipe": {"seed": 1}}
 SPLIT = {"table": "a.csv", "train": [1, 2], "test": [3]}
@@ -90,10 +91,12 @@ def test_every_flipped_bit_of_checkpoints_is_reported(whole: Path) -> None:
 NAMES = ("run.json", "validated.json", "metrics.json", "split.json", "baseline.json")
 
 
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(NAMES, "run.json", "metrics.json"))
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"3", b"\xff", b"null", b"[" * 100_000, b'{"a": %s}' % (b"9" * 5_000)]
+    "content",
+    nightly_but(
+        [b"", b"{", b"[]", b"3", b"\xff", b"null", b"[" * 100_000, b'{"a": %s}' % (b"9" * 5_000)], 0, 1, 3, 4, 6
+    ),
 )
 def test_other_files_are_reported_when_they_are_no_such_file(name: str, content: bytes, whole: Path) -> None:
     (whole / name).write_bytes(content)

@@ -157,8 +157,7 @@ class WithoutFloat64(TorchDispatchMode):
         return made
 
 
-@pytest.mark.sampled(21)
-@pytest.mark.parametrize("name", tiny.FAMILIES)
+@pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(tiny.FAMILIES))
 def test_models_compute_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, as on a device that has none."""
     for module in (positions, ngram):

@@ -16,6 +16,7 @@ from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Repl
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
 from tests.support import tiny
+from tests.support.cases import nightly_but
 
 SIZE = 3
 
@@ -44,8 +45,7 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
         assert n_held < 0.6 * sum(parameter.numel() for parameter in expected.values())
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", tiny.TRANSFORMERS)
+@pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(tiny.TRANSFORMERS))
 def test_initial_weights(name: str) -> None:
     def make() -> nn.Module:
         return build(tiny.spec(**tiny.TRANSFORMERS[name]), tiny.VOCAB)
@@ -69,16 +69,16 @@ def with_head(of: str, spec: Transformer) -> nn.Module:
     return Classifier(body, objective, spec)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("of", ["class", "mix", "tagging", "question-answering", "replaced-tokens"])
-@pytest.mark.parametrize("position", ["learned", "alibi"])
+@pytest.mark.parametrize(
+    "of", nightly_but(["class", "mix", "tagging", "question-answering", "replaced-tokens"], "class", "tagging")
+)
+@pytest.mark.parametrize("position", nightly_but(["learned", "alibi"], "learned"))
 def test_heads(of: str, position: str) -> None:
     spec = tiny.spec(**{**tiny.BERT, "next_sentence_head": False, "position": {"kind": position}})
     torch.manual_seed(3)
     assert_rows_of(with_head(of, spec), lambda: with_head(of, spec))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("score", ["bilinear", "reduced-rank", "additive"])
 def test_heads_above_scores_with_weights(score: str) -> None:
     spec = tiny.spec(**{**tiny.BERT, "next_sentence_head": False, "score": score})

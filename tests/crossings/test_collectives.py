@@ -24,6 +24,7 @@ from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 from lmtool.training import length
 from tests.compute.together import meet
 from tests.support import families
+from tests.support.cases import nightly_but
 from tests.support.families import BERT, ELECTRA
 from tests.support.training import Work, after, metrics, words
 
@@ -144,8 +145,9 @@ def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any, *, size: int
     return entered
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("name", "shared"), cases(TEXTS))
+@pytest.mark.parametrize(
+    ("name", "shared"), nightly_but(cases(TEXTS), "encoder, replicated", "glove, replicated", unpack=True)
+)
 def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
     monkeypatch.setattr(streaming, "UNIT_BYTES", 300)
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 1500)
@@ -159,8 +161,7 @@ def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Se
     assert len(entered) > 6
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("name", "shared"), cases(TABLES))
+@pytest.mark.parametrize(("name", "shared"), nightly_but(cases(TABLES), "seq2seq, replicated", 13, unpack=True))
 def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
     """Then their validation rows are fewer than the processes, and rows are answered that are fewer, too."""
     rows = table(work, name)
@@ -187,7 +188,6 @@ def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: 
             assert loss == near(measured.loss)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
 def test_a_student(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
     overrides = still(())
@@ -253,9 +253,14 @@ ASKED: dict[str, Sequence[str]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("name", "lines"), [*((name, 2) for name in ASKED), *((name, n) for name in ("decoder", "3-gram") for n in (1, 5))]
+    ("name", "lines"),
+    nightly_but(
+        [*((name, 2) for name in ASKED), *((name, n) for name in ("decoder", "3-gram") for n in (1, 5))],
+        0,
+        4,
+        unpack=True,
+    ),
 )
 def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, lines: int) -> None:
     """Of one document, of fewer than there are processes, and of some; also where processes share the model."""
@@ -281,7 +286,6 @@ def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str
         assert (("root",) in entered) is (memory == 1 and name in ("decoder", "prefix"))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Each is scored by one process, and all have the same figures."""

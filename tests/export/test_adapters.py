@@ -19,6 +19,7 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_run
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
+from tests.support.cases import nightly_but
 from tests.support.errors import refuses
 from tests.support.exporting import (
     BERT,
@@ -105,8 +106,7 @@ def adapted_run(
     return base, made(folder / "run", recipe, tokenizer, base)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", nightly_but(CASES, "llama", "bert classifier, temperature"))
 def test_adapters(case: str, tmp_path: Path) -> None:
     model, before, objective, targets = CASES[case]
     base, run = adapted_run(tmp_path, model, before, objective, targets)
@@ -140,20 +140,25 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "expected"),
-    [
-        ("llama", {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {}, "fan_in_fan_out": False}),
-        ("gpt2", {"target_modules": ["c_attn"], "rank_pattern": {"c_attn": 6}, "alpha_pattern": {"c_attn": 8.0}}),
-        ("gpt2, one part", {"target_modules": ["c_attn"], "rank_pattern": {}, "fan_in_fan_out": True}),
-        ("bert classifier", {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}),
-        (
-            "bert classifier of pairs, networks",
-            {"target_modules": ["0.output.dense", "1.output.dense", "intermediate.dense"]},
-        ),
-        ("roberta classifier", {"modules_to_save": ["classifier"]}),
-    ],
+    nightly_but(
+        [
+            ("llama", {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {}, "fan_in_fan_out": False}),
+            ("gpt2", {"target_modules": ["c_attn"], "rank_pattern": {"c_attn": 6}, "alpha_pattern": {"c_attn": 8.0}}),
+            ("gpt2, one part", {"target_modules": ["c_attn"], "rank_pattern": {}, "fan_in_fan_out": True}),
+            ("bert classifier", {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}),
+            (
+                "bert classifier of pairs, networks",
+                {"target_modules": ["0.output.dense", "1.output.dense", "intermediate.dense"]},
+            ),
+            ("roberta classifier", {"modules_to_save": ["classifier"]}),
+        ],
+        "llama",
+        2,
+        4,
+        unpack=True,
+    ),
 )
 def test_configurations(case: str, expected: dict[str, Any], tmp_path: Path) -> None:
     model, before, objective, targets = CASES[case]

@@ -15,6 +15,7 @@ from lmtool.inference.reference import resolve_reference
 from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
+from tests.support.cases import nightly_but
 from tests.support.errors import refuses
 from tests.support.gguf import LLAMA, llama
 from tests.support.peers import peer_in
@@ -33,9 +34,11 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("quantization", "error"), [("f16", 2e-3), ("q8_0", 3e-2), ("q4_0", 0.5), ("q4_1", 0.5)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("quantization", "error"),
+    nightly_but([("f16", 2e-3), ("q8_0", 3e-2), ("q4_0", 0.5), ("q4_1", 0.5)], "f16", unpack=True),
+)
+@pytest.mark.parametrize("case", nightly_but(CASES, "gpt2", "llama"))
 def test_what_is_written_is_read_back(
     case: str, quantization: Any, error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

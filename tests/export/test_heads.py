@@ -21,6 +21,7 @@ from lmtool.tasks.predict import LabelPredictor, predict
 from lmtool.tasks.task import Prediction
 from tests.interop.runs import made
 from tests.support import peers
+from tests.support.cases import nightly_but
 from tests.support.exporting import executed
 from tests.support.peers import BODIES, peer_in
 
@@ -107,14 +108,18 @@ def classified(loaded: LoadedModel, rows: Sequence[tuple[str, ...]]) -> list[Pre
     return classifier.predict(classifier.encode(rows))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "kind"),
-    [
-        *(("bert", kind) for kind in HEADS),
-        *((body, kind) for body in BODIES for kind in ("of the paper", "mean", "mixed") if body != "bert"),
-        *(("gpt2", kind) for kind in ("last", "first of numbers", "attention")),
-    ],
+    nightly_but(
+        [
+            *(("bert", kind) for kind in HEADS),
+            *((body, kind) for body in BODIES for kind in ("of the paper", "mean", "mixed") if body != "bert"),
+            *(("gpt2", kind) for kind in ("last", "first of numbers", "attention")),
+        ],
+        0,
+        17,
+        unpack=True,
+    ),
 )
 def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head(**HEADS[kind]))
@@ -132,8 +137,7 @@ def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Ba
         close(found, [list(one.probabilities.values()) for one in wanted])
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", ["of the paper", "mean", "one score"])
+@pytest.mark.parametrize("kind", nightly_but(["of the paper", "mean", "one score"], "of the paper", "mean"))
 def test_a_temperature_is_in_the_weights(kind: str, tmp_path: Path, bases: Bases) -> None:
     """Of a head of its own class, of one beside its body, and of one score; no note divides a second time."""
     spec = {**THREE, "dense": "tanh"} if kind == "of the paper" else MEAN
@@ -198,8 +202,7 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> 
     assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["of the paper", "mean"])
+@pytest.mark.parametrize("kind", nightly_but(["of the paper", "mean"], 0))
 def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     """With their segments, and their columns."""
     columns = ("the first", "the second")
@@ -213,9 +216,8 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     close(found, [list(one.probabilities.values()) for one in wanted])
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["of the paper", "mean"])
-@pytest.mark.parametrize("body", ["bert", "roberta", "modernbert", "gpt2"])
+@pytest.mark.parametrize("kind", nightly_but(["of the paper", "mean"], "of the paper"))
+@pytest.mark.parametrize("body", nightly_but(["bert", "roberta", "modernbert", "gpt2"], "bert", "modernbert"))
 def test_a_context_shorter_than_the_positions(kind: str, body: str, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head(**HEADS[kind]), context=20)
     export(str(run), tmp_path / "out")
@@ -234,17 +236,21 @@ def damaged(folder: Path, bases: Bases, **changes: Any) -> Path:
     return folder / "out"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [
-        ({"objective": {**head(**MEAN), "dense": "tanh"}}, "dense.* is missing in its head"),
-        ({"objective": {**head(**MEAN), "pool": "middle"}}, "its configuration is of no model: objective"),
-        ({"objective": {**head(**MEAN), "labels": ("a",)}}, None),
-        ({"objective": 3}, "objective is 3, not of type dict"),
-        ({"context": -1}, "context is -1"),
-        ({"more": 1}, "unknown keys may change what it computes: lmtool.more"),
-    ],
+    nightly_but(
+        [
+            ({"objective": {**head(**MEAN), "dense": "tanh"}}, "dense.* is missing in its head"),
+            ({"objective": {**head(**MEAN), "pool": "middle"}}, "its configuration is of no model: objective"),
+            ({"objective": {**head(**MEAN), "labels": ("a",)}}, None),
+            ({"objective": 3}, "objective is 3, not of type dict"),
+            ({"context": -1}, "context is -1"),
+            ({"more": 1}, "unknown keys may change what it computes: lmtool.more"),
+        ],
+        0,
+        3,
+        unpack=True,
+    ),
 )
 def test_notes_that_do_not_fit(changes: dict[str, Any], what: str | None, tmp_path: Path, bases: Bases) -> None:
     """The labels are those of Transformers, which may have been given other names."""
@@ -274,8 +280,10 @@ WORDS = [["Tom", "and", "Anna", "went", "to", "the", "old", "harbour", "."], ["a
 TAGS = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("body", "crf"), [*((body, False) for body in BODIES), ("bert", True), ("llama", True)])
+@pytest.mark.parametrize(
+    ("body", "crf"),
+    nightly_but([*((body, False) for body in BODIES), ("bert", True), ("llama", True)], 0, "modernbert", unpack=True),
+)
 def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head("tagging", **TAGS, crf=crf))
     exported = export(str(run), tmp_path / "out")
@@ -292,9 +300,11 @@ def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
 ASKED = [("Why?", "Tom and Anna went to the old harbour."), ("Who?", "It rained; the boats stayed!  Why?")]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("body", "threshold"), [*((body, None) for body in BODIES), ("bert", 0.5), ("modernbert", 0.5), ("gpt2", 0.5)]
+    ("body", "threshold"),
+    nightly_but(
+        [*((body, None) for body in BODIES), ("bert", 0.5), ("modernbert", 0.5), ("gpt2", 0.5)], 0, 5, unpack=True
+    ),
 )
 def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Bases) -> None:
     spec = {"max_answer": 4, "stride": 5, "null_threshold": threshold}

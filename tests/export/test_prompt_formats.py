@@ -21,6 +21,7 @@ from lmtool.tasks.schema import Columns
 from lmtool.tokenization.chat import Message
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of
 from tests.support import peers
+from tests.support.cases import nightly_but
 from tests.support.peers import PLAIN, S, byte_level, peer_in
 
 OWN = {
@@ -93,9 +94,8 @@ def conversation(loaded: LoadedModel) -> list[int] | str:
         return refusal.what
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("form", ["gguf", "directory"])
-@pytest.mark.parametrize(("body", "template", "data"), CASES)
+@pytest.mark.parametrize("form", nightly_but(["gguf", "directory"], "gguf"))
+@pytest.mark.parametrize(("body", "template", "data"), nightly_but(CASES, 0, 5, unpack=True))
 def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
     run = answering(tmp_path, body, template, data)
     if form == "gguf":
@@ -114,8 +114,7 @@ def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[s
     assert conversation(again) == conversation(loaded)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("body", "template", "data"), CASES)
+@pytest.mark.parametrize(("body", "template", "data"), nightly_but(CASES, 0, 5, unpack=True))
 def test_other_programs_read_the_same_prompts(body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
     """By the template alone, which llama.cpp gives no tokens but bos_token and eos_token; they end at the same ids."""
     run = answering(tmp_path, body, template, data)

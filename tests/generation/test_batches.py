@@ -15,6 +15,7 @@ from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.prompt_format import Prompt
 from tests.reference import decoding as reference
+from tests.support.cases import nightly_but
 from tests.support.generating import collect, search
 from tests.support.writers import FAMILIES, MASK, TRANSFORMER, VOCAB_SIZE, model_of, prompts_of
 
@@ -30,9 +31,8 @@ def tokens_of(model, prompts, settings, max_rows):
     return {request: tokens for request, (tokens, _) in results.items()}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.strategy)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", nightly_but(STRATEGIES, 0), ids=lambda settings: settings.strategy)
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "lstm"))
 def test_requests_are_the_same_in_any_batch(family, settings):
     model = model_of(family, torch.float32)
     prompts = prompts_of(model, 16)
@@ -59,9 +59,12 @@ def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, mon
     assert sum(tokens_BT.shape[1] > 1 for tokens_BT in read) == n_reads
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("settings", [STRATEGIES[0], STRATEGIES[2]], ids=lambda settings: settings.strategy)
-@pytest.mark.parametrize("family", ["decoder", "encoder-decoder", "bahdanau"])
+@pytest.mark.parametrize(
+    "settings", nightly_but([STRATEGIES[0], STRATEGIES[2]], 0), ids=lambda settings: settings.strategy
+)
+@pytest.mark.parametrize(
+    "family", nightly_but(["decoder", "encoder-decoder", "bahdanau"], "decoder", "encoder-decoder")
+)
 def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):
     """As in the commands; the plain model is float64, for the result without rounding."""
     prompts = prompts_of(model_of(family, torch.float32), 12)
@@ -72,9 +75,8 @@ def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, s
         assert tokens_of(packed, prompts, settings, max_rows) == exact
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.strategy)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", nightly_but(STRATEGIES, 0, 2), ids=lambda settings: settings.strategy)
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "encoder-decoder", "gru-attention"))
 def test_cached_equals_uncached(family, settings):
     model = model_of(family, torch.float64)
     prompts = prompts_of(model, 5, seed=3)

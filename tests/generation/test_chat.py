@@ -23,6 +23,7 @@ from lmtool.tokenization.chat import ChatFormat, Message, MessagesRefusedError
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation import talkers
 from tests.generation.models import HistoryModel
+from tests.support.cases import nightly_but
 from tests.support.training import Work
 
 QUESTIONS = ("Who saw the ball?", "  Are you sure?\n", "é 🙂 <|end|> [BOS]")
@@ -106,9 +107,10 @@ def scripted(loaded: LoadedModel, *texts: str, **options: Any) -> tuple[Conversa
     ), model
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: f"{settings.strategy} {settings.max_new_tokens}")
-@pytest.mark.parametrize("system", ["", "Be kind. "])
+@pytest.mark.parametrize(
+    "settings", nightly_but(STRATEGIES, 0, 1), ids=lambda settings: f"{settings.strategy} {settings.max_new_tokens}"
+)
+@pytest.mark.parametrize("system", nightly_but(["", "Be kind. "], 0))
 def test_answers_are_those_of_generate_after_the_ids_of_transformers(
     loaded: LoadedModel, folder: Path, settings: SamplingParams, system: str
 ) -> None:
@@ -142,8 +144,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "decoder", "lstm"))
 def test_a_model_trained_here_reads_questions_and_answers_between_its_marks(work: Work, family: str) -> None:
     work.pretrain(*FAMILIES[family], "training.steps=1")
     loaded = load_packed(str(work.run()))

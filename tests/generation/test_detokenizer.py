@@ -246,7 +246,6 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
     assert seen == [expected]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("documents", [False, True])
 def test_tokens_without_text_are_never_chosen(documents):
     size = ByteTokenizer.vocab_size + 30

@@ -19,6 +19,7 @@ from lmtool.recipe.spec.words import NGram
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from tests.generation.models import HistoryModel, PrefixModel, TableModel
 from tests.reference import decoding as reference
+from tests.support.cases import nightly_but
 from tests.support.generating import PROMPTS
 from tests.support.scripted import SPECIAL, ByteTokenizer, ScriptModel
 from tests.support.writers import Repeating, model_of, prompts_of, transformer
@@ -78,8 +79,7 @@ def drafts_for(model):
     }
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", nightly_but(VARIANTS, "learned", "alibi"))
 def test_greedy_texts_are_those_without_a_draft(variant):
     model = transformer(**VARIANTS[variant])
     prompts, settings = prompts_of(model, 4), SamplingParams("greedy", max_new_tokens=24)
@@ -95,7 +95,6 @@ def test_greedy_texts_are_those_without_a_draft(variant):
             assert counts[1] > 0.7 * longest  # the rest are the tokens after those accepted
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", ["prefix", "encoder-decoder"])
 def test_models_with_a_source_have_drafts_of_their_kind(shape):
     model = transformer(shape=shape)
@@ -123,19 +122,22 @@ def test_a_prefix_that_is_continued_slides_as_without_a_draft():
         same_texts(texts(model, prompts, settings, draft=draft), plainly)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
-    [
-        SamplingParams("greedy", max_new_tokens=30, repetition_penalty=1.4, no_repeat_ngram=3),
-        SamplingParams("greedy", max_new_tokens=30, frequency_penalty=0.1, presence_penalty=-0.5),
-        SamplingParams("greedy", max_new_tokens=30, min_new_tokens=28, logit_bias=(((4, 5), 3.0), ((7,), -2.0))),
-        SamplingParams(max_new_tokens=30, temperature=1.0, seed=4),
-        SamplingParams(
-            max_new_tokens=30, temperature=1.4, top_k=6, top_p=0.9, repetition_penalty=1.2, no_repeat_ngram=3
-        ),
-        SamplingParams(max_new_tokens=30, temperature=0.0),
-    ],
+    nightly_but(
+        [
+            SamplingParams("greedy", max_new_tokens=30, repetition_penalty=1.4, no_repeat_ngram=3),
+            SamplingParams("greedy", max_new_tokens=30, frequency_penalty=0.1, presence_penalty=-0.5),
+            SamplingParams("greedy", max_new_tokens=30, min_new_tokens=28, logit_bias=(((4, 5), 3.0), ((7,), -2.0))),
+            SamplingParams(max_new_tokens=30, temperature=1.0, seed=4),
+            SamplingParams(
+                max_new_tokens=30, temperature=1.4, top_k=6, top_p=0.9, repetition_penalty=1.2, no_repeat_ngram=3
+            ),
+            SamplingParams(max_new_tokens=30, temperature=0.0),
+        ],
+        0,
+        3,
+    ),
     ids=str,
 )
 def test_look_up_leaves_every_text_as_it_is_sampled_ones_too(settings):
@@ -180,10 +182,11 @@ def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(va
     assert torch.equal(torch.cat(chunks, 1), torch.cat(steps, 1))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("context", [None, 5, 9], ids="context={}".format)
+@pytest.mark.parametrize("context", nightly_but([None, 5, 9], 0), ids="context={}".format)
 @pytest.mark.parametrize(
-    "filters", [{"t": 1.0}, {"t": 1.5, "k": 5}, {"t": 0.8, "p": 0.8}, {"t": 2.0, "k": 7, "p": 0.7}], ids=str
+    "filters",
+    nightly_but([{"t": 1.0}, {"t": 1.5, "k": 5}, {"t": 0.8, "p": 0.8}, {"t": 2.0, "k": 7, "p": 0.7}], 0, 2),
+    ids=str,
 )
 def test_sampling_with_a_model_equals_the_plain_reference(filters, context):
     model, draft = HistoryModel(context=context), Leaning(context=context)

@@ -14,6 +14,7 @@ from lmtool.model import build
 from lmtool.recipe.spec.position import NoPosition, SinusoidalPosition
 from lmtool.recipe.spec.transformer import Init, Transformer
 from tests.reference import decoding as reference
+from tests.support.cases import nightly_but
 from tests.support.generating import collect, search
 
 VOCAB_SIZE = 23
@@ -103,33 +104,37 @@ def of_the_peer(peer, prompt, **options):
     )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [
-        ({}, {}),
-        ({"early_stopping": "yes", "length_penalty": 0.0}, {"early_stopping": True, "length_penalty": 0.0}),
-        ({"early_stopping": "never", "length_penalty": 2.0}, {"early_stopping": "never", "length_penalty": 2.0}),
-        ({"early_stopping": "never", "length_penalty": 0.0}, {"early_stopping": "never", "length_penalty": 0.0}),
-        ({"length_penalty": -1.0}, {"length_penalty": -1.0}),
-        (
-            {
-                "min_new_tokens": 6,
-                "repetition_penalty": 1.3,
-                "no_repeat_ngram": 2,
-                "logit_bias": (((4,), 0.7), ((4, 5), -1.0)),
-            },
-            {
-                "min_new_tokens": 6,
-                "repetition_penalty": 1.3,
-                "no_repeat_ngram_size": 2,
-                "sequence_bias": [[[4], 0.7], [[4, 5], -1.0]],
-            },
-        ),
-    ],
+    nightly_but(
+        [
+            ({}, {}),
+            ({"early_stopping": "yes", "length_penalty": 0.0}, {"early_stopping": True, "length_penalty": 0.0}),
+            ({"early_stopping": "never", "length_penalty": 2.0}, {"early_stopping": "never", "length_penalty": 2.0}),
+            ({"early_stopping": "never", "length_penalty": 0.0}, {"early_stopping": "never", "length_penalty": 0.0}),
+            ({"length_penalty": -1.0}, {"length_penalty": -1.0}),
+            (
+                {
+                    "min_new_tokens": 6,
+                    "repetition_penalty": 1.3,
+                    "no_repeat_ngram": 2,
+                    "logit_bias": (((4,), 0.7), ((4, 5), -1.0)),
+                },
+                {
+                    "min_new_tokens": 6,
+                    "repetition_penalty": 1.3,
+                    "no_repeat_ngram_size": 2,
+                    "sequence_bias": [[[4], 0.7], [[4, 5], -1.0]],
+                },
+            ),
+        ],
+        0,
+        3,
+        unpack=True,
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("num_beams", [2, 5])
+@pytest.mark.parametrize("num_beams", nightly_but([2, 5], 0))
 def test_beam_search_equals_transformers(num_beams, ours, theirs):
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
@@ -207,15 +212,20 @@ def test_cached_beams_equal_those_without_a_cache():
         assert [tokens for _, tokens in texts] == [tokens for _, tokens in expected]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"position": SinusoidalPosition()}, {"position": NoPosition()}, {"n_kv_heads": 2, "activation": "swiglu"}],
+    nightly_but(
+        [{}, {"position": SinusoidalPosition()}, {"position": NoPosition()}, {"n_kv_heads": 2, "activation": "swiglu"}],
+        0,
+        2,
+    ),
     ids=str,
 )
 @pytest.mark.parametrize(
     "settings",
-    [SamplingParams("greedy", max_new_tokens=24), SamplingParams(max_new_tokens=24, top_k=9, top_p=0.95)],
+    nightly_but(
+        [SamplingParams("greedy", max_new_tokens=24), SamplingParams(max_new_tokens=24, top_k=9, top_p=0.95)], 0
+    ),
     ids=str,
 )
 def test_cached_batches_equal_each_request_alone_without_a_cache(options, settings):

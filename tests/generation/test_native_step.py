@@ -16,6 +16,7 @@ from lmtool.model import LanguageModel, fixed
 from lmtool.model.packed import pack_weights_
 from lmtool.tokenization.prompt_format import Prompt
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.tiny import CACHED, FAMILIES, TRANSFORMERS
 
 CPU = torch.device("cpu")
@@ -65,15 +66,13 @@ def away(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(SERVED))
 def test_the_states_of_every_kind_of_part(family: str) -> None:
     assert away(*states(packed(family), 12)) < 1e-4
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("family", ["gpt2", "modern", "neox", "2017"])
+@pytest.mark.parametrize("precision", nightly_but(["float32", "bfloat16", "int8", "int4"], "float32", "int8"))
+@pytest.mark.parametrize("family", nightly_but(["gpt2", "modern", "neox", "2017"], "gpt2", "neox"))
 def test_the_states_in_every_precision(family: str, precision: str) -> None:
     """Rounded inputs of products differ between the kernels and the model, by as much as the type rounds."""
     model = packed(family, precision, **WIDE)
@@ -95,16 +94,20 @@ def test_neither_are_weights_that_may_change() -> None:
     assert NativeLayers.from_model(tiny.model(**FAMILIES["lstm"])) is None
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
-    [
-        SamplingParams("greedy", max_new_tokens=40),
-        SamplingParams(max_new_tokens=40, top_k=5),
-        SamplingParams("beam", num_beams=3),
-    ],
+    nightly_but(
+        [
+            SamplingParams("greedy", max_new_tokens=40),
+            SamplingParams(max_new_tokens=40, top_k=5),
+            SamplingParams("beam", num_beams=3),
+        ],
+        0,
+    ),
 )
-@pytest.mark.parametrize("family", ["rotary", "modern", "alibi", "window", "t5", "prefix"])
+@pytest.mark.parametrize(
+    "family", nightly_but(["rotary", "modern", "alibi", "window", "t5", "prefix"], "rotary", "window")
+)
 def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: Any) -> None:
     """Through several sizes of the cache, sliding windows, texts that join and leave, and hypotheses that share one."""
     monkeypatch.setattr(fixed, "MIN_SLOTS", 8)

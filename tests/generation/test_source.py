@@ -10,6 +10,7 @@ from lmtool.recipe.load import load
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from tests.generation.models import AnswerModel, HistoryModel, PrefixModel
 from tests.reference import decoding as reference
+from tests.support.cases import nightly_but
 from tests.support.generating import assert_equal, collect, search
 from tests.support.scripted import SPECIAL, ByteTokenizer
 
@@ -46,12 +47,12 @@ def plain(model, prompt, settings):
     )[0]
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.strategy)
 @pytest.mark.parametrize(
-    ("model", "prompts"), [(AnswerModel(), ANSWERS), (PrefixModel(), ANSWERS), (PrefixModel(), JOINED)]
+    ("model", "prompts"),
+    nightly_but([(AnswerModel(), ANSWERS), (PrefixModel(), ANSWERS), (PrefixModel(), JOINED)], 0, 1, unpack=True),
 )
-@pytest.mark.parametrize("max_rows", [1, 3, 64])
+@pytest.mark.parametrize("max_rows", nightly_but([1, 3, 64], 0))
 def test_answers_equal_the_plain_reference(model, prompts, settings, max_rows):
     results = collect(generate(model, prompts, settings, end_ids={0}, max_rows=max_rows))
     for i, prompt in enumerate(prompts):

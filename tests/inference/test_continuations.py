@@ -10,6 +10,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import ScoredContinuation, score_continuations, score_long_texts
+from tests.support.cases import nightly_but
 from tests.support.scoring import SHAPES, next_of, plain, text_of
 from tests.support.training import Work
 
@@ -49,8 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     return {name: load_run(str(work.run(name)), CPU) for name in KINDS}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "encoder-decoder"])
+@pytest.mark.parametrize("name", nightly_but([name for name in KINDS if name != "encoder-decoder"], "decoder", "ngram"))
 def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, LoadedModel]) -> None:
     """As in lm-eval: from the end of the context on."""
     loaded = runs[name]
@@ -147,8 +147,9 @@ def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, LoadedM
     assert (whole.is_cut, n <= 64, len(whole.logprobs)) == (True, True, n)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["decoder", "stream", "recurrent", "ngram", "encoder"])
+@pytest.mark.parametrize(
+    "name", nightly_but(["decoder", "stream", "recurrent", "ngram", "encoder"], "decoder", "recurrent")
+)
 def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedModel]) -> None:
     loaded = runs[name]
     t = loaded.tokenizer

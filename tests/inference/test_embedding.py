@@ -16,6 +16,7 @@ from lmtool.tasks.build import build_task
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
 from tests.compute.together import together
+from tests.support.cases import nightly_but
 from tests.support.training import Work
 
 TEXTS = ["the cat", "a dog sat", "ran away home", "naïve", "mat, mat"]
@@ -45,15 +46,19 @@ def marks(loaded: LoadedModel) -> tuple[str, str]:
     return names.get(tokens[0], ""), names.get(tokens[-1], "")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "before", "after"),
-    [
-        ("encoder", "[CLS]", "[SEP]"),
-        ("decoder", "[BOS]", "[CLS]"),
-        ("decoder of one text", "[BOS]", "[CLS]"),
-        ("lstm", "[BOS]", "[CLS]"),
-    ],
+    nightly_but(
+        [
+            ("encoder", "[CLS]", "[SEP]"),
+            ("decoder", "[BOS]", "[CLS]"),
+            ("decoder of one text", "[BOS]", "[CLS]"),
+            ("lstm", "[BOS]", "[CLS]"),
+        ],
+        "encoder",
+        2,
+        unpack=True,
+    ),
 )
 def test_a_tuned_model_reads_texts_between_the_marks_of_its_rows(
     work: Work, family: str, before: str, after: str
@@ -96,9 +101,8 @@ def encoder(work: Work) -> LoadedModel:
     return load_run(str(work.run()))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [2, 7])
-@pytest.mark.parametrize("pool", ["none", "mean"])
+@pytest.mark.parametrize("pool", nightly_but(["none", "mean"], "none"))
 def test_any_number_of_processes_gives_the_same(
     encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
 ) -> None:

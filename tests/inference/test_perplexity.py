@@ -35,6 +35,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.compute.together import together
 from tests.reference import perplexity as reference
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.training import MemoryStore, Work, ended, metrics
 
 CONTEXT = 7
@@ -86,8 +87,7 @@ def test_the_store_is_what_it_should_be(measuring: Measuring) -> None:
     assert all((ids[0] == measuring.tokenizer.bos_id) == (len(documents) > 1) for ids in documents)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("stride", [1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("stride", nightly_but([1, 2, 3, 5, 6, 7], 0, 3))
 def test_perplexity_is_its_definition(measuring: Measuring, stride: int) -> None:
     nats, count = reference.nats(measuring.ids(), measuring.next_logits, CONTEXT, stride)
     found = measuring.evaluate(stride)
@@ -217,8 +217,9 @@ def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, me
         measure_perplexity(str(work.run()), [str(work.text)], context=context, stride=stride)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("position", ["alibi", "rotary", "relative", "sinusoidal", "none"])
+@pytest.mark.parametrize(
+    "position", nightly_but(["alibi", "rotary", "relative", "sinusoidal", "none"], "alibi", "relative")
+)
 def test_without_learned_positions_more_is_read_than_in_training(work: Work, position: str) -> None:
     work.pretrain("training.steps=1", f"model.position.kind={position}", "data.split=slice")
     text = work.folder / "long.txt"

@@ -30,6 +30,7 @@ from lmtool.tokenization.encoder import is_gpt2_bpe
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 from tests.faults.places import make_read_only
 from tests.run.killing import in_child
+from tests.support.cases import nightly_but
 from tests.support.peers import BERT, CASES, CORPUS, PLAIN, TEXTS, brought, peer_in, rows_of, word_pieces
 
 CANNOT_MOUNT = 77
@@ -41,9 +42,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
 
 
-@pytest.mark.sampled(4)
 # Pegasus writes its sinusoids into its files, and Transformers takes them from there, rounded
-@pytest.mark.parametrize("case", [case for case in CASES if "classifier" not in case and case != "pegasus"])
+@pytest.mark.parametrize(
+    "case",
+    nightly_but(
+        [case for case in CASES if "classifier" not in case and case != "pegasus"], "gpt2", "mistral", "mpt", "t5"
+    ),
+)
 def test_a_model_in_several_files_and_in_half_precision_is_the_same(case: str, tmp_path: Path) -> None:
     peer = peer_in(tmp_path / "model", case, max_shard_size="30KB", dtype=torch.bfloat16)
     assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 1
@@ -114,9 +119,10 @@ def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     assert load_run("last").run_path == run.path
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("modules", [["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]])
-@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "max_tokens"])
+@pytest.mark.parametrize(
+    "modules", nightly_but([["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]], 0)
+)
+@pytest.mark.parametrize("mode", nightly_but(["cls_token", "mean_tokens", "max_tokens"], "cls_token", "mean_tokens"))
 def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str], mode: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     peer = peer_in(folder, ("BertModel", PLAIN, word_pieces(), BERT))
@@ -218,8 +224,10 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("how", DAMAGED)
+@pytest.mark.parametrize(
+    "how",
+    nightly_but(DAMAGED, "a truncated file", "a pickle", 9, "one layer too many", "a smaller embedding", "a list"),
+)
 def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, tmp_path: Path) -> None:
     damage, what = DAMAGED[how]
     peer_in(tmp_path / "model", "gpt2")

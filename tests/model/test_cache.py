@@ -15,13 +15,22 @@ from lmtool.model import DecodeState
 from lmtool.model import state as state_module
 from lmtool.model.state import KeyValueCache, Memory, RowTokens
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.chunks import EXACT, chunkings, full, model_of, quick, read, search
 from tests.support.tiny import CACHED, FAMILIES
 
-families = pytest.mark.parametrize("family", CACHED)
+families = pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(CACHED))
+kinds_of_state = pytest.mark.parametrize(
+    "family",
+    nightly_but(
+        CACHED,
+        *("gpt2", "full layers among windows", "n-grams", "t5", "prefix with windows"),
+        *("gru with a memory", "bahdanau", "3-gram"),
+    ),
+)
+"""Families of each kind of state, for tests that take long."""
 
 
-@pytest.mark.sampled(10)
 @families
 @quick
 @given(chunking=chunkings(), grad=st.booleans())
@@ -35,7 +44,6 @@ def test_any_chunks_equal_one_forward_pass(family: str, chunking: tuple[int, lis
     assert state.length == before + length
 
 
-@pytest.mark.sampled(18)
 @families
 def test_token_by_token_and_prefill_in_inference_mode(family: str) -> None:
     model = model_of(family)
@@ -47,7 +55,6 @@ def test_token_by_token_and_prefill_in_inference_mode(family: str) -> None:
     torch.testing.assert_close(prefill, full(model, tokens_BT), **EXACT)
 
 
-@pytest.mark.sampled(18)
 @families
 def test_the_whole_context_can_be_read(family: str) -> None:
     model = model_of(family)
@@ -60,7 +67,6 @@ def test_the_whole_context_can_be_read(family: str) -> None:
     torch.testing.assert_close(hidden, full(model, tiny.tokens(1, left), source), **EXACT)
 
 
-@pytest.mark.sampled(18)
 @families
 @quick
 @given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=5), cut=st.integers(1, 7))
@@ -74,7 +80,6 @@ def test_rows_of_a_state_can_be_picked_dropped_and_doubled(family: str, rows: li
     torch.testing.assert_close(hidden, full(model, tokens_BT)[picked][:, cut:], **EXACT)
 
 
-@pytest.mark.sampled(18)
 @families
 def test_a_state_is_a_value(family: str) -> None:
     """Advancing changes nothing in the state that was given, so two futures can start from it."""
@@ -91,7 +96,7 @@ def test_a_state_is_a_value(family: str) -> None:
     torch.testing.assert_close(again, full(model, tokens_BT)[:, 3:], **EXACT)
 
 
-@families
+@pytest.mark.parametrize("family", CACHED)
 def test_a_state_before_the_first_token(family: str) -> None:
     model = model_of(family)
     texts = [[3, 1], [4, 1], [5, 9]]
@@ -129,7 +134,6 @@ def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
         assert layer.k_BNSH.shape[3] == layer.v_BNSH.shape[3] == 4
 
 
-@pytest.mark.sampled(11)
 @families
 @quick
 @given(
@@ -153,8 +157,7 @@ def test_joined_rows_equal_each_row_alone(family: str, lengths: list[int], cuts:
         torch.testing.assert_close(together, full(model, row, [text])[0, -5:], **EXACT)
 
 
-@pytest.mark.sampled(7)
-@families
+@kinds_of_state
 @quick
 @given(data=st.data())
 def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataObject) -> None:
@@ -181,8 +184,9 @@ def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataOb
         state, rows = state.select_rows(stay).trim_common_padding(), [rows[i] for i in stay]
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("family", [name for name in CACHED if name in tiny.TRANSFORMERS])
+@pytest.mark.parametrize(
+    "family", tiny.mark_all_but_kinds_nightly([name for name in CACHED if name in tiny.TRANSFORMERS])
+)
 def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> None:
     model = model_of(family)
     texts = [[3, 1], [4, 1, 5, 9]]
@@ -214,8 +218,7 @@ def keeps_lines(state: DecodeState) -> bool:
     return any(isinstance(layer, KeyValueCache | Memory) for layer in state.layers)
 
 
-@pytest.mark.sampled(6)
-@families
+@kinds_of_state
 @quick
 @given(
     parents=st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=6),
@@ -229,7 +232,6 @@ def test_rows_that_share_a_line_equal_each_row_alone(family: str, parents: list[
     assert state.n_rows == 3 * len(lengths)
 
 
-@pytest.mark.sampled(18)
 @families
 def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) -> None:
     model = model_of(family)
@@ -249,8 +251,9 @@ def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) ->
     torch.testing.assert_close(alone, wanted[[0, 2], 6:], **EXACT)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("family", ["gpt2", "rotary", "window", "relative", "2017", "lstm with a memory"])
+@pytest.mark.parametrize(
+    "family", nightly_but(["gpt2", "rotary", "window", "relative", "2017", "lstm with a memory"], "gpt2", "window", 4)
+)
 def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "MIN_SPARE_SLOTS", 0)
     with torch.inference_mode():
@@ -259,7 +262,6 @@ def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatc
     assert state.shared_lines.seen_BS.shape[1] < 2 * (state.length + 3)
 
 
-@pytest.mark.sampled(18)
 @families
 def test_a_search_copies_no_keys_and_values(family: str) -> None:
     """Neither to append nor to reorder; and a common prefix is stored once."""
@@ -280,7 +282,6 @@ def places_of(state: DecodeState) -> list[int]:
     return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValueCache | Memory) for t in layer]
 
 
-@pytest.mark.sampled(18)
 @families
 def test_two_futures_of_one_state(family: str) -> None:
     """The second finds the spare slots taken, and does not change the first."""
@@ -319,14 +320,12 @@ def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> N
     torch.testing.assert_close(hidden, full(model, tokens_BT)[:, 4:], **EXACT)
 
 
-@pytest.mark.sampled(18)
 @families
 def test_a_state_of_no_rows(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 3), [])
     assert state.select_rows([]).n_rows == 0
 
 
-@pytest.mark.sampled(18)
 @families
 def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
     """With padding behind the shorter ones, which is forgotten, each row goes on as alone."""
@@ -344,7 +343,6 @@ def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
             torch.testing.assert_close(hidden[row], expected[row], **EXACT)
 
 
-@pytest.mark.sampled(18)
 @families
 def test_states_that_hold_all_positions_go_back(family: str) -> None:
     """And go on in the same slots when they are reclaimed; those of recurrent models and of n-grams cannot."""

@@ -14,7 +14,9 @@ from tests.support import tiny
 from tests.support.tiny import CACHED, TRANSFORMERS
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
-families = pytest.mark.parametrize("family", [name for name in CACHED if name in TRANSFORMERS])
+families = pytest.mark.parametrize(
+    "family", tiny.mark_all_but_kinds_nightly(name for name in CACHED if name in TRANSFORMERS)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,6 @@ def fixed_of(state: DecodeState) -> FixedState:
     return fixed
 
 
-@pytest.mark.sampled(25)
 @families
 @pytest.mark.parametrize("lengths", [(3,), (2, 5, 4)], ids=str)
 @torch.inference_mode()
@@ -59,7 +60,6 @@ def test_steps_equal_those_of_a_growing_cache(family: str, lengths: tuple[int, .
         torch.testing.assert_close(model.logits(found), model.logits(wanted), **EXACT)
 
 
-@pytest.mark.sampled(12)
 @families
 @torch.inference_mode()
 def test_it_grows_on(family: str) -> None:

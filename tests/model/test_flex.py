@@ -18,6 +18,7 @@ from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, Score
 from tests.support import tiny
+from tests.support.cases import nightly_but
 
 CPU = torch.device("cpu")
 B, N, T, H = 2, 4, 150, 8
@@ -92,8 +93,7 @@ def dense(mask: Mask, q: Tensor, k: Tensor, v: Tensor, rule: AttentionPositions,
     return scores.masked_fill(~mask.to_tensor(T, T, CPU)[:, None], -torch.inf).softmax(-1) @ v
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("mask", "alibi"), MASKS.values(), ids=MASKS.keys())
+@pytest.mark.parametrize(("mask", "alibi"), nightly_but(MASKS.values(), 0, unpack=True), ids=MASKS.keys())
 def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
     rule = AlibiPositions(N).double() if alibi else RotaryPositions(100.0)
     positions_PS = torch.arange(T)[None] if mask.keep_BS is None else PLACES
@@ -205,13 +205,16 @@ def outcome(model: LanguageModel, run: Callable[[Batch], Any], batch: Batch) -> 
     return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("family", "rows", "n_masks"),
-    [
-        ("shared layers", "packed", 1),
-        ("full layers among windows", "packed", 2),
-    ],
+    nightly_but(
+        [
+            ("shared layers", "packed", 1),
+            ("full layers among windows", "packed", 2),
+        ],
+        1,
+        unpack=True,
+    ),
 )
 def test_models(flexes: Flexes, family: str, rows: str, n_masks: int) -> None:
     """All layers of a stack with one pattern have one block mask."""

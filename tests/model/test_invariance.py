@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from lmtool.batch import Batch
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.chunks import EXACT, model_of, quick
 from tests.support.tiny import BOTH_SIDES, FAMILIES, ONE_SIDE
 
 T = 10
 NEIGHBOURS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=T, max_size=T)
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(FAMILIES))
 WITH_SOURCE = [name for name, of in FAMILIES.items() if of.get("shape") in ("encoder-decoder", "prefix")]
 PACKED = [name for name in FAMILIES if name not in WITH_SOURCE]
 """Families whose rows may hold several documents."""
@@ -36,8 +37,7 @@ def segments(family: str, n_rows: int, length: int, first: int = 4) -> dict[str,
     return {"segments_BT": (torch.arange(length) >= first).long().expand(n_rows, length)}
 
 
-@pytest.mark.sampled(18)
-@pytest.mark.parametrize("family", ONE_SIDE)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(ONE_SIDE))
 @quick
 @given(t=st.integers(0, T - 1), shift=st.integers(1, tiny.VOCAB - 1), grad=st.booleans())
 def test_a_token_changes_nothing_before_it(family: str, t: int, shift: int, grad: bool) -> None:
@@ -68,7 +68,6 @@ def test_an_encoder_tells_every_position_of_a_token(family: str, t: int, shift: 
             assert not torch.allclose(after[0, position], before[0, position], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.sampled(21)
 @families
 @quick
 @given(rows=st.lists(NEIGHBOURS, max_size=3), place=st.integers(0, 3), grad=st.booleans())
@@ -85,7 +84,6 @@ def test_neighbours_in_the_batch_change_nothing(family: str, rows: list[list[int
     torch.testing.assert_close(together[place], alone[0], **EXACT)
 
 
-@pytest.mark.sampled(21)
 @families
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
@@ -104,8 +102,24 @@ def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler:
     assert torch.isfinite(hidden).all()
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("family", [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "encoder-decoder"])
+@pytest.mark.parametrize(
+    "family",
+    nightly_but(
+        [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "encoder-decoder"],
+        0,
+        "marian",
+        "2017 of attention alone",
+        "2017 pre-norm",
+        "t5 1.1",
+        9,
+        11,
+        12,
+        "gru encoder-decoder",
+        "elman luong",
+        "luong",
+        "bahdanau",
+    ),
+)
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
 def test_padding_anywhere_in_a_source_changes_nothing(
@@ -139,8 +153,9 @@ def test_padding_anywhere_in_a_prefix_changes_nothing(family: str, keep: list[bo
     torch.testing.assert_close(hidden, tiny.read(model, rest, text.tolist()), **EXACT)
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("family", WITH_SOURCE)
+@pytest.mark.parametrize(
+    "family", nightly_but(WITH_SOURCE, 0, "2017 of shared layers", 8, "prefix", "elman encoder-decoder", "gru luong")
+)
 @quick
 @given(t=st.integers(0, 3), shift=st.integers(1, tiny.VOCAB - 1))
 def test_every_token_of_a_source_counts(family: str, t: int, shift: int) -> None:
@@ -152,8 +167,7 @@ def test_every_token_of_a_source_counts(family: str, t: int, shift: int) -> None
     assert not torch.allclose(one[0, 0], two[0, 0], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.sampled(14)
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(PACKED))
 @quick
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), first=st.integers(0, 9), grad=st.booleans())
 def test_isolated_documents_of_a_packed_row_equal_each_alone(
@@ -177,8 +191,9 @@ def test_isolated_documents_of_a_packed_row_equal_each_alone(
     torch.testing.assert_close(hidden[1], model(Batch(row)).hidden_BTD[0], **EXACT)
 
 
-@pytest.mark.sampled(14)
-@pytest.mark.parametrize("family", [name for name in PACKED if REACH.get(name, T) > 1 or name in WINDOWS])
+@pytest.mark.parametrize(
+    "family", tiny.mark_all_but_kinds_nightly([name for name in PACKED if REACH.get(name, T) > 1 or name in WINDOWS])
+)
 def test_without_isolation_documents_see_each_other(family: str) -> None:
     model = model_of(family)
     row = tiny.tokens(1, 6)
@@ -186,7 +201,6 @@ def test_without_isolation_documents_see_each_other(family: str) -> None:
     assert not torch.allclose(apart[0, 3:], model(Batch(row)).hidden_BTD[0, 3:], atol=1e-3)
 
 
-@pytest.mark.sampled(21)
 @families
 def test_saved_and_loaded_weights_give_the_same_logits(family: str, tmp_path: Path) -> None:
     model, other = model_of(family), tiny.model(seed=1, **FAMILIES[family])

@@ -12,6 +12,7 @@ from lmtool.model import LanguageModel, SkipGramModel, build
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.words import NGram, SkipGram
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.tiny import DECODERS
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
@@ -28,9 +29,8 @@ def last_of(model: LanguageModel, batch: Batch) -> Tensor:
     return model(batch).hidden_BTD
 
 
-@pytest.mark.sampled(5)
 @shapes
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", nightly_but(DECODERS, "gpt2", "modern"))
 def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, shape: str) -> None:
     changes: dict[str, Any] = {**DECODERS[family], "shape": shape, "n_layers": 3}
     model = tiny.model(**changes)

@@ -17,6 +17,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
 from tests.reference import lora as reference
 from tests.support import tiny
+from tests.support.cases import nightly_but
 
 ALL = ("query", "key", "value", "output", "feed-forward")
 
@@ -93,8 +94,7 @@ def test_adapters_are_drawn_so_that_what_they_read_keeps_its_size() -> None:
     assert float(layer.down_RI.detach().std()) == pytest.approx(400**-0.5, rel=0.02)
 
 
-@pytest.mark.sampled(15)
-@pytest.mark.parametrize("name", tiny.TRANSFORMERS)
+@pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(tiny.TRANSFORMERS))
 def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_it(name: str) -> None:
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS[name]) for _ in range(2))
     batch = batch_of(name)
@@ -147,8 +147,7 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     assert len(set(adapter_parameter_names(model))) == 2 * len(mixers) / 2
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["gpt2-124m", "bert-base", "gpt1", "roberta-base"])
+@pytest.mark.parametrize("name", nightly_but(["gpt2-124m", "bert-base", "gpt1", "roberta-base"], "gpt2-124m", "gpt1"))
 def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
     """As shipped, and with all matrices adapted at the default rank."""
     recipe = load(name).recipe

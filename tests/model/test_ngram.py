@@ -33,7 +33,6 @@ def test_probabilities_equal_the_plain_ones(order: int, mark: bool) -> None:
         torch.testing.assert_close(log_p(model, text), torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
-@pytest.mark.sampled(9)
 @orders
 @pytest.mark.parametrize("k", [0.0, 0.25, 1.0])
 def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -> None:

@@ -43,7 +43,6 @@ def entries(embedding: NgramEmbedding) -> set[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("longest", "min_count"), [(2, 1), (2, 6), (3, 2)])
 def test_the_frequent_ngrams_of_a_text_have_an_entry(longest: int, min_count: int) -> None:
     tokens = tiny.tokens(300, seed=3)

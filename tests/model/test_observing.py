@@ -19,6 +19,7 @@ from lmtool.recipe.spec.transformer import ScoreName, WindowPattern
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
 from tests.support import tiny
+from tests.support.cases import nightly_but
 
 CPU = torch.device("cpu")
 ATTENDING = {name: of for name, of in tiny.FAMILIES.items() if "kind" not in of or of.get("attention")}
@@ -27,8 +28,9 @@ PLAIN = {name: of for name, of in tiny.TRANSFORMERS.items() if of.get("score") n
 SOURCE = [3, 1, 4, 1]
 
 
-@pytest.mark.sampled(13)
-@pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
+@pytest.mark.parametrize(
+    "changes", nightly_but(PLAIN.values(), 0, 4, 8, 12, 16, 21, 25, 29, 33, 38, 42, 46, 50), ids=PLAIN.keys()
+)
 def test_equal_those_of_the_plain_model(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each layer in the order of computation: self-attention of an encoder, then of a decoder, and across."""
     wanted: list[Any] = []
@@ -79,7 +81,6 @@ def test_each_score_equals_loops(kind: ScoreName) -> None:
             assert found[0][0, n, t].tolist() == pytest.approx(wanted, abs=1e-12)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("dilation", "n_global"), [(1, 0), (1, 2), (3, 0), (2, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_windows_equal_loops(
@@ -111,9 +112,8 @@ def test_blocks_of_windows_equal_loops(
                 np.testing.assert_allclose(found[0][b, n, t], wanted, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.sampled(36)
-@pytest.mark.parametrize("name", ATTENDING)
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", tiny.mark_all_but_kinds_nightly(ATTENDING))
+@pytest.mark.parametrize("grad", nightly_but([False, True], 0))
 def test_nothing_else_changes_and_rows_sum_to_one(name: str, grad: bool) -> None:
     """Bit for bit, in float32; a recurrent decoder has no past state at its first position."""
     model = tiny.model(dtype=torch.float32, **ATTENDING[name])

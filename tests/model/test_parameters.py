@@ -57,8 +57,7 @@ def test_layers_that_share_weights_are_one(family: str) -> None:
             assert depth == (2 if name.startswith("decoder.") else top)
 
 
-@pytest.mark.sampled(19)
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(LAYERS))
 def test_names_tell_the_depth(family: str) -> None:
     model = build(tiny.any_spec(**LAYERS[family]), tiny.VOCAB)
     found = model.parameter_depths()

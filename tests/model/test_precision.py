@@ -19,7 +19,7 @@ PLACES = [
     pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu, id="cuda bfloat16"),
     pytest.param("cuda", torch.float16, marks=pytest.mark.gpu, id="cuda float16"),
 ]
-families = pytest.mark.parametrize("family", TRANSFORMERS)
+families = pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(TRANSFORMERS))
 CACHING = [name for name in CACHED if name in TRANSFORMERS]
 cached = pytest.mark.parametrize("family", CACHING)
 SOURCES = ("encoder-decoder", "prefix")
@@ -32,13 +32,18 @@ def cases(families: Iterable[str], separately: Iterable[str]) -> list[Any]:
     """(device, type, family, whether it is of the second kind): on a CPU each family once of each kind it has.
 
     One is in bfloat16 and one in float16, of which the kernels differ, and the masks do not.
+    Families that are not among `tiny.KINDS` are slow.
     """
     of_cpu, of_gpu = PLACES[:2], PLACES[2:]
     first = [(place, family, False) for family in families for place in (of_cpu[0], *of_gpu)]
     second = [(place, family, True) for family in separately for place in (of_cpu[1], *of_gpu)]
     return [
-        pytest.param(*place.values, *rest, marks=place.marks, id=f"{place.id}, {rest[0]}, {rest[1]}")
-        for place, *rest in (*first, *second)
+        pytest.param(
+            *(*place.values, family, kind),
+            marks=[*place.marks, *([] if family in tiny.KINDS else [pytest.mark.slow])],
+            id=f"{place.id}, {family}, {kind}",
+        )
+        for place, family, kind in (*first, *second)
     ]
 
 
@@ -53,8 +58,10 @@ def close(one: Tensor, two: Tensor, share: float) -> bool:
     return float((one.detach().cpu().float() - two.detach()).norm()) <= share * float(two.detach().norm())
 
 
-@pytest.mark.sampled(25)
-@pytest.mark.parametrize(("device", "dtype", "family", "isolated"), cases(TRANSFORMERS, PACKED))
+@pytest.mark.parametrize(
+    ("device", "dtype", "family", "isolated"),
+    cases(TRANSFORMERS, PACKED),
+)
 def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
     plain = initial(family)
     other = copy.deepcopy(plain).to(device)
@@ -75,7 +82,6 @@ def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: s
         assert close(parameter.grad, wanted.grad, 0.1), name
 
 
-@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @families
 def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype, family: str) -> None:
@@ -91,8 +97,10 @@ def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype
     assert set(seen) == {torch.float32}
 
 
-@pytest.mark.sampled(25)
-@pytest.mark.parametrize(("device", "dtype", "family", "autocast"), cases(CACHING, CACHING))
+@pytest.mark.parametrize(
+    ("device", "dtype", "family", "autocast"),
+    cases(CACHING, CACHING),
+)
 @torch.no_grad()
 def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str, autocast: bool) -> None:
     plain = initial(family)

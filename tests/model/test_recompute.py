@@ -12,6 +12,7 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.layers.stack import enable_recomputation_
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
+from tests.support.cases import nightly_but
 
 SMALL: dict[str, Any] = {"n_layers": 3, "d_model": 16, "n_heads": 2, "context": 80, "dropout": 0.2}
 MODELS: dict[str, dict[str, Any]] = {
@@ -41,9 +42,8 @@ def a_batch(rows: int = 2, length: int = 80) -> Batch:
     return Batch(tokens_BT, source_BS=source_BS, keep_BT=torch.arange(length) < torch.tensor([[length], [length - 3]]))
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", nightly_but(MODELS, "GPT", "Llama", "shared layers", "learned bias"))
+@pytest.mark.parametrize("autocast", nightly_but([False, True], 0), ids=["float32", "bfloat16"])
 def test_the_same_loss_and_gradients(name: str, autocast: bool) -> None:
     """Bit for bit, dropout included, but for the order in which gradients of several layers are added up.
 

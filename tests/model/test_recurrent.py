@@ -18,6 +18,7 @@ from lmtool.model.state import KeyValueCache
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
+from tests.support.cases import nightly_but
 from tests.support.recurrent import EXACT, SCORES, tokens
 
 cells = pytest.mark.parametrize(("cell", "nonlinearity"), CELLS, ids=[f"{c}-{n}" for c, n in CELLS])
@@ -198,7 +199,6 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
     assert torch.equal(*contexts)
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("attention", [*SELECTIONS, *PRESENT], ids=lambda a: "-".join(map(str, a.values())))
 def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied: bool) -> None:
@@ -268,12 +268,17 @@ def test_a_decoder_without_attention_has_no_alignments() -> None:
     assert not weights
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "changes",
-    [{"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS]
-    + [{"attention": {"score": score}, "tie_embeddings": i % 2 == 0} for i, score in enumerate(SCORES)]
-    + [{"attention": {"select": select}} for select in ("hard", "multi-hot", "sum", "mean")],
+    nightly_but(
+        [{"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS]
+        + [{"attention": {"score": score}, "tie_embeddings": i % 2 == 0} for i, score in enumerate(SCORES)]
+        + [{"attention": {"select": select}} for select in ("hard", "multi-hot", "sum", "mean")],
+        0,
+        3,
+        7,
+        10,
+    ),
     ids=str,
 )
 def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:
@@ -303,7 +308,6 @@ DECODERS: dict[str, dict[str, Any]] = {
 decoders = pytest.mark.parametrize("changes", DECODERS.values(), ids=list(DECODERS))
 
 
-@pytest.mark.sampled(5)
 @decoders
 def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any]) -> None:
     model = built(spec(**changes))
@@ -322,7 +326,6 @@ def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any])
             torch.testing.assert_close(three[place], whole[4:], **EXACT)
 
 
-@pytest.mark.sampled(5)
 @decoders
 def test_padding_and_neighbours_in_a_row_change_nothing(changes: dict[str, Any]) -> None:
     model = built(spec(**changes))

@@ -35,8 +35,7 @@ def test_the_size_is_that_of_the_built_model(spec):
     holds(spec)
 
 
-@pytest.mark.sampled(21)
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(tiny.FAMILIES))
 def test_more_layers_are_counted_without_being_built(family):
     spec = tiny.any_spec(**tiny.FAMILIES[family])
     holds(spec.model_copy(update={"n_layers": 5}) if isinstance(spec, Transformer | Recurrent) else spec)
@@ -55,8 +54,7 @@ def test_the_size_of_averages_is_that_of_the_built_model(keys):
     holds(Averaging(kind="averaging", **keys))
 
 
-@pytest.mark.sampled(21)
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(tiny.FAMILIES))
 def test_an_outline_has_the_shapes_of_the_model(family):
     spec = tiny.any_spec(**tiny.FAMILIES[family])
     outlined, built = (model.state_dict() for model in (build_on_meta(spec, tiny.VOCAB), build(spec, tiny.VOCAB)))

@@ -10,6 +10,7 @@ from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, supported_objectives
 from tests.reference import annotated
 from tests.support import tiny
+from tests.support.cases import nightly_but
 
 LENGTHS = (4, 1, 3)
 BODIES = [name for name, of in tiny.FAMILIES.items() if "tagging" in supported_objectives(tiny.any_spec(**of))]
@@ -68,9 +69,8 @@ def tagger(family: str, crf: bool = True, layers: str = "last") -> Tagger:
     return Tagger(tiny.model(**of), spec, tiny.any_spec(**of)).double().eval()
 
 
-@pytest.mark.sampled(27)
-@pytest.mark.parametrize("layers", ["last", "mix"])
-@pytest.mark.parametrize("family", BODIES)
+@pytest.mark.parametrize("layers", nightly_but(["last", "mix"], "last"))
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(BODIES))
 def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str) -> None:
     model = tagger(family, layers=layers)
     rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 4)]
@@ -85,8 +85,7 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
         torch.testing.assert_close(alone, every[own])
 
 
-@pytest.mark.sampled(13)
-@pytest.mark.parametrize("family", BODIES)
+@pytest.mark.parametrize("family", tiny.mark_all_but_kinds_nightly(BODIES))
 def test_every_parameter_that_is_trained_gets_a_gradient(family: str) -> None:
     of = tiny.FAMILIES[family]
     model = tagger(family)

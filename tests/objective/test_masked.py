@@ -22,6 +22,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.reference import masking as reference_masking
 from tests.reference import objectives as reference
 from tests.support import tiny
+from tests.support.cases import nightly_but
 
 V = 60
 PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
@@ -149,9 +150,10 @@ def of_words(name: str, **changes: Any) -> MaskedObjective:
     return MaskedObjective(Masked.model_validate({"kind": "masked", "whole_words": True} | changes), vocabulary)
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize("changes", [{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}])
+@pytest.mark.parametrize(
+    "changes", nightly_but([{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}], 0, 1)
+)
 @settings(max_examples=25)
 @given(texts=st.lists(st.sampled_from([*SAID.split(), *SAID, "\n", "r", "x-ray"]), min_size=1), seed=st.integers(0, 99))
 def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any], texts: list[str], seed: int) -> None:
@@ -334,8 +336,7 @@ PERMUTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", PERMUTED)
+@pytest.mark.parametrize("name", nightly_but(PERMUTED, "relative"))
 def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
     model = tiny.model(vocab_size=V, **PERMUTED[name])
     plain = tiny.as_reference(model, tiny.spec(**PERMUTED[name]))

@@ -8,6 +8,7 @@ from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Lbfgs, Tuning
+from tests.support.cases import nightly_but
 
 
 def base(width: int = 128, *settings: str) -> Recipe:
@@ -95,9 +96,8 @@ def test_an_averaging_model_is_trained_as_it_was() -> None:
     assert recipe.evaluation.every == 54
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("published", [True, False])
-@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("writes", nightly_but([True, False], 0))
 def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
     """All of them are trained on, for enough steps; of more rows some are held out. Of few labels nothing is chosen."""
     for n_rows in (1, 20, 100, 250, 499):
@@ -119,9 +119,8 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
     assert (many.evaluation.patience, many.evaluation.every) == (5, 320 // many.training.batch_size)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("published", [True, False])
-@pytest.mark.parametrize("per_class", [1, 8, MAX_ROWS_OF_CLASS])
+@pytest.mark.parametrize("published", nightly_but([True, False], 0))
+@pytest.mark.parametrize("per_class", nightly_but([1, 8, MAX_ROWS_OF_CLASS], 0, 1))
 def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> None:
     n_rows = 3 * per_class
     shape = TableShape(n_rows, per_class=per_class)

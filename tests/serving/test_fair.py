@@ -20,6 +20,7 @@ from lmtool.serving.scheduler import CHUNK_TOKENS, Scheduler
 from lmtool.serving.server import ServerConfig
 from lmtool.serving.service import GROUP_TOKENS
 from tests.serving.harness import Served, served
+from tests.support.cases import nightly_but
 
 VICTIM = {"prompt": "Who saw", "max_tokens": 25, "seed": 1, "logit_bias": {"1": -100}}
 """A text that does not end before."""
@@ -129,8 +130,7 @@ HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", HEAVY)
+@pytest.mark.parametrize("kind", nightly_but(HEAVY, "a large schema", "samples"))
 def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
     path, body, expected = HEAVY[kind]
     max_read = CHUNK_TOKENS + N_ROWS + (GROUP_TOKENS if kind == "vectors" else 0)

@@ -280,7 +280,6 @@ def with_little_memory(host: str, port: int) -> socket.socket:
     return found
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_that_nobody_reads_holds_no_connection(
     talker: str, monkeypatch: pytest.MonkeyPatch, streams: bool

@@ -24,6 +24,7 @@ from lmtool.tokenization.chat import Message
 from tests.generation import callers
 from tests.generation.callers import CONVERSATIONS, TOOLS
 from tests.serving.harness import Served, served
+from tests.support.cases import nightly_but
 
 
 @pytest.fixture(scope="module")
@@ -162,29 +163,35 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [callers.call("a",
 RESULT = {"role": "tool", "content": "x", "tool_call_id": "a"}
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("body", "what"),
-    [
-        ({"tools": [{"type": "function"}]}, r"tools\[0\].function"),
-        ({"tools": [TOOLS[0], TOOLS[0]]}, "the same name"),
-        ({"tools": [TOOLS[0]] * 129}, "tools"),
-        ({"tools": [DEEP]}, "more than 64 deep"),
-        ({"messages": [{**CALLED, "tool_calls": [DEEP]}, RESULT]}, "more than 64 deep"),
-        ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, "no such tool"),
-        ({"tools": [], "tool_choice": "required"}, "no such tool"),
-        ({"tool_choice": "always"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "now", "strict": True}}]}, "strict"),
-        ({"tools": [UNIQUE], "tool_choice": "required"}, "now: the JSON schema cannot be used"),
-        ({"tool_choice": "required", "stop": "a"}, "stop"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "contradict a form"),
-        ({"response_format": {"type": "json_object"}}, "contradict a form"),
-        ({"messages": [CALLED]}, "end with a message"),
-        ({"messages": [{"role": "user", "content": None}]}, "no role or no content"),
-        ({"messages": [{**CALLED, "role": "user"}, RESULT]}, "message 1: only the assistant"),
-        ({"messages": [{**CALLED, "tool_calls": [{"function": {"name": "a b"}}]}, RESULT]}, "function.name"),
-        ({"messages": [CALLED, {**RESULT, "tool_call_id": "b"}]}, "answers the call b"),
-    ],
+    nightly_but(
+        [
+            ({"tools": [{"type": "function"}]}, r"tools\[0\].function"),
+            ({"tools": [TOOLS[0], TOOLS[0]]}, "the same name"),
+            ({"tools": [TOOLS[0]] * 129}, "tools"),
+            ({"tools": [DEEP]}, "more than 64 deep"),
+            ({"messages": [{**CALLED, "tool_calls": [DEEP]}, RESULT]}, "more than 64 deep"),
+            ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, "no such tool"),
+            ({"tools": [], "tool_choice": "required"}, "no such tool"),
+            ({"tool_choice": "always"}, "tool_choice"),
+            ({"tools": [{"type": "function", "function": {"name": "now", "strict": True}}]}, "strict"),
+            ({"tools": [UNIQUE], "tool_choice": "required"}, "now: the JSON schema cannot be used"),
+            ({"tool_choice": "required", "stop": "a"}, "stop"),
+            ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "contradict a form"),
+            ({"response_format": {"type": "json_object"}}, "contradict a form"),
+            ({"messages": [CALLED]}, "end with a message"),
+            ({"messages": [{"role": "user", "content": None}]}, "no role or no content"),
+            ({"messages": [{**CALLED, "role": "user"}, RESULT]}, "message 1: only the assistant"),
+            ({"messages": [{**CALLED, "tool_calls": [{"function": {"name": "a b"}}]}, RESULT]}, "function.name"),
+            ({"messages": [CALLED, {**RESULT, "tool_call_id": "b"}]}, "answers the call b"),
+        ],
+        0,
+        4,
+        9,
+        13,
+        unpack=True,
+    ),
 )
 def test_what_is_wrong_is_told(server: Served, body: Any, what: str) -> None:
     with server.http() as http:

@@ -1,11 +1,12 @@
 """Small models whose every weight matters, and their weights in the form of tests/reference/transformer.py."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from _pytest.mark.structures import ParameterSet
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -26,6 +27,7 @@ from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
+from tests.support.cases import nightly_but
 
 VOCAB = 13
 
@@ -522,3 +524,17 @@ class _Weights:
 
 def array(tensor: Tensor) -> NDArray[np.float64]:
     return tensor.detach().double().numpy()
+
+
+KINDS = (
+    *("gpt2", "modern", "alibi", "relative", "disentangled", "full layers among windows", "n-grams"),
+    *("plain attention, bilinear", "bert", "longformer", "2017", "t5", "prefix with windows", "lstm"),
+    *("gru with a memory", "luong", "bahdanau", "elmo", "3-gram", "skip-gram"),
+)
+"""Families that differ in kind: each shape, position, mixer and mask once. The others combine their parts."""
+
+
+def mark_all_but_kinds_nightly(families: Iterable[str]) -> list[ParameterSet]:
+    """Families as cases of a test, of which those of `KINDS` run always, and the others by night."""
+    names = list(families)
+    return nightly_but(names, *(name for name in KINDS if name in names))

@@ -13,6 +13,7 @@ from lmtool.tasks import predict as predicting
 from lmtool.tasks.predict import can_predict_tables, evaluate_tables, predict
 from tests.compute.together import together
 from tests.support.answering import HEADS, learned
+from tests.support.cases import nightly_but
 from tests.support.training import Work
 
 
@@ -39,8 +40,7 @@ def close(found: list[list[Any]], expected: list[list[Any]]) -> bool:
     )
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", [*HEADS, "answers"])
+@pytest.mark.parametrize("kind", nightly_but([*HEADS, "answers"], "class", "number"))
 def test_any_chunks_and_any_number_of_processes_answer_the_same(
     work: Work, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -54,8 +54,7 @@ def test_any_chunks_and_any_number_of_processes_answer_the_same(
             assert close(found, alone)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", [*HEADS, "answers"])
+@pytest.mark.parametrize("kind", nightly_but([*HEADS, "answers"], "answers"))
 def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     loaded, table = learned(work, kind)
     both = [str(table), str(table)]

@@ -18,6 +18,7 @@ from lmtool.tasks.predict import evaluate_tables, predict
 from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.plan import Plan
+from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, lasting
 
 ENCODER = ("model={shape: encoder, dropout: 0.1, context: 24}", "objective={kind: masked}", "training.steps=2")
@@ -76,16 +77,20 @@ def planned(work: Work, source: str, kind: str, *overrides: str) -> Plan:
     )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "loss", "metric", "overrides"),
-    [
-        ("pairs", "ranking", "ndcg", ()),
-        ("triplets", "ranking", "ndcg", ("objective.dims=[16, 4]",)),
-        ("triplets", "triplet", "accuracy", ("objective={loss: triplet, pool: first}",)),
-        ("scored", "cosent", "spearman", ("objective.kind=embedding",)),
-        ("labels", "labels", "accuracy", ("objective={kind: embedding, normalize: true}",)),
-    ],
+    nightly_but(
+        [
+            ("pairs", "ranking", "ndcg", ()),
+            ("triplets", "ranking", "ndcg", ("objective.dims=[16, 4]",)),
+            ("triplets", "triplet", "accuracy", ("objective={loss: triplet, pool: first}",)),
+            ("scored", "cosent", "spearman", ("objective.kind=embedding",)),
+            ("labels", "labels", "accuracy", ("objective={kind: embedding, normalize: true}",)),
+        ],
+        "pairs",
+        2,
+        unpack=True,
+    ),
 )
 def test_each_kind_of_table_is_learnt(
     kind: str, loss: str, metric: str, overrides: tuple[str, ...], work: Work
@@ -147,8 +152,7 @@ def test_what_the_base_embeds_by_stays(work: Work) -> None:
     assert planned(work, "first", "labels").resolved.recipe.objective.pool == "first"  # type: ignore[union-attr]
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("overrides", [("training.micro_batch=3",), ("training.micro_tokens=60",)])
+@pytest.mark.parametrize("overrides", nightly_but([("training.micro_batch=3",), ("training.micro_tokens=60",)], 1))
 def test_resumed_it_is_bitwise_the_same(overrides: tuple[str, ...], work: Work) -> None:
     name = overrides[0]
     tuned(work, "triplets", *overrides, name=f"whole {name}")

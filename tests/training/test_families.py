@@ -9,6 +9,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import SkipGramModel
 from lmtool.run.directory import Run
+from tests.support.cases import nightly_but
 from tests.support.families import ON_TABLES, ON_TEXT
 from tests.support.training import Stop, Work, after, lasting, metrics, words
 
@@ -29,8 +30,7 @@ def train(
     return work.learn_table(work.recipe, table, *own, *short, *overrides, name=name, stop=stop)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", [*ON_TEXT, *ON_TABLES])
+@pytest.mark.parametrize("family", nightly_but([*ON_TEXT, *ON_TABLES], "encoder", "cbow"))
 def test_stopping_and_resuming_changes_no_bit(work: Work, family: str) -> None:
     train(work, family, name="whole")
     train(work, family, name="run", stop=after(3))
@@ -40,8 +40,10 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, family: str) -> None:
     assert lasting(work.run(), 6) == lasting(work.run("whole"), 6)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", [name for name in (*ON_TEXT, *ON_TABLES) if name not in ("3-gram", "ppmi")])
+@pytest.mark.parametrize(
+    "family",
+    nightly_but([name for name in (*ON_TEXT, *ON_TABLES) if name not in ("3-gram", "ppmi")], "encoder", "skip-gram"),
+)
 def test_any_micro_batches_are_the_same_run(work: Work, family: str) -> None:
     """Six rows at once, or four and two."""
     for rows in (6, 4):

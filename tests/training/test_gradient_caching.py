@@ -26,6 +26,7 @@ from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.vocabularies import VOCABULARY
 
 BATCH = 8
@@ -91,9 +92,8 @@ def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Step
     return steps, model.state_dict()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("micro", [{"micro_batch": 4}, {"micro_batch": 1}, {"micro_tokens": 30}])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("micro", nightly_but([{"micro_batch": 4}, {"micro_batch": 1}, {"micro_tokens": 30}], 0))
+@pytest.mark.parametrize("loss", nightly_but(LOSSES, "pairs", "scored"))
 def test_any_micro_batches_are_the_same_step(loss: str, micro: dict[str, int]) -> None:
     whole, weights = trained(loss)
     parts, same = trained(loss, **micro)

@@ -17,6 +17,7 @@ from lmtool.run.history import RunHistory
 from lmtool.run.listing import summarize_run
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Sampled, Stepped
+from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, lasting, metrics, warnings_in
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
@@ -76,7 +77,6 @@ def test_a_step_that_is_validated_anyway_is_validated_once(work: Work, validatio
     assert ended(told).best_step == 8
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stops", [(1,), (5, 2, 1), (3, 3, 3)])
 def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...]) -> None:
     patient = (*SAMPLES, "evaluation.every=3", "evaluation.patience=2")
@@ -88,8 +88,7 @@ def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...])
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("stops", [(9,), (11,), (9, 2)])
+@pytest.mark.parametrize("stops", nightly_but([(9,), (11,), (9, 2)], 2))
 def test_the_same_checkpoints_stay_as_of_an_unbroken_run(work: Work, stops: tuple[int, ...]) -> None:
     work.pretrain(name="whole")
     work.pretrain(stop=after(stops[0]))

@@ -21,6 +21,7 @@ from lmtool.training import finetuning, folds, job, length, session
 from lmtool.training.data import read_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
+from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, no_report, words
 
 WORD_VECTORS = {
@@ -40,14 +41,17 @@ def recipe_of(work: Work) -> Any:
     return load(work.run() / "recipe.yaml").recipe
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("budget", "expected"),
-    [
-        # windows of 16 tokens, 8 to a step
-        ("training.epochs=2", lambda n: math.ceil(2 * (n // 16) / 8)),
-        ("training.tokens=2000", lambda n: math.ceil(2000 / (8 * 16))),
-    ],
+    nightly_but(
+        [
+            # windows of 16 tokens, 8 to a step
+            ("training.epochs=2", lambda n: math.ceil(2 * (n // 16) / 8)),
+            ("training.tokens=2000", lambda n: math.ceil(2000 / (8 * 16))),
+        ],
+        1,
+        unpack=True,
+    ),
 )
 def test_epochs_and_tokens(work: Work, budget: str, expected: Any) -> None:
     text = words(2000)
@@ -190,9 +194,8 @@ def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
     assert ended(work.resume("training.steps=+2")).step == 12
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", WORD_VECTORS)
-@pytest.mark.parametrize("budget", ["training.epochs=2", "training.minutes=0.005"])
+@pytest.mark.parametrize("kind", nightly_but(WORD_VECTORS, "skip-gram", "cbow"))
+@pytest.mark.parametrize("budget", nightly_but(["training.epochs=2", "training.minutes=0.005"], 0))
 def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.03)
     work.text.write_text(words(600))
@@ -202,9 +205,8 @@ def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monk
         assert [event.epochs for event in told if isinstance(event, FitStarted)] == [2]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", WORD_VECTORS)
-@pytest.mark.parametrize("budget", ["training.steps=5", "training.minutes=0.005"])
+@pytest.mark.parametrize("kind", nightly_but(WORD_VECTORS, "skip-gram", "cbow"))
+@pytest.mark.parametrize("budget", nightly_but(["training.steps=5", "training.minutes=0.005"], 0))
 def test_word_vectors_of_lone_words_are_refused(work: Work, kind: str, budget: str) -> None:
     """A list of names has no pairs of words; as one text it has."""
     lone = "".join(f"{name}\n" for name in words(200).split())
@@ -256,8 +258,7 @@ def charged(monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
     monkeypatch.setattr(session, "fit", slow)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("shape", nightly_but(["decoder", "encoder-decoder"], "encoder-decoder"))
 def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     work: Work, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:

@@ -20,6 +20,7 @@ from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit, split_into_micro_batches
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
+from tests.support.cases import nightly_but
 from tests.support.vocabularies import VOCABULARY
 
 RNG = np.random.default_rng(0)
@@ -124,9 +125,8 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
     return list(steps), model.state_dict(), found
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("tokens", [1, 30, 64, 150])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tokens", nightly_but([1, 30, 64, 150], 0))
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "classes of a decoder", 2))
 def test_any_budget_is_the_same_step(family: str, tokens: int) -> None:
     whole, weights, at_once = trained(FAMILIES[family])
     assert len(at_once) == len(whole)

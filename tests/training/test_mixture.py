@@ -21,6 +21,7 @@ from lmtool.training.data import TextData, read_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
+from tests.support.cases import nightly_but
 from tests.support.errors import refuses
 from tests.support.training import Work, after, documents, lasting, metrics, no_report
 
@@ -151,9 +152,8 @@ def test_streamed_texts_have_their_shares(work: Work) -> None:
     assert "75 % " in data.lines[0]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("sample", [1, 8, 333, 1400])
+@pytest.mark.parametrize("sample", nightly_but([1, 8, 333, 1400], 0, 2))
 def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
     """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
     _, data = read_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)

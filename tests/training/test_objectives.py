@@ -16,6 +16,7 @@ from lmtool.objective import scheduled
 from lmtool.training import fit as fitting
 from lmtool.training.data import read_text
 from tests.compute.together import together
+from tests.support.cases import nightly_but
 from tests.support.families import BERT, ELECTRA
 from tests.support.training import Work, after, documents, ended, lasting, metrics, no_report
 
@@ -33,14 +34,17 @@ SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
 LSTM = ("model={kind: recurrent, d_model: 12, context: 16, dropout: 0.1}", *SAMPLED)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
-    [
-        *(BERT, ALBERT, WORDS, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM),
-        (*LSTM, "training.carry_state=true"),
-        (*LSTM, "data.isolate_documents=true"),
-    ],
+    nightly_but(
+        [
+            *(BERT, ALBERT, WORDS, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM),
+            (*LSTM, "training.carry_state=true"),
+            (*LSTM, "data.isolate_documents=true"),
+        ],
+        0,
+        5,
+    ),
     ids=[
         *("next sentences", "sentence order", "whole words", "boundaries", "permuted", "replaced"),
         *("sampled", "sampled lstm"),
@@ -54,10 +58,9 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[st
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "overrides",
-    [BERT, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM],
+    nightly_but([BERT, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM], 3),
     ids=["next sentences", "boundaries", "permuted", "replaced", "sampled", "sampled lstm"],
 )
 def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]) -> None:

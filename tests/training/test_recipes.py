@@ -17,6 +17,7 @@ from lmtool.recipe.load import Setting, load, parse_settings, shipped_recipes
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.train import train
+from tests.support.cases import nightly_but
 from tests.support.shipped import TABLES, kind_of_objective, small, table_for
 from tests.support.training import Work, ended, metrics, no_report
 
@@ -51,8 +52,12 @@ def assert_loads(run: Path, model: Any) -> LanguageModel:
     return loaded.model
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in sorted(shipped_recipes()) if kind_of_objective(name) in TABLES])
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(
+        [name for name in sorted(shipped_recipes()) if kind_of_objective(name) in TABLES], "bilstm", "seq2seq-luong"
+    ),
+)
 def test_a_shipped_recipe_for_tables_trains_and_answers(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
@@ -68,8 +73,14 @@ def test_a_shipped_recipe_for_tables_trains_and_answers(
     assert first.stdout == second.stdout
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name in sorted(shipped_recipes()) if kind_of_objective(name) not in TABLES])
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(
+        [name for name in sorted(shipped_recipes()) if kind_of_objective(name) not in TABLES],
+        "albert-tiny",
+        "gpt2-774m",
+    ),
+)
 def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:

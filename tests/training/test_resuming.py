@@ -21,6 +21,7 @@ from lmtool.run.files import ValidationState
 from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, train
 from lmtool.training.events import AlreadyFinished, Info
+from tests.support.cases import nightly_but
 from tests.support.cli import CommandLine
 from tests.support.training import Work, after, ended, lasting, metrics
 
@@ -167,8 +168,7 @@ def test_every_rule_is_tested() -> None:
     assert ANEW.keys() == CHANGE_RULES.keys()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("key", FIXED)
+@pytest.mark.parametrize("key", nightly_but(FIXED, "seed", "data.merge_labels"))
 def test_what_may_not_change_is_refused_by_name(
     key: str, bases: Bases, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,8 +184,7 @@ def test_what_may_not_change_is_refused_by_name(
     assert lasting(work.run(), 6) == before
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("key", FREE)
+@pytest.mark.parametrize("key", nightly_but(FREE, "description", "evaluation.epochs"))
 def test_what_may_change_is_written_and_trained_by(key: str, bases: Bases) -> None:
     work = bases.of(key, "stopped")
     before = written(work.run())
@@ -199,8 +198,7 @@ def test_what_may_change_is_written_and_trained_by(key: str, bases: Bases) -> No
     assert Recipe.model_validate(saved(work.run())["recipe"]) == written(work.run())
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("key", FREE)
+@pytest.mark.parametrize("key", nightly_but(FREE, "description", "evaluation.epochs"))
 def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     """What has to be done again is done; the same command then finds nothing to do, and nor does one without it."""
     work = bases.of(key, "finished")

@@ -36,6 +36,7 @@ from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, 
 from lmtool.training.job import SessionOptions
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.resuming import resume
+from tests.support.cases import nightly_but
 from tests.support.training import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
@@ -165,8 +166,7 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
     assert metrics(work.run())[-1]["step"] == step - 1
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("first", [1, 5])
+@pytest.mark.parametrize("first", nightly_but([1, 5], 1))
 def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     calls = 0
 
@@ -214,8 +214,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
+@pytest.mark.parametrize("variant", nightly_but(VARIANTS.values(), 0, 2), ids=list(VARIANTS))
 def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ...]) -> None:
     """Twice, once at a step without a checkpoint."""
     work.pretrain(*variant, name="whole")
@@ -382,8 +381,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("how", ["bit", "cut", "missing"])
+@pytest.mark.parametrize("how", nightly_but(["bit", "cut", "missing"], "bit"))
 def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
     work.pretrain(name="whole")
     work.pretrain(stop=after(5))
@@ -466,8 +464,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
 BACKGROUND = "checkpoint.background=true"
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("how", [(), (BACKGROUND,)], ids=["at once", "in the background"])
+@pytest.mark.parametrize("how", nightly_but([(), (BACKGROUND,)], 1), ids=["at once", "in the background"])
 def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None], how: tuple[str, ...]) -> None:
     work.pretrain(*how, name="whole")
     full_disk({4, 6, 8})

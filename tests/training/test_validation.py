@@ -18,6 +18,7 @@ from lmtool.training import samples
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Stepped
+from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, lasting, metrics, warnings_in, words
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
@@ -45,8 +46,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return fail
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", nightly_but([1, 2, 3], 1))
 def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int], None], number: int) -> None:
     """Its step is saved, and a resumed run begins with it; then all is as without the failure."""
     step = 4 * number
@@ -79,8 +79,7 @@ def test_a_validation_may_fail_again(work: Work, fails: Callable[[int], None]) -
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("last", [8, 12])
+@pytest.mark.parametrize("last", nightly_but([8, 12], 0))
 def test_patience_that_runs_out_in_a_validation_that_is_done_again(
     work: Work, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:

@@ -17,6 +17,7 @@ from lmtool.training.events import Started
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.train import train
 from tests.reference import vectors as reference
+from tests.support.cases import nightly_but
 from tests.support.training import Work, after, lasting
 
 WORDS = ("tokenizer={kind: word, lowercase: true}", "training.steps=4", "evaluation.every=2", "checkpoint.every=2")
@@ -71,8 +72,7 @@ def embeddings(run: Path) -> tuple[Any, Any]:
     return loaded.tokenizer, loaded.model.token_vectors().detach().numpy()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "transformer", "lstm"))
 def test_embeddings_begin_with_vectors_and_the_rest_at_their_scale(family: str, work: Work) -> None:
     path, table = vectors(work)
     model = f"{FAMILIES[family]}, embeddings: '{path}'}}"
@@ -114,8 +114,7 @@ def test_an_upper_case_word_takes_the_vector_of_its_lower_case_form(work: Work) 
     assert any("1 word comes again" in line for event in told if isinstance(event, Started) for line in event.data)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "transformer", "lstm"))
 def test_frozen_embeddings_stay_and_all_else_learns(family: str, work: Work) -> None:
     path, _ = vectors(work)
     frozen = f"{FAMILIES[family]}, embeddings: '{path}', freeze_embeddings: true}}"
@@ -143,10 +142,14 @@ def test_a_resumed_run_and_one_begun_from_it_never_read_the_file(work: Work) -> 
     work.finetune(source=work.run("whole"))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "objective"),
-    [("skipgram", "skip-gram"), ("skipgram", "cbow"), ("glove", "glove"), ("ppmi", "cooccurrence")],
+    nightly_but(
+        [("skipgram", "skip-gram"), ("skipgram", "cbow"), ("glove", "glove"), ("ppmi", "cooccurrence")],
+        0,
+        "glove",
+        unpack=True,
+    ),
 )
 def test_runs_of_word_vectors_are_beginnings(kind: str, objective: str, work: Work) -> None:
     first = f"model={{kind: {kind}, d_model: 4, context: 16}}"
@@ -194,8 +197,7 @@ def elmo(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("model", [HALVES, MEANS, HALVES.replace("bidirectional", "decoder")])
+@pytest.mark.parametrize("model", nightly_but([HALVES, MEANS, HALVES.replace("bidirectional", "decoder")], 0))
 def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> None:
     before = load_run("elmo").model.state_dict()
     told = learn(elmo, model)
@@ -220,8 +222,7 @@ def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> 
     assert loaded.tokenizer.fingerprint == load_run("elmo").tokenizer.fingerprint
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("beside", nightly_but([True, False], 0))
 def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work) -> None:
     model = HALVES.replace("run: elmo", f"run: elmo, beside: {str(beside).lower()}")
     learn(elmo, model)
@@ -269,17 +270,21 @@ def test_the_run_works_when_the_other_one_is_gone(elmo: Work) -> None:
         load_run(str(elmo.run()))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "words", "error", "what"),
-    [
-        (HALVES, ("objective={kind: bidirectional}",), RecipeError, "are for objective classification"),
-        (MEANS, ("model.ngrams=2",), RecipeError, "ngrams is for counts"),
-        (HALVES.replace("elmo", "nowhere"), (), CheckpointError, "no run called"),
-        (HALVES.replace("elmo", "ngram"), (), UsageError, "it counts n-grams"),
-        (HALVES.replace("elmo", "second"), (), UsageError, "reads features of another run itself"),
-        (HALVES.replace("elmo}", "elmo, beside: false}, embeddings: x.txt"), (), RecipeError, "have no effect"),
-    ],
+    nightly_but(
+        [
+            (HALVES, ("objective={kind: bidirectional}",), RecipeError, "are for objective classification"),
+            (MEANS, ("model.ngrams=2",), RecipeError, "ngrams is for counts"),
+            (HALVES.replace("elmo", "nowhere"), (), CheckpointError, "no run called"),
+            (HALVES.replace("elmo", "ngram"), (), UsageError, "it counts n-grams"),
+            (HALVES.replace("elmo", "second"), (), UsageError, "reads features of another run itself"),
+            (HALVES.replace("elmo}", "elmo, beside: false}, embeddings: x.txt"), (), RecipeError, "have no effect"),
+        ],
+        0,
+        3,
+        unpack=True,
+    ),
 )
 def test_features_that_do_not_fit_are_refused(
     model: str, words: tuple[str, ...], error: type[LmtoolError], what: str, elmo: Work

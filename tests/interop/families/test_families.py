@@ -20,6 +20,7 @@ from lmtool.inference.load import LoadedModel
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.model.heads import Classifier, SpanReader, Tagger, TokenHeadModel
 from tests.interop.families.cases import CASES, PLAIN, TOKENIZERS
+from tests.support.cases import nightly_but
 from tests.support.peers import TEXTS, brought, peer_in, rows_of
 
 UNREAD = ("cls.predictions.bias", "lm_head.bias")
@@ -141,8 +142,24 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(
+        ROWS,
+        "gpt2: class",
+        "llama, wide heads",
+        "qwen2: number",
+        "gemma: multi",
+        "neox in sequence, tied",
+        "starcoder2 with windows",
+        "mpt: class",
+        "bert: question-answering",
+        "xlm-roberta: class",
+        "distilbert: multi",
+        "electra: tagging",
+        130,
+    ),
+)
 def test_in_and_out_and_back(name: str, tmp_path: Path) -> None:
     """The same ids and outputs; what is exported are the same tensors, and comes in as the same recipe."""
     row = ROWS[name]

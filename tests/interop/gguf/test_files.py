@@ -26,6 +26,7 @@ from lmtool.interop.published_models import GgufModel
 from lmtool.model import build
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.transformer import Transformer
+from tests.support.cases import nightly_but
 
 VOCAB = 320
 TEXT = "The cat sat on the mat. The dog didn't; 12 dogs ran 345 miles, and the cat saw them all in the end."
@@ -258,8 +259,7 @@ def close(a, b, atol=1e-5):
     torch.testing.assert_close(logits_of(a), logits_of(b), atol=atol, rtol=1e-5)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", nightly_but(MODELS, "llama", "llama-linear", "qwen3", "gpt2"))
 def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     model = written(tmp_path / "model.gguf", name)
     read = GgufModel(tmp_path / "model.gguf")
@@ -267,8 +267,7 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     assert spec_of(read_recipe_sections(read)[0]) == published(model)[0]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("name", nightly_but(THEIRS, "llama", "llama-wide-heads", "qwen3"))
 def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
     written(tmp_path / "model.gguf", name)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
@@ -697,8 +696,7 @@ def saved(path, model, tokenizer, quantization="f16", ends=(1,), vocab_size=VOCA
     write_gguf(path, family.architecture, values, tensors, quantization)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", nightly_but(MODELS, "llama", "llama-linear", "qwen3", "gpt2"))
 def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
     """The same keys, and the same tensors as far as their types go, as in a file written here."""
     model = written(tmp_path / "here.gguf", name)
@@ -720,9 +718,11 @@ def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
             assert ours.fields[key].types == field.types, key
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("quantization", ["f16", "q8_0"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("quantization", nightly_but(["f16", "q8_0"], "f16"))
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(MODELS, "llama", "llama-wide-heads", "llama-linear", "llama3", "qwen3", "gemma", "gpt2", "gptneox"),
+)
 def test_what_is_written_is_read_again(tmp_path, name, quantization):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), quantization)
@@ -735,8 +735,7 @@ def test_what_is_written_is_read_again(tmp_path, name, quantization):
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "gpt2"])
+@pytest.mark.parametrize("name", nightly_but(["llama", "llama-tied", "qwen2", "gpt2"], "llama", "qwen2"))
 def test_transformers_reads_what_is_written(tmp_path, name):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), "q8_0")
