@@ -99,12 +99,12 @@ def check(words):
     if program == "torchrun":
         program, *rest = rest[rest.index("-m") + 1 :]
     if program == "lmtool":
-        check_lmtool(rest)
+        check_lmtool([re.sub(r"^\$\w+$", "1", word) for word in rest])  # the variable of a loop
     elif program == "make":
         targets = re.findall(r"^([\w-]+)[^:=\n]*:(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
         assert set(word for word in rest if "=" not in word) <= set(targets), "there is no such target"
     elif program == "python":
-        assert rest[0] == "-" or (ROOT / rest[0]).is_file(), "there is no such file"
+        assert rest[0] in ("-", "-c") or (ROOT / rest[0]).is_file(), "there is no such file"
     else:
         assert program in OTHER_PROGRAMS or (ROOT / program).is_file(), "an unknown program"
 
