@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,9 +21,9 @@ from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
-from lmtool.model.size import estimate_persistent_memory
+from lmtool.model.size import count_flops_per_token, estimate_persistent_memory
 from lmtool.model.transformer import TransformerUnmasked
-from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
@@ -185,7 +186,16 @@ class TrainingSession:
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
+            peak_speed=self.peak_speed,
         )
+
+    @cached_property
+    def peak_speed(self) -> float | None:
+        """Tokens per second at the peak of the devices, of which the speed is the model FLOPs utilization."""
+        is_causal = isinstance(self.recipe.objective, Causal) and isinstance(self.data, TextData)
+        flops = count_flops_per_token(self.lm, self.recipe.model) if is_causal else None
+        peak = self.compute.peak_flops
+        return None if flops is None or peak is None else peak / flops
 
     @property
     def batch_units(self) -> int:
@@ -277,7 +287,7 @@ class TrainingSession:
     def _finish_step(self, step: Step) -> Iterator[Event]:
         """Logs a completed step; saves and validates if the recipe says so or the session ends here."""
         recipe, state = self.recipe, self.state
-        record, is_validated = state.advance(step), is_validation_step(recipe, step.step)
+        record, is_validated = state.advance(step, self.peak_speed), is_validation_step(recipe, step.step)
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.end_reason = "interrupted"
