@@ -233,14 +233,14 @@ def _render_metrics(histories: Sequence[RunHistory]) -> list[Section]:
 def _render_charts_over_steps(
     title: str, name: str, drawn: Sequence[_PlottedRun], charts: Mapping[str, tuple[str, str, str]], caption: str
 ) -> list[Section]:
-    """Renders a section with a chart for each of several numbers; none if no number was logged at two steps.
+    """Renders a section with a chart for each number that was logged; none if no number was logged at two steps.
 
     charts: see `SPEED_CHARTS`. name: unique on the page.
     """
     line_charts, columns = {}, {"step": "step"}
     for key, (column, chart_title, axis) in charts.items():
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
-        if key == "mfu" and not any(line.points for line in lines):
+        if not any(line.points for line in lines):
             continue
         columns[column] = key
         marks, label = _mark_best_checkpoints(drawn, "step", key), f"{chart_title} over steps"
