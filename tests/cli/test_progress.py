@@ -113,6 +113,16 @@ def tell(events: Sequence[Any], **options: bool) -> None:
             display.show(event)
 
 
+def test_the_utilization_stands_beside_the_speed_where_the_peak_is_known(stderr: PutStream) -> None:
+    """4,096 tokens in half a second, of 81,920 in a second."""
+    stream = stderr()
+    tell([started(), replace(plan(), peak_speed=81_920.0), stepped(1)])
+    assert "8,192 tokens/s  mfu 10.0 %" in stream.getvalue()
+    stream = stderr()
+    tell([started(), plan(), stepped(1)])
+    assert "mfu" not in stream.getvalue()
+
+
 def test_rows_that_are_trained_on_are_not_called_validation(stderr: PutStream) -> None:
     stream = stderr()
     recipe = load("linear", ["data.valid_fraction=0"]).recipe
