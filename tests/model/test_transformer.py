@@ -33,7 +33,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     **{f"norm {n['kind']} {n['place']}": {"norm": n} for n in NORMS},
     **{f"norm {n['kind']} {n['place']} without bias": {"norm": n, "bias": False} for n in NORMS},
     **{f"position {kind}": {"position": {"kind": kind}} for kind in POSITIONS},
-    **{f"activation {name}": {"activation": name} for name in ("relu", "gelu", "gelu-tanh", "swiglu", "geglu")},
+    **{
+        f"activation {name}": {"activation": name}
+        for name in ("relu", "relu-squared", "gelu", "gelu-tanh", "swiglu", "geglu")
+    },
     "swiglu without bias": {"activation": "swiglu", "bias": False, "d_ff": 10},
     **{f"{n} heads of keys and values": {"n_kv_heads": n} for n in (1, 2, 4)},
     "one head": {"n_heads": 1},

@@ -96,6 +96,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "plain attention, one head": {"mixer": "plain-attention", "n_heads": 1, "norm": {"kind": "none"}},
     "plain attention, bilinear": {"mixer": "plain-attention", "score": "bilinear", "norm": {"place": "post"}},
     "shared layers": {"share_layers": True, "n_layers": 3, "position": {"kind": "alibi"}},
+    "primer": {"activation": "relu-squared", "position": {"kind": "rotary"}},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
         "position": {"kind": "rotary"},

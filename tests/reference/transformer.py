@@ -387,6 +387,11 @@ def relu(x: float) -> float:
     return max(0.0, x)
 
 
+def relu_squared(x: float) -> float:
+    """So et al. 2021, section 4."""
+    return max(0.0, x) ** 2
+
+
 def gelu(x: float) -> float:
     """x Phi(x) (Hendrycks and Gimpel 2016)."""
     return x * (1 + math.erf(x / math.sqrt(2))) / 2
@@ -403,6 +408,7 @@ def silu(x: float) -> float:
 
 ACTIVATIONS = {
     "relu": relu,
+    "relu-squared": relu_squared,
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "silu": silu,

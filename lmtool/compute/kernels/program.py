@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtool.compute.kernels.build import c_fields, load_kernels
 from lmtool.compute.kernels.matrices import CMatrix
 
-ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu")
+ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu", "relu-squared")
 
 
 class LinearStep(Structure):

@@ -3,7 +3,7 @@
 #include "kernels.h"
 
 enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY }; /* the order of the fields of `Operation` */
-enum { RELU, TANH, GELU, GELU_TANH, SILU };
+enum { RELU, TANH, GELU, GELU_TANH, SILU, RELU_SQUARED };
 
 /* y = W x + b, or y += that */
 typedef struct { Matrix matrix; int32_t adds; } Linear;
@@ -108,6 +108,7 @@ static inline float hyperbolic(float x) {
 static inline float activated(float x, int function) {
     switch (function) {
     case RELU: return fmaxf(x, 0);
+    case RELU_SQUARED: return fmaxf(x, 0) * fmaxf(x, 0);
     case TANH: return hyperbolic(x);
     case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
     case GELU_TANH: return 0.5f * x * (1 + hyperbolic(0.79788456f * (x + 0.044715f * x * x * x)));

@@ -190,6 +190,8 @@ def apply_activation(x: Tensor, activation: str) -> Tensor:
     match activation:
         case "relu":
             return F.relu(x)
+        case "relu-squared":
+            return F.relu(x).square()
         case "tanh":
             return torch.tanh(x)
         case "gelu":

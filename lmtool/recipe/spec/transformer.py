@@ -141,9 +141,10 @@ class Transformer(VectorsSpec):
     norms in place post is norm(x + f(norm(x + attention(x))))."""
     context: PositiveInt
     """Context length in tokens."""
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
-    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SiLU, SwiGLU, GEGLU
-    with the tanh approximation (T5 1.1), or with the exact GELU (ModernBERT)."""
+    activation: Literal["relu", "relu-squared", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
+    """Nonlinearity of the feed-forward network: ReLU, its square (Primer; So et al. 2021), exact GELU, its tanh
+    approximation (GPT-2), SiLU, SwiGLU, GEGLU with the tanh approximation (T5 1.1), or with the exact GELU
+    (ModernBERT)."""
     feed_forward: AnyFeedForward = DenseFeedForward()
     """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
     mixer: MixerName = "attention"

@@ -154,7 +154,10 @@ CHANGES: list[dict[str, Any]] = [
     {"d_ff": 20},
     {"d_ff": None},
     {"context": 40},
-    *({"activation": one} for one in ("relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact")),
+    *(
+        {"activation": one}
+        for one in ("relu", "relu-squared", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact")
+    ),
     *({"position": {"kind": kind}} for kind in ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")),
     {"position": {"kind": "learned", "size": 50}},
     {"position": {"kind": "learned", "offset": 2}},
