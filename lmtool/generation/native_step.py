@@ -98,7 +98,9 @@ class NativeStep:
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
         self._slots_1S = torch.arange(n_slots)[None]
-        self._x, self._input, self._read, self._out = (self._program.reserve_vector(self._width) for _ in range(4))
+        self._x, self._x0, self._input, self._read, self._out = (
+            self._program.reserve_vector(self._width) for _ in range(5)
+        )
         self._inner, self._mixed = self._program.reserve_vector(max(widths)), self._program.reserve_vector(max(widths))
         self._add_layers()
         self._program.allocate()
@@ -126,7 +128,10 @@ class NativeStep:
         """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
         stack, width, add = self._layers.stack, self._width, self._program.add_step
         sublayers = stack.sublayers_in_order()
+        add(CopyStep(width), self._x, self._x0)
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
+            if sublayer.scales is not None:
+                add(AddStep(width, *sublayer.scales.tolist()), self._x0, self._x)
             if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
@@ -140,7 +145,7 @@ class NativeStep:
             if not adds:
                 if stack.adds_to_layer_input:
                     add(CopyStep(width), self._input, self._x)
-                add(AddStep(width) if sublayer.residual else CopyStep(width), self._out, self._x)
+                add(AddStep(width, 1, 1) if sublayer.residual else CopyStep(width), self._out, self._x)
             if sublayer.norm_place == "post":
                 self._add_norm(sublayer.norm, self._x, self._x)
         if self._add_norm(stack.norm, self._x, self._out) != self._out:

@@ -97,6 +97,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "plain attention, bilinear": {"mixer": "plain-attention", "score": "bilinear", "norm": {"place": "post"}},
     "shared layers": {"share_layers": True, "n_layers": 3, "position": {"kind": "alibi"}},
     "primer": {"activation": "relu-squared", "position": {"kind": "rotary"}},
+    "x0": {"x0": True, "norm": {"kind": "rms", "embedding": True}, "position": {"kind": "rotary"}},
+    "x0 of shared layers": {"x0": True, "share_layers": True, "parallel": True},
+    "encoder with x0": {"shape": "encoder", "x0": True, "residual_from": "layer", "norm": {"place": "post"}},
+    "encoder-decoder with x0": {"shape": "encoder-decoder", "x0": True, "embedding_width": 6, "tie_embeddings": False},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
         "position": {"kind": "rotary"},
@@ -433,6 +437,7 @@ class _Weights:
                     attention=self.attention(parts[0], "qkv"),
                     across=self.attention(parts[1], "kv") if across else None,
                     network=None if of.d_ff == 0 else self.network(parts[-1]),
+                    scales=self.scales(parts[0]),
                 )
             )
         return reference.Tower(
@@ -477,6 +482,10 @@ class _Weights:
         table = self.named[f"{name.partition('.')[0]}.position.table.weight"]
         keys, queries = (table @ self.named[f"{name}.mixer.score.{part}_NDH"] for part in ("key", "query"))
         return lambda head, q, k, i, j: plain_attention.disentangled(q, k, i, j, keys[head], queries[head])
+
+    def scales(self, name: str) -> tuple[float, float]:
+        own, of_embeddings = self.named.get(f"{name}.scales", (1.0, 0.0))
+        return float(own), float(of_embeddings)
 
     def rms(self, name: str) -> reference.Norm:
         return reference.Norm("rms", self.named[f"{name}.weight"], None, self.of.norm.eps)

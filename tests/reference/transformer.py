@@ -75,11 +75,16 @@ class Network:
 
 @dataclass
 class Layer:
-    """One layer; `across` attends to a source."""
+    """One layer; `across` attends to a source.
+
+    scales: a and b of a x + b x0, which it reads in place of x, x0 being the input of the first layer (modded-nanogpt,
+    `lambdas`; nanochat, `resid_lambdas` and `x0_lambdas`).
+    """
 
     attention: Attention
     network: Network | None
     across: Attention | None = None
+    scales: tuple[float, float] = (1.0, 0.0)
 
 
 @dataclass
@@ -110,8 +115,10 @@ class Tower:
 
     def read(self, stream: list[Array], may_see: MaySee, source: list[Array] | None = None) -> list[Array]:
         """Hidden states of vectors, which see each other as `may_see` and the window say, and all of the source."""
+        embeddings = stream
         for n, layer in enumerate(self.layers):
-            inputs = stream
+            a, b = layer.scales
+            stream = inputs = [a * x + b * x0 for x, x0 in zip(stream, embeddings, strict=True)]
             stream = self._attend(n, layer.attention, stream, may_see)
             if layer.across is not None:
                 assert source is not None

@@ -39,7 +39,7 @@ class ActivateStep(Structure):
 
 
 class AddStep(Structure):
-    _fields_ = c_fields(c_int32, "width")
+    _fields_ = (*c_fields(c_int32, "width"), *c_fields(c_float, "own_scale scale"))
 
 
 class CopyStep(Structure):

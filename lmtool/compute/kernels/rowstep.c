@@ -27,8 +27,11 @@ typedef struct {
 /* `width` numbers, which are gates of as many that follow them if is_gated */
 typedef struct { int32_t function, width, is_gated; } Activate;
 
-/* y += x, or y = x */
-typedef struct { int32_t width; } Add, Copy;
+/* y = own_scale y + scale x */
+typedef struct { int32_t width; float own_scale, scale; } Add;
+
+/* y = x */
+typedef struct { int32_t width; } Copy;
 
 typedef struct {
     int32_t kind;
@@ -142,7 +145,9 @@ static void compute(const Operation *op, float *memory, int64_t position, int th
         attend(&op->attend, x, y, op->attend.n_source ? op->attend.n_source : position + 1, thread, threads);
         break;
     case ACTIVATE: activate(&op->activate, x, y, thread, threads); break;
-    case ADD: if (is_first) for (int i = 0; i < op->add.width; i++) y[i] += x[i]; break;
+    case ADD:
+        if (is_first) for (int i = 0; i < op->add.width; i++) y[i] = op->add.own_scale * y[i] + op->add.scale * x[i];
+        break;
     case COPY: if (is_first) memcpy(y, x, op->copy.width * sizeof(float));
     }
 #pragma omp barrier

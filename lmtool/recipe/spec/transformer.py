@@ -167,6 +167,9 @@ class Transformer(VectorsSpec):
     """RMSNorm of queries and keys, of each head (Qwen3) or of all heads jointly (OLMo 2)."""
     parallel: bool = False
     """The sublayers of a layer read the same input, and their outputs are added at once (GPT-NeoX)."""
+    x0: bool = False
+    """The input of each layer is a x + b x0, x0 being the embeddings, with two learned scalars of the layer, at first 1
+    and 0 (modded-nanogpt; Jordan et al. 2024)."""
     n_segments: NonNegativeInt = 0
     """Segment embeddings for the texts of a row; BERT has 2."""
     norm: Norm = Norm()

@@ -186,6 +186,7 @@ CHANGES: list[dict[str, Any]] = [
     *({"qkv_bias": flag} for flag in (True, False)),
     *({"tie_embeddings": flag} for flag in (True, False)),
     {"head_bias": True},
+    {"x0": True},
     *({"scale_embedding": flag} for flag in (True, False)),
     {"embedding_width": 8, "tie_embeddings": False},
     {"scale_head": True},
