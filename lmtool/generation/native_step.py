@@ -18,6 +18,7 @@ from lmtool.compute.kernels.program import (
     AddStep,
     AttendStep,
     CopyStep,
+    GateStep,
     LinearStep,
     NormStep,
     RotateStep,
@@ -178,6 +179,10 @@ class NativeStep:
             case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, read, self._inner)
                 self._add_self_attention(mixer, state, is_full)
+                if mixer.gate is not None:
+                    self._add_linear(mixer.gate, read, self._inner)
+                    n = mixer.gate.out_features
+                    self._program.add_step(GateStep(n, mixer.out.in_features // n), self._inner, self._mixed)
         return self._mixed
 
     def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full: bool) -> None:

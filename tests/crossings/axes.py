@@ -140,6 +140,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "qk_norm": ("model.qk_norm=head",),
         "additive": ("model.score=additive",),
         "parallel": ("model.parallel=true",),
+        "gated heads": ("model.attention_gate=headwise",),
         "x0": ("model.x0=true",),
         "residual from the layer": ("model.residual_from=layer",),
         "plain attention": ("model.mixer=plain-attention",),

@@ -101,6 +101,9 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "x0 of shared layers": {"x0": True, "share_layers": True, "parallel": True},
     "encoder with x0": {"shape": "encoder", "x0": True, "residual_from": "layer", "norm": {"place": "post"}},
     "encoder-decoder with x0": {"shape": "encoder-decoder", "x0": True, "embedding_width": 6, "tie_embeddings": False},
+    "gated heads": {"attention_gate": "headwise", "n_kv_heads": 2, "position": {"kind": "rotary"}},
+    "gated elements": {"attention_gate": "elementwise", "value_width": 3, "parallel": True},
+    "encoder-decoder with gated heads": {"shape": "encoder-decoder", "attention_gate": "headwise"},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
         "position": {"kind": "rotary"},
@@ -472,6 +475,7 @@ class _Weights:
             value=self.affine(matrix, first + kv_width),
             out=self.affine(f"{name}.mixer.out"),
             norm=self.norm(f"{name}.norm"),
+            gate=self.affine(f"{name}.mixer.gate") if f"{name}.mixer.gate.weight" in self.named else None,
             norms=(self.rms(f"{name}.mixer.q_norm"), self.rms(f"{name}.mixer.k_norm")) if of_itself else None,
             score=self.score(name) if joined == "qkv" else None,
         )

@@ -59,6 +59,8 @@ class Attention:
     norm: Norm
     norms: "tuple[Norm, Norm] | None" = None
     """Of queries and keys, of each head or of all jointly, by their width."""
+    gate: Affine | None = None
+    """W_theta of Qiu et al. 2025, equation 5, for each head or for each number that the heads give."""
     score: "Callable[[int, Array, Array, int, int], float] | None" = None
     """Of a head's query and key at two positions; their product, scaled, when None."""
 
@@ -150,6 +152,11 @@ class Tower:
             self.addend,
             weights.score,
         )
+        if weights.gate is not None:
+            for m, x in zip(mixed, inputs, strict=True):
+                gates = [1 / (1 + math.exp(-g)) for g in weights.gate(x)]
+                for i in range(len(m)):
+                    m[i] *= gates[i * len(gates) // len(m)]
         return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 
     def _turned(self, vectors: list[Array], turn: Callable[[Array, int], Array]) -> Array:

@@ -46,6 +46,10 @@ class CopyStep(Structure):
     _fields_ = c_fields(c_int32, "width")
 
 
+class GateStep(Structure):
+    _fields_ = c_fields(c_int32, "n_gates width")
+
+
 class _AnyStep(Union):
     _fields_ = (
         ("linear", LinearStep),
@@ -55,6 +59,7 @@ class _AnyStep(Union):
         ("activate", ActivateStep),
         ("add", AddStep),
         ("copy", CopyStep),
+        ("gate", GateStep),
     )
 
 

@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY }; /* the order of the fields of `Operation` */
+enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY, GATE }; /* the order of the fields of `Operation` */
 enum { RELU, TANH, GELU, GELU_TANH, SILU, RELU_SQUARED };
 
 /* y = W x + b, or y += that */
@@ -33,10 +33,13 @@ typedef struct { int32_t width; float own_scale, scale; } Add;
 /* y = x */
 typedef struct { int32_t width; } Copy;
 
+/* each of `n_gates` parts of y, `width` numbers, times the sigmoid of its gate in x */
+typedef struct { int32_t n_gates, width; } Gate;
+
 typedef struct {
     int32_t kind;
     int32_t src, dst; /* where x and y begin, in numbers */
-    union { Linear linear; Norm norm; Rotate rotate; Attend attend; Activate activate; Add add; Copy copy; };
+    union { Linear linear; Norm norm; Rotate rotate; Attend attend; Activate activate; Add add; Copy copy; Gate gate; };
 } Operation;
 
 static void norm(const Norm *op, const float *x, float *y) {
@@ -128,6 +131,13 @@ static void activate(const Activate *op, const float *x, float *y, int thread, i
     for (int64_t i = from; i < to; i++) y[i] = activated(x[i], op->function) * (op->is_gated ? x[op->width + i] : 1);
 }
 
+static void gate(const Gate *op, const float *x, float *y, int thread, int threads) {
+    int64_t from, to;
+    share(op->n_gates, thread, threads, &from, &to);
+    for (int64_t i = from; i < to; i++)
+        for (int64_t j = i * op->width; j < (i + 1) * op->width; j++) y[j] *= 0.5f + 0.5f * hyperbolic(0.5f * x[i]);
+}
+
 /* one operation by a thread; where only the first computes, the others wait */
 static void compute(const Operation *op, float *memory, int64_t position, int thread, int threads) {
     const float *x = memory + op->src;
@@ -148,6 +158,7 @@ static void compute(const Operation *op, float *memory, int64_t position, int th
     case ADD:
         if (is_first) for (int i = 0; i < op->add.width; i++) y[i] = op->add.own_scale * y[i] + op->add.scale * x[i];
         break;
+    case GATE: gate(&op->gate, x, y, thread, threads); break;
     case COPY: if (is_first) memcpy(y, x, op->copy.width * sizeof(float));
     }
 #pragma omp barrier

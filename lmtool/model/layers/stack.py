@@ -267,7 +267,9 @@ def build_mixer(spec: Transformer) -> Mixer:
     """Builds the token mixer of a layer."""
     match spec.mixer:
         case "attention":
-            return attention.SelfAttention(_head_sizes(spec), spec.dropout, _build_score(spec), _build_qk_norms(spec))
+            heads = _head_sizes(spec)
+            gate_width = {"none": 0, "headwise": 1, "elementwise": heads.value_width}[spec.attention_gate]
+            return attention.SelfAttention(heads, spec.dropout, _build_score(spec), _build_qk_norms(spec), gate_width)
         case "plain-attention":
             return attention.PlainAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 

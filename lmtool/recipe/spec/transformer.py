@@ -165,6 +165,9 @@ class Transformer(VectorsSpec):
     """Width of the hidden layer of an additive score; the head's width by default."""
     qk_norm: Literal["none", "head", "joint"] = "none"
     """RMSNorm of queries and keys, of each head (Qwen3) or of all heads jointly (OLMo 2)."""
+    attention_gate: Literal["none", "headwise", "elementwise"] = "none"
+    """What self-attention gives is multiplied by sigmoid(W x), one gate for each head or each number, x being what the
+    queries are made of (Qiu et al. 2025, Gated Attention for Large Language Models)."""
     parallel: bool = False
     """The sublayers of a layer read the same input, and their outputs are added at once (GPT-NeoX)."""
     x0: bool = False
@@ -323,7 +326,10 @@ class Transformer(VectorsSpec):
                 yield "residual_from has no effect: with d_ff 0 a layer has one sublayer; take sublayer"
         if self.mixer == "plain-attention":
             of_maps = ("head_width", "value_width", "n_kv_heads", "qkv_bias")
-            given = {key: getattr(self, key) for key in of_maps} | {"qk_norm": self.qk_norm}
+            given = {key: getattr(self, key) for key in of_maps} | {
+                "qk_norm": self.qk_norm,
+                "attention_gate": self.attention_gate,
+            }
             for key, value in given.items():
                 if value not in (None, "none"):
                     yield f"{key} {value} is for heads with maps, which mixer plain-attention does not have"
