@@ -26,7 +26,7 @@ from lmtool.compute.kernels.program import (
 )
 from lmtool.compute.machine import machine_memory_bytes
 from lmtool.model.fixed import FixedState, source_length
-from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory
+from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory, RowTokens
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.norms import RMSNorm
@@ -75,8 +75,7 @@ def _supports_native_step(model: TransformerModel) -> bool:
     scores = [mixer.score for mixer in mixers if isinstance(mixer, SelfAttention | CrossAttention)]
     rules = {type(stack.position), type(stack.window_position[0])}
     return (
-        model.ngrams is None
-        and all(type(mixer) in NATIVE_MIXERS for mixer in mixers)
+        all(type(mixer) in NATIVE_MIXERS for mixer in mixers)
         and all(type(score) is Score for score in scores)
         and rules <= set(NATIVE_POSITIONS)
         and mask.dilation == 1
@@ -112,7 +111,13 @@ class NativeStep:
         self._state.newest_position_1.add_(1)
         position = int(self._state.newest_position_1)
         positions_11 = self._slots_1S[:, position : position + 1]
-        memory[: self._width] = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
+        added_11D, row_tokens = None, self._state.layers[-1]
+        if isinstance(row_tokens, RowTokens):
+            preceding_1S = row_tokens.tokens_BS
+            added_11D = layers.model.embed_context(tokens_11, positions_11, preceding_1S)
+            preceding_1S.copy_(torch.cat((preceding_1S[:, 1:], tokens_11), 1))
+        x_11D = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, added_11D)
+        memory[: self._width] = x_11D[0, 0]
         self._program.run(position)
         return memory[self._out : self._out + self._width][None].clone()
 
@@ -130,7 +135,7 @@ class NativeStep:
         stack, width, add = self._layers.stack, self._width, self._program.add_step
         sublayers = stack.sublayers_in_order()
         add(CopyStep(width), self._x, self._x0)
-        for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
+        for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers[: len(sublayers)], strict=True)):
             if sublayer.scales is not None:
                 add(AddStep(width, *sublayer.scales.tolist()), self._x0, self._x)
             if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):

@@ -141,6 +141,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "additive": ("model.score=additive",),
         "parallel": ("model.parallel=true",),
         "gated heads": ("model.attention_gate=headwise",),
+        "smear": ("model.smear=true",),
         "x0": ("model.x0=true",),
         "residual from the layer": ("model.residual_from=layer",),
         "plain attention": ("model.mixer=plain-attention",),

@@ -136,6 +136,8 @@ def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
     model = build(spec, VOCAB).double()
     for ngrams in find_ngram_embeddings(model):
         ngrams.select_ngrams_(tiny.tokens(400))
+    if spec.smear:
+        nn.init.ones_(model.smear.scale)  # at first 0, and the gate has no gradient
     more = {"segments_BT": segments_of(spec)} if spec.shape == "encoder" else {}
     hidden = tiny.read(model, tiny.tokens(2, 5), [[3, 1, 4, 1, 5, 9], [5, 0, 2]], **more)
     loss = model.logits(hidden).log_softmax(-1)[..., 1].sum()

@@ -104,6 +104,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "gated heads": {"attention_gate": "headwise", "n_kv_heads": 2, "position": {"kind": "rotary"}},
     "gated elements": {"attention_gate": "elementwise", "value_width": 3, "parallel": True},
     "encoder-decoder with gated heads": {"shape": "encoder-decoder", "attention_gate": "headwise"},
+    "smear": {"smear": True, "position": {"kind": "rotary"}, "norm": {"kind": "rms", "embedding": True}},
+    "smear and n-grams": {"smear": True, "scale_embedding": True, "ngram_embedding": {"entries": 60}},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
         "position": {"kind": "rotary"},
@@ -397,6 +399,7 @@ class _Weights:
             target=self.model("target_inputs") if of.separate_inputs and inputs == "inputs" else None,
             embedding_scale=(of.embedding_width or of.d_model) ** 0.5 if of.scale_embedding else 1.0,
             ngrams=self.ngrams(),
+            smear=(self.affine("smear.gate"), float(self.named["smear.scale"][0])) if of.smear else None,
             pooler=self.affine("pooler") if of.next_sentence_head else None,
             next_sentence=self.affine("next_sentence") if of.next_sentence_head else None,
         )

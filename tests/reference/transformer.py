@@ -239,6 +239,8 @@ class Model:
     embedding_scale: float = 1.0
     ngrams: Mapping[tuple[int, ...], Array] = field(default_factory=dict)
     """Vectors that are added to those of the tokens with which these n-grams end (Huang et al. 2025)."""
+    smear: tuple[Affine, float] | None = None
+    """A gate's map and a factor: x_t becomes x_t + factor sigmoid(gate(x_t)) x_(t-1) (modded-nanogpt, `smear_gate`)."""
     pooler: Affine | None = None
     next_sentence: Affine | None = None
 
@@ -288,6 +290,10 @@ class Model:
         stream = []
         for t, token in enumerate(tokens):
             x = self.embedding[token] * self.embedding_scale
+            if self.smear is not None and t > 0:
+                gate, factor = self.smear
+                before = self.embedding[tokens[t - 1]] * self.embedding_scale
+                x = x + factor / (1 + math.exp(-gate(x)[0])) * before
             for n in range(2, t + 2):
                 x = x + self.ngrams.get(tuple(tokens[t + 1 - n : t + 1]), 0.0)
             if self.positions is not None:

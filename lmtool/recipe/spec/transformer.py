@@ -107,6 +107,7 @@ _SHAPE_OF_KEY = {
     "n_segments": "encoder",
     "causal_mask": "decoder",
     "ngram_embedding": "decoder",
+    "smear": "decoder",
 }
 """Keys of one shape each, and this shape."""
 
@@ -207,6 +208,9 @@ class Transformer(VectorsSpec):
     """Initial weights."""
     ngram_embedding: NgramTable | None = None
     """Add to the embedding of a token those of the n-grams that end with it, in a decoder (Huang et al. 2025)."""
+    smear: bool = False
+    """Add to the embedding of a token that of the one before it, by a gate that reads the token and a learned scalar,
+    at first 0, in a decoder (modded-nanogpt; nanochat, Karpathy 2025)."""
 
     @property
     def title(self) -> str:

@@ -187,6 +187,7 @@ CHANGES: list[dict[str, Any]] = [
     *({"tie_embeddings": flag} for flag in (True, False)),
     {"head_bias": True},
     {"x0": True},
+    {"smear": True},
     {"attention_gate": "headwise"},
     *({"scale_embedding": flag} for flag in (True, False)),
     {"embedding_width": 8, "tie_embeddings": False},
@@ -223,7 +224,7 @@ def test_changed_decoders(name: str, tmp_path: Path) -> None:
             wanted, logits = peer(tokens_BT).logits, built.logits(built(Batch(tokens_BT)).hidden_BTD)
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()), msg=str(change))
     keys = ("shape", "vocab_size", "position.kind", "norm.place", "qk_norm", "head_bias", "scale_head")
-    keys += ("x0", "attention_gate")
+    keys += ("x0", "smear", "attention_gate")
     assert {f"model.{key}" for key in keys} <= refused
 
 
