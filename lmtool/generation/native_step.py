@@ -136,8 +136,8 @@ class NativeStep:
         sublayers = stack.sublayers_in_order()
         add(CopyStep(width), self._x, self._x0)
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers[: len(sublayers)], strict=True)):
-            if sublayer.scales is not None:
-                add(AddStep(width, *sublayer.scales.tolist()), self._x0, self._x)
+            if sublayer.x_scale is not None and sublayer.x0_scale is not None:
+                add(AddStep(width, float(sublayer.x_scale), float(sublayer.x0_scale)), self._x0, self._x)
             if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x

@@ -491,8 +491,8 @@ class _Weights:
         return lambda head, q, k, i, j: plain_attention.disentangled(q, k, i, j, keys[head], queries[head])
 
     def scales(self, name: str) -> tuple[float, float]:
-        own, of_embeddings = self.named.get(f"{name}.scales", (1.0, 0.0))
-        return float(own), float(of_embeddings)
+        own, of_embeddings = (self.named.get(f"{name}.{part}", [n]) for part, n in (("x_scale", 1), ("x0_scale", 0)))
+        return float(own[0]), float(of_embeddings[0])
 
     def rms(self, name: str) -> reference.Norm:
         return reference.Norm("rms", self.named[f"{name}.weight"], None, self.of.norm.eps)

@@ -50,7 +50,8 @@ class Smear(ContextEmbedding):
         # in a tuple, so that it is not registered here too
         self._tokens, self._embedding_scale = (tokens,), embedding_scale
         self.gate = nn.Linear(tokens.embedding_dim, 1, bias=False)
-        self.scale = nn.Parameter(torch.tensor([0.0]))
+        self.scale = nn.Parameter(torch.empty(1))
+        nn.init.zeros_(self.scale)
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BC: Tensor | None = None) -> Tensor:
         text_BS = tokens_BT if preceding_BC is None else torch.cat((preceding_BC, tokens_BT), 1)
@@ -58,7 +59,7 @@ class Smear(ContextEmbedding):
         text_BS = F.pad(text_BS, (T + 1 - text_BS.shape[1], 0))
         # not by the module, whose outputs are read and changed as those of the tokens themselves
         x_BSD = F.embedding(text_BS, self._tokens[0].weight) * self._embedding_scale
-        gate_BT1 = self.scale * torch.sigmoid(self.gate(x_BSD[:, 1:])) * (positions_PT > 0)[..., None]
+        gate_BT1 = self.scale * torch.sigmoid(self.gate(x_BSD)[:, 1:]) * (positions_PT > 0)[..., None]
         return gate_BT1 * x_BSD[:, :-1]
 
 

@@ -31,7 +31,8 @@ class Sublayer(nn.Module):
     """A mixer f with a residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by norm_place.
 
     residual: if False, f(norm(x)) or norm(f(x)).
-    scales: of the stream and of the embeddings, whose sum its layer reads; of the first sublayer of a layer, if any.
+    x_scale, x0_scale: of the stream and of the embeddings, whose sum its layer reads; of the first sublayer of a layer,
+        if any.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class Sublayer(nn.Module):
         self.norm_place = norm_place
         self.dropout = dropout
         self.residual = residual
-        self.scales: nn.Parameter | None = None
+        self.x_scale: nn.Parameter | None = None
+        self.x0_scale: nn.Parameter | None = None
 
     def forward(
         self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, input_BTD: Tensor | None = None
@@ -118,7 +120,9 @@ class Stack(nn.Module):
         self.sublayers_per_layer = len(self.sublayers) * self.n_passes // spec.n_layers
         if spec.x0:
             for first in cast(Iterable[Sublayer], self.sublayers[:: self.sublayers_per_layer]):
-                first.scales = nn.Parameter(torch.tensor([1.0, 0.0]))
+                first.x_scale, first.x0_scale = (nn.Parameter(torch.empty(1)) for _ in range(2))
+                nn.init.ones_(first.x_scale)
+                nn.init.zeros_(first.x0_scale)
         for part in find_attention_modules(self).values():
             part.n_layers = self.n_passes
         self.parallel = spec.parallel
@@ -218,8 +222,9 @@ class Stack(nn.Module):
         """
         attend = attend if shares_bias else attend.without_shared_bias()
         outputs = []
-        if (scales := sublayers[0].scales) is not None:
-            x_BTD = scales[0] * x_BTD + scales[1] * x0_BTD
+        first = sublayers[0]
+        if first.x_scale is not None and first.x0_scale is not None:
+            x_BTD = first.x_scale * x_BTD + first.x0_scale * x0_BTD
         input_BTD = x_BTD
         for sublayer, cache in zip(sublayers, caches, strict=True):
             read_BTD = input_BTD if self.parallel else x_BTD
