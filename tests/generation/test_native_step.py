@@ -20,7 +20,7 @@ from tests.model.tiny import CACHED, FAMILIES, TRANSFORMERS
 
 CPU = torch.device("cpu")
 OTHERS = {
-    *("disentangled", "global window", "n-grams", "bilinear", "reduced-rank", "additive", "wide additive"),
+    *("disentangled", "global window", "bilinear", "reduced-rank", "additive", "wide additive"),
     *("encoder-decoder, additive", "encoder-decoder, plain attention", "disentangled encoder-decoder"),
     *(name for name in TRANSFORMERS if name.startswith("plain attention")),
     "prefix with windows",

@@ -211,7 +211,8 @@ class Constant(Spec):
 
 
 class Linear(Spec):
-    """Linear warm-up, then linear decay (BERT), with or without a plateau between them (Hu et al. 2024)."""
+    """Linear warm-up, then linear decay (BERT), with or without a plateau between them (warmup-stable-decay, WSD; Hu et
+    al. 2024)."""
 
     kind: Literal["linear"]
     warmup_steps: NonNegativeInt = 0
