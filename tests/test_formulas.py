@@ -264,6 +264,8 @@ def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list
         every = halves(body, spec, tokens_T)
     if layers == "last":
         return every[-1]
+    if isinstance(layers, int):
+        return every[layers]
     assert isinstance(model, HeadedModel)
     assert model.mix is not None
     scalars, gamma = model.mix.scalars_L.tolist(), float(model.mix.gamma.detach())
