@@ -18,6 +18,7 @@ from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.inference.evaluation import Validation
+from lmtool.inference.interpolation import save_ngrams
 from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
@@ -36,6 +37,7 @@ from lmtool.tasks.data import TableData
 from lmtool.tasks.results import HELD_OUT_QUARTER, Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
+from lmtool.training.comparison import TextResults
 from lmtool.training.compiling import compile_model, should_compile
 from lmtool.training.data import TextData
 from lmtool.training.distillation import distill
@@ -456,6 +458,9 @@ class TrainingSession:
             results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]
+        if run is not None and isinstance(self.data, TextData):
+            kept = next((result.interpolation for result in results if isinstance(result, TextResults)), None)
+            save_ngrams(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
         if run is not None and results:
             records = [result.record() for result in results]
             is_one = len(records) == 1
