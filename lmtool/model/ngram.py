@@ -121,9 +121,10 @@ class NGramModel(CountingModel):
             index = self._find_context(context[-n:]) if len(context) >= n else None
             if index is None:
                 break
-            grams = slice(*table.starts_X[index : index + 2].tolist())
-            p_V *= float(table.backoff_X[index])
-            p_V[(table.keys_G[grams] % self.vocab_size).numpy()] += table.mass_G[grams].numpy()
+            keys_G, mass_G, starts_X, backoff_X = (tensor.numpy() for tensor in table)
+            grams = slice(starts_X[index], starts_X[index + 1])
+            p_V *= backoff_X[index]
+            p_V[keys_G[grams] % self.vocab_size] += mass_G[grams]
         return p_V
 
     def _find_context(self, context: Sequence[int]) -> int | None:
