@@ -346,6 +346,19 @@ def test_what_may_go_on_ends_in_time(ends):
         assert len(one.tokens) <= n
 
 
+@pytest.mark.parametrize("form", [*FORMS, TextForm("regex", "a( a)*")], ids=lambda form: form.source[:9])
+def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(form):
+    state, chance = start_form(form, tokenizer_of("char")), random.Random(1)
+    for _ in range(20):
+        closed = state
+        for token in state.closing_tokens:
+            closed = closed.with_token(token)
+        assert closed.may_end
+        assert state.may_end == (state.closing_tokens == ())
+        if state.allowed_V.any():
+            state = state.with_token(chance.choice(state.allowed_V.nonzero()[0].tolist()))
+
+
 def test_drafts_close_in_time_too():
     form = TextForm("json-schema", json.dumps(PERSON), complete=True)
     n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + 3
