@@ -9,8 +9,7 @@ from lmtool.errors import UsageError
 from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.tokenization.prompt_format import PromptFormat
-from tests.generation.models import HistoryModel, TableModel
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
+from tests.generation.models import SPECIAL, ByteTokenizer, HistoryModel, TableModel
 from tests.generation.test_generate import collect
 from tests.reference import decoding as reference
 

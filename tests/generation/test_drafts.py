@@ -18,9 +18,8 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import NGram
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from tests.generation.models import HistoryModel, PrefixModel, TableModel
+from tests.generation.models import SPECIAL, ByteTokenizer, HistoryModel, PrefixModel, ScriptModel, TableModel
 from tests.generation.test_batches import TRANSFORMER, model_of, prompts_of
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer, ScriptModel
 from tests.generation.test_generate import PROMPTS
 from tests.reference import decoding as reference
 

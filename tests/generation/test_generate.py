@@ -96,13 +96,6 @@ def test_temperature_0_and_top_k_1_are_greedy():
         assert collect(generate(model, PROMPTS, settings)) == greedy
 
 
-def test_top_p_1_and_top_k_of_the_vocabulary_are_plain_sampling():
-    model = HistoryModel()
-    plainly = collect(generate(model, PROMPTS, SamplingParams(max_new_tokens=30, temperature=1.0)))
-    settings = SamplingParams(max_new_tokens=30, temperature=1.0, top_k=11, top_p=1.0)
-    assert collect(generate(model, PROMPTS, settings)) == plainly
-
-
 def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
     model = HistoryModel(context=9)
     settings = SamplingParams(max_new_tokens=25, temperature=1.0, seed=3)

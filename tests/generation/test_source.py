@@ -8,9 +8,8 @@ from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.recipe.load import load
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from tests.generation.models import AnswerModel, HistoryModel, PrefixModel
+from tests.generation.models import SPECIAL, AnswerModel, ByteTokenizer, HistoryModel, PrefixModel
 from tests.generation.test_beam import assert_equal, search
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
 from tests.generation.test_generate import collect
 from tests.reference import decoding as reference
 
