@@ -24,7 +24,7 @@ from lmtool.printable import printable
 from lmtool.tasks.cells import parse_messages
 from tests import forks
 from tests.generation import talkers
-from tests.support.cli import CommandLine, Outcome, Terminal, pipe_in
+from tests.support.cli import CommandLine, Outcome, Terminal
 
 Chat = Callable[..., Outcome]
 
@@ -173,14 +173,6 @@ def test_turns_that_leave_the_context_are_told(chat: Chat, forgetful: Path) -> N
     assert outcome.code == 0
     assert len(outcome.records()) == 6
     assert "the context is full: the model no longer reads the first 2 messages" in outcome.err
-
-
-def test_a_model_without_a_template_is_told(lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe_in(monkeypatch, "The\n")
-    outcome = lmtool.succeeds("chat", "--seed", "1")
-    assert "the model has no chat template" in outcome.err
-    pipe_in(monkeypatch, "The\n")
-    assert "the model has no chat template" not in lmtool.succeeds("chat", "last", "--seed", "1", "--quiet").err
 
 
 def test_nothing_in_nothing_out(chat: Chat, talker: Path, monkeypatch: pytest.MonkeyPatch, lmtool: CommandLine) -> None:
