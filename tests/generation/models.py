@@ -180,3 +180,10 @@ class ScriptModel(HistoryModel):
         logits = super().logits_after(ids)
         logits[self.script[len(ids) - self.n_prompt]] = 100.0
         return logits
+
+
+class Repeating(HistoryModel):
+    """A text of period 3, whatever came before; logits are finite, so that every token can be drawn."""
+
+    def logits_after(self, ids):
+        return 6.0 * torch.nn.functional.one_hot(torch.tensor((ids[-1] + 1) % 3), self.vocab_size).float()

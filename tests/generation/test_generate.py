@@ -1,5 +1,5 @@
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 
 import pytest
 import torch
@@ -10,25 +10,8 @@ from lmtool.generation.params import SamplingParams
 from lmtool.model import build
 from lmtool.recipe.spec.words import SkipGram
 from tests.generation.models import HistoryModel, TableModel
+from tests.generation.results import PROMPTS, collect
 from tests.reference import decoding as reference
-
-PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
-
-
-def collect(tokens, n=1):
-    """Tokens and log-probabilities of each (prompt, sample), of n texts of each prompt."""
-    results = defaultdict(lambda: ([], []))
-    finished = {}
-    for token in tokens:
-        text = divmod(token.request, n)
-        assert text not in finished
-        results[text][0].append(token.id)
-        results[text][1].append(token.logprob)
-        if token.completion:
-            finished[text] = token.finish_reason
-            assert token.completion.tokens == tuple(results[text][0])
-    assert finished.keys() == results.keys()
-    return dict(results)
 
 
 def plain(model, prompt, settings, *, end_ids=(), sample=0):

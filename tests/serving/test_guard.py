@@ -24,7 +24,7 @@ from lmtool.serving import application, server
 from lmtool.serving.guard import AccessPolicy, read_key
 from lmtool.serving.server import ServerConfig
 from tests.serving import harness
-from tests.serving.harness import Served, served
+from tests.serving.harness import Served, samples, served
 
 KEY = "a-key-of-some-length"
 ASKED = {"prompt": "Who", "max_tokens": 2}
@@ -333,12 +333,6 @@ def test_the_log_holds_no_prompts_unless_asked(talker: str, caplog: pytest.LogCa
         assert "POST /v1/completions 200" in caplog.text
         assert "POST /v1/completions 400" in caplog.text
         assert ("saw secret" in caplog.text) is logs_prompts
-
-
-def samples(text: str) -> dict[str, float]:
-    """The samples of the text format of Prometheus."""
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
