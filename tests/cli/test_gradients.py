@@ -7,7 +7,9 @@ from tests.support.cli import CommandLine, settings
 TEXT = "The baker found a map at dawn."
 
 
-def test_runs_beside_each_other(lmtool: CommandLine, home: Path, corpus: Path) -> None:
+def test_runs_beside_each_other_have_the_norms_that_they_have_alone(
+    lmtool: CommandLine, home: Path, corpus: Path
+) -> None:
     """Each has the norms that it has alone, under its name."""
     for name, kind in {"gru": "bpe", "lstm": "bpe", "other": "char"}.items():
         small = settings(model_d_model=8, model_context=12, tokenizer_kind=kind, training_steps=1)

@@ -26,7 +26,7 @@ def command(work: Work, *overrides: str) -> list[str]:
     return [*pretraining(work, *overrides), "--start-or-resume"]
 
 
-def test_begins_goes_on_and_ends(work: Work, lmtool: CommandLine) -> None:
+def test_one_command_begins_a_run_goes_on_with_it_and_ends(work: Work, lmtool: CommandLine) -> None:
     """An interrupted run continues exactly, whatever the command says by then; a finished one is left alone."""
     work.pretrain(name="whole")
     words = ("pretrain", work.text, "--recipe", work.recipe, "--start-or-resume")

@@ -188,7 +188,7 @@ def test_the_state_keeps_no_positions_that_nobody_needs():
     assert model.max_positions < model.context
 
 
-def test_finish_reasons():
+def test_a_text_ends_at_its_end_token_or_its_length():
     model = TableModel([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     events = list(generate(model, [[0]], SamplingParams("greedy", max_new_tokens=5), end_ids={2}))
     assert [(e.id, e.finish_reason) for e in events] == [(1, None), (2, "end")]

@@ -99,7 +99,7 @@ ORDER = ("objective.next_sentence=false", "objective.sentence_order=true")
 ROWS = {
     "causal": ("tiny", "stories.txt", "model.context=16"),
     "both directions": ("elmo-tiny", "stories.txt", "model.context=16"),
-    "documents apart": ("tiny", "stories.txt", *BERT, "model.context=90", "data.isolate_documents=true", *APART),
+    "documents apart": ("tiny", "stories.txt", *BERT, "model.context=300", "data.isolate_documents=true", *APART),
     "masked": ("roberta-tiny", "stories.txt", *BERT),
     "next sentence": ("bert-tiny", "stories.txt", *BERT, *APART),
     "order": ("bert-tiny", "stories.txt", *BERT, *APART, *ORDER),
@@ -149,6 +149,19 @@ def test_columns_are_the_tensors_of_the_batch(text, tables, what):
             told = {"next sentence": "second text is the next", "order": "texts are in order"}.get(what, "label")
             shown = str(int(batch.labels_B[row])) if told == "label" else ["no", "yes"][int(batch.labels_B[row])]
             assert f"{told}: {shown}" in part.notes[0]
+        if columns.get("document") and len(set(columns["document"])) > 1:
+            assert f"{len(set(columns['document']))} documents in the row, apart" in part.masks[0].title
+        elif batch.source_BS is not None:
+            assert part.masks[-1].title.startswith("decoder to encoder: all of the source")
+            assert len(part.masks[-1].shares[0]) == batch.source_BS.shape[1]
+        elif part.masks and part.masks[0].cell == 1:
+            is_encoder = described.recipe.model.shape == "encoder"
+            n_prefix = int(batch.prefix_B[row]) if batch.prefix_B is not None else 0
+            keeps = batch.keep_BT[row].tolist() if batch.keep_BT is not None else [True] * len(ids)
+            for query, shares in enumerate(part.masks[0].shares):
+                allowed = [is_encoder or key <= query or key < n_prefix for key in range(len(ids))]
+                expected = [float(one and kept) for one, kept in zip(allowed, keeps, strict=True)]
+                assert shares == expected or not keeps[query]
         if "target backwards" in columns:
             assert columns["target backwards"][1:] == columns["piece"][:-1]
 
@@ -164,7 +177,7 @@ def test_masks_are_those_of_the_targets(text):
         assert (token == target) == (change == "kept")
 
 
-def test_all_three_fates_of_selected_tokens_occur(text):
+def test_selected_tokens_are_masked_replaced_or_kept(text):
     masked = given(
         "roberta-tiny", text, *BERT, "objective.rate=0.9", "objective.random_share=0.2", "objective.mask_share=0.5"
     )
@@ -185,7 +198,7 @@ def test_pairs_of_a_centre_and_its_context(recipe, centre, context, text):
     assert all(len(noise.split()) == 3 for noise in columns["noise words"])
 
 
-def test_counts_of_pairs(text):
+def test_counted_pairs_are_those_of_the_text(text):
     columns = only(given("glove", text, "objective.window=1")).columns
     counts = {pair[:2]: pair[2] for pair in zip(*columns.values(), strict=True)}
     pairs = list(zip(STORIES.lower().split(), STORIES.lower().split()[1:], strict=False))
