@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from lmtool.checks import device as devices
+from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS
-from tests.support.cli import SMALL, CommandLine, write_table
+from lmtool.tokenization.tokenizer import Tokenizer
+from tests.support.cli import SENTENCES, SMALL, CommandLine, write_table
 
 DATA, CHECKPOINT, ENVIRONMENT = 3, 4, 5
 
@@ -245,3 +247,30 @@ def test_ways_of_a_device_that_differ_or_fail_are_told(lmtool: CommandLine, monk
     assert "RuntimeError: no such kernel\n" in refused.out
     found = lmtool("check", "--device", "--json").json()
     assert [way["verdict"] for way in found["ways"]] == ["same", "differs by 100 %", "RuntimeError: no such kernel"]
+
+
+def test_tokens_and_the_cache(lmtool: CommandLine, home: Path) -> None:
+    (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
+    lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-o", "tokens", "-q")
+    assert "nothing found" in lmtool.succeeds("check", "tokens").out
+    assert lmtool.succeeds("check", "--cache").out.splitlines()[-1] == "nothing found"
+    assert lmtool.succeeds("check", "tokens", "--cache").out.count("nothing found") == 2
+    flip(home / "tokens" / "train" / "tokens-00000.bin", 50)
+    done = lmtool("check", "tokens")
+    assert done.code == DATA
+    assert "train" in done.err
+
+
+def test_a_text_its_validation_text_and_its_tokenizer(lmtool: CommandLine, run: Path, home: Path) -> None:
+    (home / "train.txt").write_text("\n\n".join([*SENTENCES, SENTENCES[0]]))
+    (home / "valid.txt").write_text("\n\n".join([f"Another one, {n}." for n in range(9)] + SENTENCES[1:2]))
+    found = record(lmtool, "train.txt", "--valid", "valid.txt", "--tokenizer", "last")
+    assert "duplicate documents" in kinds(found)
+    assert "texts in another language" not in kinds(found)
+    told = lmtool.succeeds("pretrain", "train.txt", "--valid", "valid.txt", "-o", "own", *SMALL).err
+    assert "documents are equal to an earlier one" in told
+    words = [" ".join(f"word{(7 * i * k) % 300}" for k in range(40)) for i in range(1, 90)]
+    Tokenizer.train(BpeTokenizer(vocab_size=900), words).save(home)
+    foreign = [f"Жизнь прожить не поле перейти, {n} раз сказал он нам." for n in range(5)]
+    (home / "mixed.txt").write_text("\n\n".join([*words[:30], *foreign]))
+    assert "texts in another language" in kinds(record(lmtool, "mixed.txt", "--tokenizer", "tokenizer.json"))

@@ -99,3 +99,17 @@ def test_the_line_to_type_is_told_before_anything_is_read(
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     lmtool.refuses(5, "eval", "no-such-run", "--tasks", "bundled", words=["pip install 'lmtool[lmeval]'"])
     lmtool.refuses(5, "runs", "compare", "a", "b", "--tasks", "x", words=["pip install 'lmtool[lmeval]'"])
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_runs_are_compared_on_each_task(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
+    keys = ("model.order=1", "model.context=16", "data.split=document")
+    settings = [word for key in keys for word in ("-s", key)]
+    lmtool.succeeds("pretrain", files / "text.txt", "-o", "other", "-q", "-r", "ngram", *settings)
+    asked = ("runs", "compare", counted, "other", "--tasks", files, "--json")
+    tests = {one["source"]: one for one in json.loads(lmtool.succeeds(*asked).out)["tests"]}
+    assert list(tests) == ["texts", "words", "written"]
+    assert (tests["words"]["rows"], tests["words"]["measure"]) == (4, "acc")
+    assert tests["words"]["right_alone"][0] - tests["words"]["right_alone"][1] == -4 * tests["words"]["difference"]
+    assert tests["texts"]["measure"] == "log-probability"
+    assert tests["texts"]["means"][0] > tests["texts"]["means"][1], "the 4-gram knows the text"

@@ -173,3 +173,53 @@ def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, co
     for command in (("generate", "The", "--max-new-tokens", "2"), ("eval", "last", corpus)):
         assert lmtool.succeeds(*command).err.count(f"newer weights: runs/{RUN}@6\n") == 1
         assert "newer" not in lmtool.succeeds(*command, "--quiet").err
+
+
+def test_costs_decide_and_are_measured(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
+    costs = write_table(home / "costs.csv", [("yes", 0, 1), ("no", 1000, 0)], "true,yes,no")
+    rows = read(lmtool.succeeds("predict", tuned, reviews, "--costs", costs).out)
+    assert {row["predicted"] for row in rows} == {"no"}
+    kept = tuned / "evaluations.json"
+    kept.unlink(missing_ok=True)
+    found = lmtool.succeeds("eval", tuned, reviews, "--costs", costs, "--json").json()
+    assert found["cost"] == 0.5
+    assert "cost_of_most_probable" in found
+    assert not kept.exists(), "such figures are not those of the run"
+    lmtool.succeeds("eval", tuned, write_table(home / "other.csv", film_rows(20), "review,label"))
+    assert kept.exists()
+    write_table(costs, [("yes", 0, 1), ("no", "dear", 0)], "true,yes,no")
+    for command in ("predict", "eval"):
+        lmtool.refuses(3, command, tuned, reviews, "--costs", costs, "-q", words=["costs.csv:3", "yes"])
+
+
+def test_the_most_probable_answer_is_chosen(lmtool: CommandLine, home: Path, counted: Path) -> None:
+    rows = [("good", "yes"), ("bad", "no"), ("good", "yes"), ("bad", "yes")]
+    table = write_table(home / "rows.csv", rows)
+    asked = ("eval", counted, table, "--prompt", "{text}\\nverdict:")
+    found = lmtool.succeeds(*asked, "--json").json()
+    assert found["rows"] == 4
+    assert found["accuracy"] == found["majority"] == 0.75
+    assert found["scores"]["sum"]["confusion"] == [[1, 0], [1, 2]]
+    assert found["scores"].keys() == {"sum", "per_token", "per_byte"}
+    shown = lmtool.succeeds(*asked).out.splitlines()
+    assert shown[2].split() == ["as", "scored", "75.0", "75.0", "75.0"]
+    written = ("predict", counted, table, "--prompt", "{text}\\nverdict:", "-q")
+    answers = read(lmtool.succeeds(*written, "--choices", "yes,no").out)
+    assert [(row["answer"], row["finish"]) for row in answers] == [(w, "stop") for w in ("yes", "no", "yes", "no")]
+    short = lmtool.succeeds(*written, "--max-new-tokens", "1")
+    assert {row["finish"] for row in read(short.out)} == {"length"}
+    (home / "long.lark").write_text('start: "yes" " yes" " yes"\n')
+    assert "4 of 4" in lmtool.succeeds(*written, "--grammar", "long.lark", "--max-new-tokens", "1").err
+    assert lmtool.succeeds(*written, "--choices", "yes,no", "--num-beams", "2").err == ""
+
+
+def test_labels_have_other_names_and_columns(lmtool: CommandLine, home: Path, counted: Path) -> None:
+    write_table(home / "rows.csv", [("good", "1"), ("bad", "0"), ("plain", "0")], "review,stars")
+    asked = ("eval", counted, "rows.csv", "--prompt", "{review} verdict:", "--label-column", "stars", "--json")
+    found = lmtool.succeeds(*asked, "--answers", "0=no,1=yes").json()
+    assert found["answers"] == {"0": "no", "1": "yes"}
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    turned = lmtool.succeeds(*asked, "--answers", "0=yes,1=no").json()
+    assert turned["accuracy"] == pytest.approx(1 / 3)
+    calibrated = lmtool.succeeds(*asked, "--answers", "0=no,1=yes", "--calibrate").json()
+    assert calibrated["accuracy"] == calibrated["calibrated"]["sum"]["accuracy"]

@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,7 +160,8 @@ def test_rows_that_end_are_not_stepped_any_more():
     assert all(0 not in tokens[:-1] for tokens, _ in results.values())
 
 
-def test_at_most_max_rows_are_in_work():
+@pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=5), SamplingParams("beam", num_beams=3)], ids=str)
+def test_at_most_max_rows_are_in_work(params):
     class Counting(HistoryModel):
         most = 0
 
@@ -168,10 +170,9 @@ def test_at_most_max_rows_are_in_work():
             return super().forward_incremental(tokens_BT, state)
 
     model = Counting()
-    collect(
-        generate(model, [[i % 11] for i in range(50)], SamplingParams(max_new_tokens=5), end_ids={1, 2}, max_rows=4)
-    )
-    assert model.most == 4
+    prompts = [[i % 11] for i in range(50)]
+    collect(generate(model, prompts, replace(params, max_new_tokens=5), end_ids={1, 2}, max_rows=6))
+    assert model.most == 6
 
 
 def test_the_state_keeps_no_positions_that_nobody_needs():

@@ -123,9 +123,11 @@ def test_columns_are_the_tensors_of_the_batch(text, tables, what):
         sources, parts = parts[::2], parts[1::2]
         assert [part.columns["id"] for part in sources] == batch.source_BS.tolist()
     assert len(parts) == len(batch.tokens_BT) == 8
+    lines = [str(line).split() for line in format_lines(described, 200, ascii_only=True)]
     for row, part in enumerate(parts):
         ids, columns = batch.tokens_BT[row].tolist(), part.columns
         assert columns["id"] == ids
+        assert " ".join(str(column[0]) for column in columns.values() if column[0] is not None).split() in lines
         assert pieces(columns["piece"]) == [tokenizer.display_token(token) for token in ids]
         for name, values in (("segment", batch.segments_BT), ("document", batch.documents_BT)):
             assert columns.get(name) == (None if values is None else values[row].tolist())
