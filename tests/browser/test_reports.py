@@ -6,8 +6,7 @@ import pytest
 
 from lmtool.report.training import render_runs_page
 from lmtool.run.history import RunHistory
-from tests.report.test_page import HOSTILE
-from tests.report.test_training import make
+from tests.report.pages import HOSTILE, make
 
 pytestmark = pytest.mark.browser
 NARROW = {"width": 360, "height": 700}

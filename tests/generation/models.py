@@ -1,4 +1,4 @@
-"""Hand-built models, whose next-token distribution is given by a table or by the whole history.
+"""Hand-built models and tokenizers. Of the models the next-token distribution is given by a table or by the history.
 
 Shapes: B rows, T positions, S positions so far, V vocabulary. Hidden states are the logits themselves.
 """
@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, Output
+from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
+from lmtool.tokenization.inner import SpecialTokenRoles
 
 
 class HistoryModel(LanguageModel):
@@ -128,3 +130,60 @@ class PrefixModel(HistoryModel):
             return state
         ids_BNSH = batch.source_BS[:, None, :, None].float()
         return replace(state, length=batch.source_BS.shape[1], layers=(KeyValueCache(ids_BNSH, ids_BNSH.clone()), ()))
+
+
+SPECIAL = 7
+
+
+class ByteTokenizer:
+    """Seven special tokens, then one for each byte."""
+
+    kind = "bpe"
+    bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
+    special_ids = frozenset(range(SPECIAL))
+    roles = SpecialTokenRoles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
+    vocab_size = SPECIAL + 256
+
+    def encode(self, text):
+        return [SPECIAL + byte for byte in text.encode()]
+
+    def find_unknown_parts(self, text):
+        return []
+
+    def display_token(self, token):
+        return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
+
+    def make_stream_decoder(self, names=None):
+        return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
+
+
+class WordTokenizer(ByteTokenizer):
+    words = ("once", "upon", "a", "time", ",", ".", "'")
+    vocab_size = SPECIAL + len(words)
+
+    def encode(self, text):
+        return [SPECIAL + self.words.index(word) for word in text.split()]
+
+    def make_stream_decoder(self, names=None):
+        return WordDecoder([""] * SPECIAL + list(self.words))
+
+
+class ScriptModel(HistoryModel):
+    """Continues with a text of bytes, whatever the prompt, which begins with its number of tokens."""
+
+    def __init__(self, script, vocab_size=ByteTokenizer.vocab_size, n_prompt=1, context=None):
+        super().__init__(vocab_size, context)
+        self.script = script
+        self.n_prompt = n_prompt
+
+    def logits_after(self, ids):
+        logits = super().logits_after(ids)
+        logits[self.script[len(ids) - self.n_prompt]] = 100.0
+        return logits
+
+
+class Repeating(HistoryModel):
+    """A text of period 3, whatever came before; logits are finite, so that every token can be drawn."""
+
+    def logits_after(self, ids):
+        return 6.0 * torch.nn.functional.one_hot(torch.tensor((ids[-1] + 1) % 3), self.vocab_size).float()

@@ -10,61 +10,20 @@ from lmtool.batch import Batch
 from lmtool.generation.generate import generate
 from lmtool.generation.mask_predict import fill_masks
 from lmtool.generation.params import MaskPredict, SamplingParams
-from lmtool.model import NGramModel, build
+from lmtool.model import build
 from lmtool.model.packed import pack_weights_
-from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.recipe.spec.words import NGram
 from lmtool.tokenization.prompt_format import Prompt
-from tests.generation.test_beam import search
-from tests.generation.test_generate import collect
+from tests.generation.families import FAMILIES, TRANSFORMER, VOCAB_SIZE, model_of, prompts_of
+from tests.generation.results import collect, search
 from tests.reference import decoding as reference
 
-VOCAB_SIZE, MASK = 17, 4
-TRANSFORMER = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 2, "context": 24}
-TRANSFORMER |= {"tie_embeddings": False}  # tied random weights cause repetition
-RECURRENT = {"kind": "recurrent", "n_layers": 2, "d_model": 16, "context": 24}
-FAMILIES = {
-    "decoder": Transformer.model_validate(TRANSFORMER),
-    "prefix": Transformer.model_validate(TRANSFORMER | {"shape": "prefix"}),
-    "encoder-decoder": Transformer.model_validate(TRANSFORMER | {"shape": "encoder-decoder"}),
-    "3-gram": NGram(kind="ngram", order=3),
-    "lstm": Recurrent.model_validate(RECURRENT),
-    "gru-attention": Recurrent.model_validate(RECURRENT | {"cell": "gru", "attention": {}}),
-    "rnn-seq2seq": Recurrent.model_validate(RECURRENT | {"cell": "rnn", "shape": "encoder-decoder", "attention": {}}),
-    "bahdanau": Recurrent.model_validate(
-        RECURRENT
-        | {
-            "cell": "gru",
-            "shape": "encoder-decoder",
-            "attention": {"score": "additive", "feed": "input"},
-            "bidirectional_encoder": True,
-        }
-    ),
-}
+MASK = 4
 STRATEGIES = [
     SamplingParams("greedy", max_new_tokens=6),
     SamplingParams(max_new_tokens=6, temperature=1.3, top_p=0.9),
     SamplingParams("beam", max_new_tokens=4, num_beams=3, num_return=3),
 ]
-
-
-def model_of(family, dtype):
-    torch.manual_seed(2)
-    model = build(FAMILIES[family], VOCAB_SIZE)
-    if isinstance(model, NGramModel):
-        text_BT = torch.randint(VOCAB_SIZE, (1, 300))
-        model.fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.6)
-    return model.to(dtype).eval()
-
-
-def prompts_of(model, count, seed=1):
-    rng = random.Random(seed)
-    rows = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12))) for _ in range(count)]
-    return [Prompt((1,), row) for row in rows] if model.reads == "source" else [Prompt(row) for row in rows]
 
 
 def tokens_of(model, prompts, settings, max_rows):

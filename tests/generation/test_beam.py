@@ -9,29 +9,11 @@ from lmtool.errors import UsageError
 from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.tokenization.prompt_format import PromptFormat
-from tests.generation.models import HistoryModel, TableModel
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
-from tests.generation.test_generate import collect
+from tests.generation.models import SPECIAL, ByteTokenizer, HistoryModel, TableModel
+from tests.generation.results import assert_equal, collect, search
 from tests.reference import decoding as reference
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
-
-
-def search(model, prompts, settings, **options):
-    """(score, tokens) of the hypotheses of each prompt, best first."""
-    found = [[] for _ in prompts]
-    for token in generate(model, prompts, settings, **options):
-        if (one := token.completion) is not None:
-            assert one.request == token.request
-            prompt, rank = divmod(one.request, settings.num_return)
-            assert one.sample == rank == len(found[prompt])
-            found[prompt].append((one.score, [*one.tokens]))
-    return found
-
-
-def assert_equal(found, expected):
-    assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
 
 
 def plain(model, prompt, settings, **options):

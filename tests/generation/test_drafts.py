@@ -15,13 +15,19 @@ from lmtool.generation.strategy import verify_draft_token
 from lmtool.model import NGramModel, build
 from lmtool.model.packed import pack_weights_
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import NGram
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from tests.generation.models import HistoryModel, PrefixModel, TableModel
-from tests.generation.test_batches import TRANSFORMER, model_of, prompts_of
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer, ScriptModel
-from tests.generation.test_generate import PROMPTS
+from tests.generation.families import model_of, prompts_of, transformer
+from tests.generation.models import (
+    SPECIAL,
+    ByteTokenizer,
+    HistoryModel,
+    PrefixModel,
+    Repeating,
+    ScriptModel,
+    TableModel,
+)
+from tests.generation.results import PROMPTS
 from tests.reference import decoding as reference
 
 VARIANTS = {
@@ -39,22 +45,6 @@ class Leaning(HistoryModel):
     def logits_after(self, ids):
         noise = super().logits_after([*ids, -7])
         return super().logits_after(ids) + 0.6 * noise
-
-
-class Repeating(HistoryModel):
-    """A text of period 3, whatever came before; logits are finite, so that every token can be drawn."""
-
-    def logits_after(self, ids):
-        return 6.0 * torch.nn.functional.one_hot(torch.tensor((ids[-1] + 1) % 3), self.vocab_size).float()
-
-
-def transformer(seed=2, dtype=torch.float64, vocab_size=17, **changes):
-    torch.manual_seed(seed)
-    model = build(Transformer.model_validate(TRANSFORMER | changes), vocab_size)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.6)
-    return model.to(dtype).eval()
 
 
 def texts(model, prompts, settings, end_ids=(2,), n=1, **options):
@@ -443,7 +433,7 @@ def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives():
     assert [event.id for event in events] == [1]
 
 
-def test_refusals():
+def test_drafts_that_do_not_fit_are_refused():
     model = transformer()
     lstm = model_of("lstm", torch.float64)
     for settings in (SamplingParams("beam"), SamplingParams("beam", num_beams=1)):

@@ -15,9 +15,8 @@ from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token
 from lmtool.model.language_model import LanguageModel
 from lmtool.tokenization.prompt_format import Prompt
-from tests.generation.models import HistoryModel
-from tests.generation.test_batches import model_of, prompts_of
-from tests.generation.test_drafts import Repeating, transformer
+from tests.generation.families import model_of, prompts_of, transformer
+from tests.generation.models import HistoryModel, Repeating
 
 CHUNK = 4
 GREEDY = SamplingParams("greedy", max_new_tokens=3)

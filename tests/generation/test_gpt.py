@@ -13,8 +13,7 @@ from lmtool.generation.params import SamplingParams, apply_sampling_filters
 from lmtool.model import build
 from lmtool.recipe.spec.position import NoPosition, SinusoidalPosition
 from lmtool.recipe.spec.transformer import Init, Transformer
-from tests.generation.test_beam import search
-from tests.generation.test_generate import collect
+from tests.generation.results import collect, search
 from tests.reference import decoding as reference
 
 VOCAB_SIZE = 23

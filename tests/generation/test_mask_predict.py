@@ -12,8 +12,7 @@ from lmtool.generation.mask_predict import fill_masks
 from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.generation.strategy import request_key
 from lmtool.tokenization.prompt_format import PromptFormat
-from tests.generation.models import HistoryModel, SidesModel
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
+from tests.generation.models import SPECIAL, ByteTokenizer, HistoryModel, SidesModel
 from tests.reference import decoding as reference
 
 MASK = 3

@@ -67,7 +67,7 @@ def away(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", SERVED)
-def test_the_states_of_every_kind_of_part(family: str) -> None:
+def test_states_of_every_kind_of_part_are_those_of_the_model(family: str) -> None:
     assert away(*states(packed(family), 12)) < 1e-4
 
 
@@ -105,7 +105,7 @@ def test_neither_are_weights_that_may_change() -> None:
     ],
 )
 @pytest.mark.parametrize("family", ["rotary", "modern", "alibi", "window", "t5", "prefix"])
-def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: Any) -> None:
+def test_a_text_by_kernels_is_that_of_the_model(monkeypatch: pytest.MonkeyPatch, family: str, settings: Any) -> None:
     """Through several sizes of the cache, sliding windows, texts that join and leave, and hypotheses that share one."""
     monkeypatch.setattr(fixed, "MIN_SLOTS", 8)
     monkeypatch.setattr(fixed, "SOURCE_LENGTH_MULTIPLE", 4)
@@ -121,7 +121,7 @@ def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: A
     assert found == [written(1), written(2)]
 
 
-def test_a_padded_source() -> None:
+def test_a_padded_source_is_read_by_kernels_as_by_the_model() -> None:
     model = packed("t5")
     tokens, keep = tiny.padded([[3, 4, 5], [6]])
     runner = ModelRunner(model)

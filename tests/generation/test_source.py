@@ -8,10 +8,8 @@ from lmtool.generation.generate import complete, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.recipe.load import load
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from tests.generation.models import AnswerModel, HistoryModel, PrefixModel
-from tests.generation.test_beam import assert_equal, search
-from tests.generation.test_detokenizer import SPECIAL, ByteTokenizer
-from tests.generation.test_generate import collect
+from tests.generation.models import SPECIAL, AnswerModel, ByteTokenizer, HistoryModel, PrefixModel
+from tests.generation.results import assert_equal, collect, search
 from tests.reference import decoding as reference
 
 ANSWERS = [Prompt((1,), (4, 5, 6)), Prompt((1, 2), (7,)), Prompt((1,), (7,)), Prompt((1,), (3, 3, 3, 8, 9, 10))]

@@ -10,7 +10,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import ScoredContinuation, score_continuations, score_long_texts
-from tests.inference.test_scoring import SHAPES, next_of
+from tests.inference.shapes import SHAPES, next_of, plain, text_of
 from tests.training.tiny import Work
 
 KINDS = {
@@ -47,32 +47,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     for name, overrides in KINDS.items():
         work.pretrain(*overrides, "training.steps=2", name=name)
     return {name: load_run(str(work.run(name)), CPU) for name in KINDS}
-
-
-def text_of(context: str, continuation: str) -> str:
-    return context + (" " if context.rstrip() == context else "") + continuation
-
-
-def plain(loaded: LoadedModel, context: str, continuation: str, n: int) -> tuple[list[float], bool]:
-    """Log-probabilities of the last n tokens, and whether each is the most probable one."""
-    t, is_masked = loaded.tokenizer, loaded.recipe.model.reads == "both"
-    opening = [] if is_masked else list(loaded.prompt_format.opening)
-    whole = [*opening, *t.encode(text_of(context, continuation))]
-    stem = [*opening, *t.encode(context.rstrip())]
-    logprobs, greedy = [], True
-    for i in range(len(whole) - n, len(whole)):
-        if is_masked:
-            row = [t.cls_id, *whole[:i], t.mask_id, *whole[i + 1 :], t.sep_id]
-            with torch.no_grad():
-                hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i + 1]
-                after = loaded.model.logits(hidden_D).float().log_softmax(-1)
-        elif loaded.recipe.model.reads == "source":
-            after = next_of(loaded, whole[len(stem) - 1 : i], stem[:-1])
-        else:
-            after = next_of(loaded, whole[:i])
-        logprobs.append(float(after[whole[i]]))
-        greedy &= int(after.argmax()) == whole[i]
-    return logprobs, greedy
 
 
 @pytest.mark.sampled(2)

@@ -14,16 +14,10 @@ from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import score_continuations, score_texts
+from tests.inference.shapes import SHAPES, next_of
 from tests.training.tiny import Work
 
 TEXTS = ["a cat sat on the mat", "the dog", "naïve ran", "a"]
-SHAPES = {
-    "decoder": ("model.context=64",),
-    "stream": ("model.context=64", "data.split=slice"),
-    "recurrent": ("model={kind: recurrent, d_model: 16, context: 16}",),
-    "ngram": ("model={kind: ngram, order: 3}", "training.steps=1"),
-    "encoder": ("model.context=64", "model.shape=encoder", "objective={kind: masked}"),
-}
 ANSWERING = {
     "encoder-decoder": (
         "model.context=64",
@@ -41,19 +35,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, overrides in {**SHAPES, **ANSWERING}.items():
         work.pretrain(*overrides, "training.steps=2", name=name)
     return {name: work.run(name) for name in {**SHAPES, **ANSWERING}}
-
-
-def next_of(loaded: LoadedModel, row: list[int], source: list[int] | None = None) -> torch.Tensor:
-    """Log-probabilities (V) after a row."""
-    tokens_BT = torch.tensor([row])
-    if source is None:
-        batch = Batch(tokens_BT)
-    elif loaded.prompt_format.shares_row:
-        batch = Batch(torch.tensor([[*source, *row]]), prefix_B=torch.tensor([len(source)]))
-    else:
-        batch = Batch(tokens_BT, source_BS=torch.tensor([source]))
-    with torch.no_grad():
-        return loaded.model.logits(loaded.model(batch).hidden_BTD[:, -1])[0].float().log_softmax(-1)
 
 
 @pytest.mark.sampled(2)

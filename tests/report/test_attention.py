@@ -15,7 +15,7 @@ from lmtool.analysis.attribution import Attribution
 from lmtool.errors import UsageError
 from lmtool.report import attention
 from lmtool.report.attention import format_attention_head, format_attribution, render_attention_page
-from tests.report.test_page import HOSTILE, Elements
+from tests.report.pages import HOSTILE, Elements
 
 KEYS = ("Ein", " Hund", "läuft", "漢字", ".")
 QUERIES = ("A", " dog", "runs")

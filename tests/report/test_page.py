@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from importlib.resources import files
 
 import pytest
@@ -21,45 +20,9 @@ from lmtool.report.page import (
     views,
     write_page,
 )
+from tests.report.pages import HOSTILE, Elements
 
 TEMPLATES = files("lmtool.report") / "templates"
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "</title></style></script><img src=x onerror=alert(1)>",
-    '" onload="alert(1)',
-    "' autofocus onfocus='alert(1)",
-    "&lt;b&gt; {{ 7 * 7 }} {% raw %}",
-    "javascript:alert(1)",
-    "<!-- <svg onload=alert(1)>",
-]
-
-
-class Elements(HTMLParser):
-    """What a browser reads: elements with their attributes, and the text outside of scripts and styles."""
-
-    def __init__(self, html):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.text, self.inside, self.sources = [], "", "", []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag in ("script", "style"):
-            self.inside = tag
-            self.sources.append((tag, dict(attributes), ""))
-
-    def handle_endtag(self, tag):
-        if tag == self.inside:
-            self.inside = ""
-
-    def handle_data(self, data):
-        if self.inside:
-            tag, attributes, text = self.sources[-1]
-            self.sources[-1] = tag, attributes, text + data
-        else:
-            self.text += data
 
 
 def a_page(text="w0rd", **options):

@@ -3,53 +3,14 @@
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 
 from lmtool.report.training import render_loss_figure, render_runs_page, write_run_page
-from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo, ValidationState
+from lmtool.run.files import ValidationState
 from lmtool.run.history import RunHistory, compare_recipes, downsample_records
-from tests.report.test_page import HOSTILE, Elements
-
-RECIPE = (
-    "seed: {seed}\nmodel:\n  kind: transformer\n  d_model: 8\nobjective:\n  kind: {kind}\ndata:\n  train: [{train}]\n"
-)
-
-
-def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps=40, **info) -> Run:
-    """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
-    with create_run(
-        folder / name,
-        RunInfo.create(
-            recipe=text,
-            summary=text,
-            fingerprints={"data": text, "tokenizer": "t"},
-            **info,
-        ),
-        {"recipe.yaml": RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)).encode(), "tokenizer.json": b"{}"},
-    ) as run:
-        run.start_session(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
-        for step in range(1, steps + 1):
-            valid = None if step % 10 else 4.5 - step / 10
-            run.metrics.append(
-                {
-                    "step": step,
-                    "loss": 5 - step / 10,
-                    "valid_loss": valid,
-                    "lr": 0.001,
-                    "grad_norm": 0.5 + step,
-                    "tokens": 100 * step,
-                    "tokens_per_second": 200,
-                    "seconds": step / 2,
-                }
-            )
-            if valid is not None:
-                run.samples.append({"step": step, "prompt": text, "text": f"{text} at {step}"})
-        run.end_session("finished")
-    return run
+from tests.report.pages import HOSTILE, Elements, make
 
 
 def rows_of(html: str, heading: str) -> list[list[str]]:

@@ -55,3 +55,9 @@ def served(run: str, serving: ServerConfig | None = None) -> Iterator[Served]:
         loop.call_soon_threadsafe(ending.set)
         thread.join()
         loop.close()
+
+
+def samples(text: str) -> dict[str, float]:
+    """The samples of the text format of Prometheus."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

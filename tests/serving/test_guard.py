@@ -24,7 +24,7 @@ from lmtool.serving import application, server
 from lmtool.serving.guard import AccessPolicy, read_key
 from lmtool.serving.server import ServerConfig
 from tests.serving import harness
-from tests.serving.harness import Served, served
+from tests.serving.harness import Served, samples, served
 
 KEY = "a-key-of-some-length"
 ASKED = {"prompt": "Who", "max_tokens": 2}
@@ -335,12 +335,6 @@ def test_the_log_holds_no_prompts_unless_asked(talker: str, caplog: pytest.LogCa
         assert ("saw secret" in caplog.text) is logs_prompts
 
 
-def samples(text: str) -> dict[str, float]:
-    """The samples of the text format of Prometheus."""
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
-
-
 def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
     """A system prompt, and the turn before with its answer, are read once."""
     system = {"role": "system", "content": "Answer every question about the ball, and say who saw it and who did not."}
@@ -365,7 +359,7 @@ def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
         assert n_turn > n_system
 
 
-def test_metrics_count(talker: str) -> None:
+def test_metrics_count_tokens_requests_and_waits(talker: str) -> None:
     with served(talker) as found, found.http() as client:
         n_read = len(found.generator.loaded.prompt_format.make_prompt("Who").tokens)
         answers = [client.post("/v1/completions", json={**ASKED, "n": 2, "seed": 1}).json() for _ in range(3)]

@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from tests.serving.harness import Served, served
-from tests.serving.test_guard import samples
+from tests.serving.harness import Served, samples, served
 
 FIELDS = [
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
@@ -70,18 +69,6 @@ def check(client: httpx.Client, path: str, body: bytes) -> None:
     elif answer.headers["content-type"].startswith("text/event-stream"):
         assert answer.text.endswith("data: [DONE]\n\n")
         assert '"error"' not in answer.text
-
-
-@pytest.mark.slow
-def test_random_requests(server: Served) -> None:
-    with server.http() as client:
-
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-        @given(PATHS, BODIES)
-        def run(path: str, body: bytes) -> None:
-            check(client, path, body)
-
-        run()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from lmtool.sweeping.results import (
     render_sweep_page,
     score_by_validation,
 )
-from tests.report.test_training import make
+from tests.report.pages import make
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

@@ -26,7 +26,7 @@ from lmtool.tasks.benchmarks import (
 )
 from lmtool.tasks.comparison import compare_row_scores, score_tasks
 from tests.export.test_exporting import CASES, CAUSAL, LLAMA
-from tests.inference.test_continuations import plain
+from tests.inference.shapes import plain
 from tests.interop.runs import made, recipe_of, tokenizer_of
 from tests.training.tiny import Work
 

@@ -1,0 +1,71 @@
+"""Models with random weights of each family that writes, and prompts for them."""
+
+import random
+
+import torch
+
+from lmtool.batch import Batch
+from lmtool.model import NGramModel, build
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import NGram
+from lmtool.tokenization.prompt_format import Prompt
+
+VOCAB_SIZE = 17
+
+TRANSFORMER = {
+    "kind": "transformer",
+    "n_layers": 2,
+    "d_model": 16,
+    "n_heads": 2,
+    "context": 24,
+    "tie_embeddings": False,
+}
+
+RECURRENT = {"kind": "recurrent", "n_layers": 2, "d_model": 16, "context": 24}
+
+FAMILIES = {
+    "decoder": Transformer.model_validate(TRANSFORMER),
+    "prefix": Transformer.model_validate(TRANSFORMER | {"shape": "prefix"}),
+    "encoder-decoder": Transformer.model_validate(TRANSFORMER | {"shape": "encoder-decoder"}),
+    "3-gram": NGram(kind="ngram", order=3),
+    "lstm": Recurrent.model_validate(RECURRENT),
+    "gru-attention": Recurrent.model_validate(RECURRENT | {"cell": "gru", "attention": {}}),
+    "rnn-seq2seq": Recurrent.model_validate(RECURRENT | {"cell": "rnn", "shape": "encoder-decoder", "attention": {}}),
+    "bahdanau": Recurrent.model_validate(
+        RECURRENT
+        | {
+            "cell": "gru",
+            "shape": "encoder-decoder",
+            "attention": {"score": "additive", "feed": "input"},
+            "bidirectional_encoder": True,
+        }
+    ),
+}
+
+
+def model_of(family, dtype):
+    torch.manual_seed(2)
+    model = build(FAMILIES[family], VOCAB_SIZE)
+    if isinstance(model, NGramModel):
+        text_BT = torch.randint(VOCAB_SIZE, (1, 300))
+        model.fit_counts_([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.6)
+    return model.to(dtype).eval()
+
+
+def prompts_of(model, count, seed=1):
+    rng = random.Random(seed)
+    rows = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12))) for _ in range(count)]
+    return [Prompt((1,), row) for row in rows] if model.reads == "source" else [Prompt(row) for row in rows]
+
+
+def transformer(seed=2, dtype=torch.float64, vocab_size=17, **changes):
+    torch.manual_seed(seed)
+    model = build(Transformer.model_validate(TRANSFORMER | changes), vocab_size)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.6)
+    return model.to(dtype).eval()

@@ -1,0 +1,42 @@
+"""Prompts, and what is read of the tokens that a generator gives for them."""
+
+from collections import defaultdict
+
+import pytest
+
+from lmtool.generation.generate import generate
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
+
+
+def collect(tokens, n=1):
+    """Tokens and log-probabilities of each (prompt, sample), of n texts of each prompt."""
+    results = defaultdict(lambda: ([], []))
+    finished = {}
+    for token in tokens:
+        text = divmod(token.request, n)
+        assert text not in finished
+        results[text][0].append(token.id)
+        results[text][1].append(token.logprob)
+        if token.completion:
+            finished[text] = token.finish_reason
+            assert token.completion.tokens == tuple(results[text][0])
+    assert finished.keys() == results.keys()
+    return dict(results)
+
+
+def search(model, prompts, settings, **options):
+    """(score, tokens) of the hypotheses of each prompt, best first."""
+    found = [[] for _ in prompts]
+    for token in generate(model, prompts, settings, **options):
+        if (one := token.completion) is not None:
+            assert one.request == token.request
+            prompt, rank = divmod(one.request, settings.num_return)
+            assert one.sample == rank == len(found[prompt])
+            found[prompt].append((one.score, [*one.tokens]))
+    return found
+
+
+def assert_equal(found, expected):
+    assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
