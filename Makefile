@@ -82,7 +82,7 @@ test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
 
 fuzz: $(VENV)/.dev
-	$(BIN)/python -m tests.fuzz.campaign $(FUZZ)
+	$(BIN)/python -W ignore -m tests.fuzz $(FUZZ)
 
 test-faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --page benchmarks/results.md

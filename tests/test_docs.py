@@ -12,38 +12,12 @@ import pytest
 
 from lmtool.interop import importing
 from tests.support.cli import CommandLine
-from tests.support.docs import check_lmtool
+from tests.support.docs import check_command
 from tests.support.kernels import put_kernels
 from tests.support.peers import peer_in
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
-OTHER_PROGRAMS = {
-    *[
-        ".",
-        "awk",
-        "for",
-        "do",
-        "done",
-        "printf",
-        "cat",
-        "cd",
-        "cp",
-        "curl",
-        "cut",
-        "echo",
-        "git",
-        "grep",
-        "head",
-        "lm_eval",
-        "mkdir",
-        "paste",
-        "pip",
-        "printf",
-        "rev",
-    ],
-    *["rm", "sed", "tail", "tr", "unzip"],
-}
 
 # What a reader would wait minutes for is made small: a tiny model, few steps, few tokens. Nothing else is changed.
 SMALL = {
@@ -94,27 +68,12 @@ def simple_commands(command):
     return [[*takewhile(lambda word: word not in ("<", ">"), part)] for part in parts]
 
 
-def check(words):
-    program, *rest = words
-    if program == "torchrun":
-        program, *rest = rest[rest.index("-m") + 1 :]
-    if program == "lmtool":
-        check_lmtool([re.sub(r"^\$\w+$", "1", word) for word in rest])  # the variable of a loop
-    elif program == "make":
-        targets = re.findall(r"^([\w-]+)[^:=\n]*:(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
-        assert set(word for word in rest if "=" not in word) <= set(targets), "there is no such target"
-    elif program == "python":
-        assert rest[0] in ("-", "-c") or (ROOT / rest[0]).is_file(), "there is no such file"
-    else:
-        assert program in OTHER_PROGRAMS or (ROOT / program).is_file(), "an unknown program"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page):
     for line, command in commands(page):
         for words in simple_commands(command):
             try:
-                check(words)
+                check_command(words)
             except Exception as error:
                 pytest.fail(f"{page.relative_to(ROOT)}:{line}: {command}: {error}")
 
@@ -132,7 +91,7 @@ def test_commands_exist(page):
 )
 def test_a_wrong_command_is_found(command):
     with pytest.raises(Exception, match=r"no command|[Nn]o such|[Mm]issing"):
-        check(*simple_commands(command))
+        check_command(*simple_commands(command))
 
 
 def put_data(folder):

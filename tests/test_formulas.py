@@ -161,6 +161,10 @@ def _trainings() -> dict[str, list[Training]]:
                 options = training.options
                 name = options.get("--recipe", options.get("-r", ""))
                 training.name, settings = copies.get(name, (name, []))
+                if of_run := re.fullmatch(r"runs/(.+?)(?:/seed-\d+)?/recipe\.yaml", name):
+                    other = runs[of_run[1]]
+                    training.name, training.parent = other.name, other.parent
+                    settings = [word for pair in pairwise(other.words) if pair[0] == "-s" for word in pair]
                 if any(word.startswith("model={") for word in words):  # a model of another kind takes none of its keys
                     values = [
                         one for before, one in pairwise(settings) if before == "-s" and not one.startswith("model.")
@@ -264,6 +268,8 @@ def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list
         every = halves(body, spec, tokens_T)
     if layers == "last":
         return every[-1]
+    if isinstance(layers, int):
+        return every[layers]
     assert isinstance(model, HeadedModel)
     assert model.mix is not None
     scalars, gamma = model.mix.scalars_L.tolist(), float(model.mix.gamma.detach())
@@ -275,8 +281,8 @@ def halves(body: LanguageModel, spec: Recurrent, tokens_T: torch.Tensor) -> list
     weights = recurrent_weights.Weights(body, spec)
     xs = weights.embed(tokens_T)
     assert isinstance(body, BidirectionalModel)
-    forth, _ = recurrent.run_layers(weights.layers("forth.cells"), xs)
-    back, _ = recurrent.run_layers(weights.layers("back.cells"), xs[::-1])
+    forth, _ = recurrent.run_layers(weights.layers("forth.cells"), xs, residual=spec.residual)
+    back, _ = recurrent.run_layers(weights.layers("back.cells"), xs[::-1], residual=spec.residual)
     rows = zip([xs, *forth], [xs, *(layer[::-1] for layer in back)], strict=True)
     return [[np.concatenate(pair) for pair in zip(*layer, strict=True)] for layer in rows]
 
@@ -312,7 +318,7 @@ def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
             np.testing.assert_allclose(array(ours[0]), np.stack(wanted), **EXACT)
         hidden = [h[: spec.d_model] for h in layers[-1]]
     elif spec.attention is None:
-        hidden = recurrent.run_layers(weights.layers("rnn.cells"), xs)[0][-1]
+        hidden = recurrent.run_layers(weights.layers("rnn.cells"), xs, residual=spec.residual)[0][-1]
     else:
         how = spec.attention
         score = weights.score() if how.select not in ("sum", "mean") else lambda q, k: 0.0

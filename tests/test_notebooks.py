@@ -5,6 +5,7 @@ import builtins
 import importlib
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -84,6 +85,26 @@ def test_it_was_run_in_order_without_errors(path):
     assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
     assert {output["output_type"] for output in outputs} <= {"stream", "execute_result"}
     assert str(ROOT) not in path.read_text(encoding="utf-8")
+
+
+@books
+def test_it_is_opened_in_colab_where_its_first_cell_installs(path, monkeypatch):
+    """The address has the file's name; without a repository on GitHub there is none."""
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "site")
+    page = importlib.import_module("notebooks").page
+    sys.modules.pop("notebooks")
+    (address,) = re.findall(r"\[Open in Colab\]\((.*?)\)", page(path, "https://github.com/ada/tool"))
+    prefix = "https://colab.research.google.com/github/ada/tool/blob/main/"
+    assert ROOT / address.removeprefix(prefix) == path
+    assert "Colab]" not in page(path, "") + page(path, "https://example.org/r")
+
+    calls = []
+    monkeypatch.setattr("subprocess.run", lambda command, **options: calls.append(command))
+    first = "".join(cells(path)[0]["source"])
+    exec(first, {})
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    exec(first, {})
+    assert [command[1:] for command in calls] == [["-m", "pip", "install", "-q", lmtool.__name__]]
 
 
 @pytest.mark.slow

@@ -36,3 +36,5 @@ START_OR_RESUME_HELP = "Continue the run in -o DIR, if there is one; do nothing 
 StartOrResume = Annotated[bool, flag(START_OR_RESUME_HELP, "--start-or-resume", default=...)]
 UNTIL_HELP = "Stop after this share of the steps, such as 0.5, and save; lmtool resume goes on."
 Until = Annotated[float, shared("SHARE", UNTIL_HELP, shown=False, min=0.0, max=1.0)]
+PROFILE_HELP = "Trace some steps by torch.profiler, into the run directory."
+Profile = Annotated[bool, flag(PROFILE_HELP, "--profile", default=...)]

@@ -136,7 +136,9 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
         return
     warn(loaded.reference.warnings)
     if not quiet:
-        tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *facts]))
+        interpolation = loaded.model.interpolation
+        mixed = [] if interpolation is None else [interpolation.describe()]
+        tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *mixed, *facts]))
         if loaded.reference.newer_step is not None:
             newer = f"{loaded.run_path}@{loaded.reference.newer_step}"
             tell(f"step {loaded.step} is the best by validation; newer weights: {newer}")

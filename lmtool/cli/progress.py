@@ -156,7 +156,7 @@ class Display:
 
     def _begin(self, plan: "FitStarted") -> None:
         self._steps = plan.steps
-        self._counted = plan.counted
+        self._counted, self._peak_speed = plan.counted, plan.peak_speed
         self._began = time.monotonic()
         if self._console is not None:
             self._open_bar(_make_training_columns(self._console.width), plan.steps, plan.first_step)
@@ -167,6 +167,8 @@ class Display:
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
         seconds, tokens = map(sum, zip(*self._recent, strict=True))
         speed = f"{tokens / seconds:,.0f} {self._counted}s/s"
+        if self._peak_speed is not None:
+            speed += f"  mfu {100 * tokens / seconds / self._peak_speed:.1f} %"
         # assumes that validations and checkpoints take as long as so far
         self._stepping, self._n_done = self._stepping + step.seconds, self._n_done + 1
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done

@@ -28,11 +28,12 @@ def run_training(
     brief: bool = False,
     until: float = 1.0,
     stops_below_baseline: bool = False,
+    profiles: bool = False,
 ) -> Path | None:
     """Runs a training session and shows its progress; prints results and the run directory to stdout at the end.
 
-    output, retry, stops_below_baseline: see `SessionOptions`. brief: shows only the first line of each result.
-    until: stops after this share of the steps.
+    output, retry, stops_below_baseline, profiles: see `SessionOptions`.
+    brief: shows only the first line of each result. until: stops after this share of the steps.
     Returns the run directory, if this process has one.
     """
     from lmtool.compute.processes import is_main_process
@@ -50,7 +51,14 @@ def run_training(
         command = ["lmtool", *sys.argv[1:]]
         report, stops = display.report, stop.requested
         options = SessionOptions(
-            command, report, stops, output, retry, until=until, stops_below_baseline=stops_below_baseline
+            command,
+            report,
+            stops,
+            output,
+            retry,
+            until=until,
+            profiles=profiles,
+            stops_below_baseline=stops_below_baseline,
         )
         for event in run(options):
             for warning in loggers.log_event(event):
@@ -78,10 +86,10 @@ def run_training(
     return display.run
 
 
-def resume_if_begun(output: Path | None, quiet: bool, until: float) -> bool:
+def resume_if_begun(output: Path | None, quiet: bool, until: float, profiles: bool) -> bool:
     """Continues the run in a directory, for `--start-or-resume`, if there is one. Returns whether there is.
 
-    until: see `run_training`.
+    until, profiles: see `run_training`.
 
     Raises UsageError without a directory.
     """
@@ -93,7 +101,7 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float) -> bool:
         return False
     from lmtool.training.resuming import continue_run
 
-    run_training(partial(continue_run, output), quiet, until=until)
+    run_training(partial(continue_run, output), quiet, until=until, profiles=profiles)
     return True
 
 

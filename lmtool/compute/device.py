@@ -11,6 +11,7 @@ import torch
 
 from lmtool.batch import widest_float_dtype
 from lmtool.compute import torch_private
+from lmtool.compute.device_kinds import find_peak_flops
 from lmtool.compute.machine import count_cores, has_thread_setting, keep_freed_memory, machine_memory_bytes
 from lmtool.compute.processes import World, join_processes, local_rank
 from lmtool.errors import ResourceError
@@ -84,6 +85,14 @@ class Compute:
     def needs_loss_scaling(self) -> bool:
         """Whether gradients would underflow without loss scaling: in float16."""
         return self.dtype == torch.float16
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Peak FLOP/s of the GPUs of all processes together in 16 bits; None if it is not known, as on a CPU."""
+        if self.device.type != "cuda" or self.dtype == torch.float32:
+            return None
+        peak = find_peak_flops(torch.cuda.get_device_name(self.device))
+        return None if peak is None else peak * self.world.size
 
     def describe(self) -> str:
         """Describes device and precision, for display."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.cost.devices import DEVICE_KINDS, DeviceGroup, choose_devices
+from lmtool.compute.device_kinds import DEVICE_KINDS
+from lmtool.cost.devices import DeviceGroup, choose_devices
 from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory_per_device
 from lmtool.cost.summary import summarize_model
 from lmtool.data.store import TokenStore

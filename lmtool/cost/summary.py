@@ -254,11 +254,12 @@ def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers: int) -> 
     """A mixer with its norm."""
     mixer = cast(nn.Module, module.mixer)
     (part,) = _summarize_module(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, sizes, n_layers)
+    scales = () if module.x0_scale is None else (ModelPart("scales of x and x0", "1 + 1", 2),)
     norms = tuple(_summarize_module(f"norm ({module.norm_place})", module.norm, sizes, n_layers))
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
-        children=(*norms, *part.children) if module.norm_place == "pre" else (*part.children, *norms),
+        children=(*scales, *norms, *part.children) if module.norm_place == "pre" else (*scales, *part.children, *norms),
     )
 
 

@@ -216,7 +216,7 @@ class Engine:
                 hidden_BD, cache = self.runner.decode_step([tokens[-1] for tokens in texts], cache)
                 wait(masks)
                 self._prefixes.store(texts, cache, 1)
-                logits.append(self.runner.compute_logits(hidden_BD))
+                logits.append(self.runner.compute_logits(hidden_BD, _texts_of(running)))
                 self._caches.append(cache)
                 stepped += running
         tokens: list[Token] = []
@@ -233,7 +233,7 @@ class Engine:
                     if rows != list(range(cache.n_rows)):
                         # samples of one prompt soon diverge, so they do not share a cache line
                         hidden_BD, cache = hidden_BD[rows], cache.select_rows(rows, own_lines=True)
-                    logits.append(self.runner.compute_logits(hidden_BD))
+                    logits.append(self.runner.compute_logits(hidden_BD, _texts_of(states)))
                     self._caches.append(cache)
                     stepped += states
                 prefill.states = states
@@ -362,7 +362,8 @@ class Engine:
             proposal = self._propose(state, sampler)
             n = len(proposal.tokens)
             hidden_1TD, cache = self.runner.read_tokens([[read[-1], *proposal.tokens]], cache.to_growable())
-            logits_TV = self.runner.compute_logits(hidden_1TD[0])
+            texts = self.runner.get_ngram_contexts((*hypothesis.text, *proposal.tokens), n + 1)
+            logits_TV = self.runner.compute_logits(hidden_1TD[0], texts)
             state.proposed += n
             self.n_proposed += n
             for i in range(n + 1):
@@ -547,13 +548,19 @@ class Engine:
         following = window.tokens[begun + 1 : begun + 1 + len(hidden_TD)]
         if not following:
             return []
-        logprobs_TV = self.runner.compute_logits(hidden_TD[: len(following)]).log_softmax(-1)
+        texts = self.runner.get_ngram_contexts(window.tokens[: begun + len(following)], len(following))
+        logprobs_TV = self.runner.compute_logits(hidden_TD[: len(following)], texts).log_softmax(-1)
         ids_T = torch.tensor(following, device=logprobs_TV.device)
         if not is_forced:
             return make_tokens(logprobs_TV, logprobs_TV, ids_T, state.strategy.n_alternatives)
         only_TV = torch.full_like(logprobs_TV, -torch.inf).scatter(1, ids_T[:, None], 0.0)
         tokens = make_tokens(logprobs_TV, only_TV, ids_T, state.strategy.n_alternatives)
         return [replace(token, constrained=0.0) for token in tokens]
+
+
+def _texts_of(states: Sequence[RequestState]) -> list[tuple[int, ...]]:
+    """Returns the ids of all hypotheses of requests, which are the rows of a step."""
+    return [one.text for state in states for one in state.hypotheses]
 
 
 def _distinct_windows(states: Sequence[RequestState]) -> list[Prompt]:

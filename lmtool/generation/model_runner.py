@@ -148,9 +148,17 @@ class ModelRunner:
         hidden_B1D, state = self._model.forward_incremental(tokens_B1, state.to_growable())
         return hidden_B1D[:, -1], state
 
+    def get_ngram_contexts(self, ids: Sequence[int], n: int) -> list[Sequence[int]]:
+        """Returns what `compute_logits` needs of a text up to each of its last n positions."""
+        interpolation = self._model.interpolation
+        return [] if interpolation is None else interpolation.get_contexts(ids, range(len(ids) - n, len(ids)))
+
     @torch.inference_mode()
-    def compute_logits(self, hidden_BD: Tensor) -> Tensor:
-        """Returns next-token logits (B, V)."""
+    def compute_logits(self, hidden_BD: Tensor, texts: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Returns next-token logits (B, V).
+
+        texts: the ids up to each position, to interpolate with an n-gram model if the model has one.
+        """
         if len(hidden_BD) == 1:
             _ = (
                 self._steps.native_layers
@@ -158,4 +166,8 @@ class ModelRunner:
         # In bfloat16 many logits would tie, and rounding would choose among them.
         with torch.autocast(self.device.type, enabled=False):
             logits_BV = self._model.logits(hidden_BD).float()
-        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV  # no float64
+        if logits_BV.device.type == "mps":
+            logits_BV = logits_BV.cpu()  # no float64
+        if texts and self._model.interpolation is not None:
+            return self._model.interpolation.interpolate_logits(logits_BV, texts)
+        return logits_BV

@@ -18,6 +18,7 @@ from lmtool.compute.kernels.program import (
     AddStep,
     AttendStep,
     CopyStep,
+    GateStep,
     LinearStep,
     NormStep,
     RotateStep,
@@ -25,7 +26,7 @@ from lmtool.compute.kernels.program import (
 )
 from lmtool.compute.machine import machine_memory_bytes
 from lmtool.model.fixed import FixedState, source_length
-from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory
+from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory, RowTokens
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
 from lmtool.model.layers.norms import RMSNorm
@@ -74,8 +75,7 @@ def _supports_native_step(model: TransformerModel) -> bool:
     scores = [mixer.score for mixer in mixers if isinstance(mixer, SelfAttention | CrossAttention)]
     rules = {type(stack.position), type(stack.window_position[0])}
     return (
-        model.ngrams is None
-        and all(type(mixer) in NATIVE_MIXERS for mixer in mixers)
+        all(type(mixer) in NATIVE_MIXERS for mixer in mixers)
         and all(type(score) is Score for score in scores)
         and rules <= set(NATIVE_POSITIONS)
         and mask.dilation == 1
@@ -98,7 +98,9 @@ class NativeStep:
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
         self._slots_1S = torch.arange(n_slots)[None]
-        self._x, self._input, self._read, self._out = (self._program.reserve_vector(self._width) for _ in range(4))
+        self._x, self._x0, self._input, self._read, self._out = (
+            self._program.reserve_vector(self._width) for _ in range(5)
+        )
         self._inner, self._mixed = self._program.reserve_vector(max(widths)), self._program.reserve_vector(max(widths))
         self._add_layers()
         self._program.allocate()
@@ -109,7 +111,13 @@ class NativeStep:
         self._state.newest_position_1.add_(1)
         position = int(self._state.newest_position_1)
         positions_11 = self._slots_1S[:, position : position + 1]
-        memory[: self._width] = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
+        added_11D, row_tokens = None, self._state.layers[-1]
+        if isinstance(row_tokens, RowTokens):
+            preceding_1S = row_tokens.tokens_BS
+            added_11D = layers.model.embed_context(tokens_11, positions_11, preceding_1S)
+            preceding_1S.copy_(torch.cat((preceding_1S[:, 1:], tokens_11), 1))
+        x_11D = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, added_11D)
+        memory[: self._width] = x_11D[0, 0]
         self._program.run(position)
         return memory[self._out : self._out + self._width][None].clone()
 
@@ -126,7 +134,10 @@ class NativeStep:
         """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
         stack, width, add = self._layers.stack, self._width, self._program.add_step
         sublayers = stack.sublayers_in_order()
-        for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
+        add(CopyStep(width), self._x, self._x0)
+        for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers[: len(sublayers)], strict=True)):
+            if sublayer.x_scale is not None and sublayer.x0_scale is not None:
+                add(AddStep(width, float(sublayer.x_scale), float(sublayer.x0_scale)), self._x0, self._x)
             if i % stack.sublayers_per_layer == 0 and (stack.parallel or stack.adds_to_layer_input):
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
@@ -140,7 +151,7 @@ class NativeStep:
             if not adds:
                 if stack.adds_to_layer_input:
                     add(CopyStep(width), self._input, self._x)
-                add(AddStep(width) if sublayer.residual else CopyStep(width), self._out, self._x)
+                add(AddStep(width, 1, 1) if sublayer.residual else CopyStep(width), self._out, self._x)
             if sublayer.norm_place == "post":
                 self._add_norm(sublayer.norm, self._x, self._x)
         if self._add_norm(stack.norm, self._x, self._out) != self._out:
@@ -173,6 +184,10 @@ class NativeStep:
             case SelfAttention(), KeyValueCache():
                 self._add_linear(mixer.qkv, read, self._inner)
                 self._add_self_attention(mixer, state, is_full)
+                if mixer.gate is not None:
+                    self._add_linear(mixer.gate, read, self._inner)
+                    n = mixer.gate.out_features
+                    self._program.add_step(GateStep(n, mixer.out.in_features // n), self._inner, self._mixed)
         return self._mixed
 
     def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full: bool) -> None:

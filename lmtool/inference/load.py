@@ -21,7 +21,9 @@ from lmtool.model import LanguageModel, lora
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import find_frozen_features
 from lmtool.model.heads import Classifier, HeadedModel
+from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, ModelWithoutLikelihood
+from lmtool.model.ngram import NGramModel
 from lmtool.model.packed import pack_weights_
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, build_objective
@@ -39,7 +41,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import FEATURES, Run
+from lmtool.run.directory import FEATURES, NGRAMS, Run
 from lmtool.run.order import derive_seed
 from lmtool.run.tensors import get_meta_tensors, read_tensor_rows, select_by_prefix
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -231,13 +233,31 @@ def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) ->
 def load_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
     """Loads as `load_run`, merges adapters, and packs matrices for the device, so weights are no longer accessible.
 
-    A model that processes share is not packed.
+    The model is interpolated with the n-grams that its run keeps, if any. One that processes share is not packed.
     """
     loaded = load_run(reference, compute)
+    loaded.model.interpolation = _load_interpolation(loaded.reference)
     if loaded.sharding is None:
         lora.merge_adapters_(loaded.model)
         pack_weights_(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
+
+
+def _load_interpolation(source: Reference) -> NGramInterpolation | None:
+    """Loads the n-grams that a run keeps; None without any, and for another checkpoint than the evaluated one.
+
+    Raises CheckpointError if they are damaged.
+    """
+    folder = source.run.path / NGRAMS
+    if not folder.exists():
+        return None
+    results = source.run.results_by_task.get("", {})
+    weight = results.get("ngram_weight")
+    if weight is None or results.get("step") != source.checkpoint.step:
+        return None
+    ngram = load_run(str(folder), CPU).model
+    assert isinstance(ngram, NGramModel)
+    return NGramInterpolation(ngram, weight)
 
 
 def load_trained_model(base: Reference, compute: Compute) -> LanguageModel:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
@@ -21,6 +22,7 @@ from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_it
 from lmtool.inference.load import LoadedModel, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
+from lmtool.objective.cross_entropy import rows_per_chunk
 from lmtool.printable import format_count
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
@@ -30,6 +32,10 @@ from lmtool.tokenization.tokenizer import Tokenizer
 
 RowsToScore = Sequence[tuple[NDArray[np.int64], int]]
 """Tokens of a row, and the index of the first scored one; those before it are context."""
+
+
+MODEL_ALONE = "model-alone"
+"""Metric of a model that is interpolated with an n-gram model: its own loss."""
 
 
 class TokenWindow(NamedTuple):
@@ -51,6 +57,7 @@ class Perplexity:
     nats: sum over the scored tokens of -log p(token | tokens before it).
     tokens: number of scored tokens, or pairs. n_bytes, n_words: of their text.
     unit: "pair" if pairs of words are scored, so that only the loss is meaningful.
+    model_nats: `nats` of the model alone, if it is interpolated with an n-gram model.
     """
 
     nats: float
@@ -60,6 +67,7 @@ class Perplexity:
     context: int
     stride: int
     unit: Literal["token", "pair", "row"] = "token"
+    model_nats: float | None = None
 
     @property
     def loss(self) -> float:
@@ -79,12 +87,20 @@ class Perplexity:
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.n_bytes if self.n_bytes else math.nan
 
+    @property
+    def model_alone(self) -> Self | None:
+        """The perplexity of the model alone, if it is interpolated with an n-gram model."""
+        return None if self.model_nats is None else replace(self, nats=self.model_nats, model_nats=None)
+
     def record(self) -> dict[str, float | int | None]:
         """Returns the JSON record; None for values that are not finite."""
         if self.unit == "pair":
             return {"loss": replace_nonfinite(self.loss), "pairs": self.tokens, "context": self.context}
         names = ("loss", "perplexity", "word_perplexity", "bits_per_byte", "tokens", "context", "stride")
-        return {name: replace_nonfinite(getattr(self, name)) for name in names}
+        record = {name: replace_nonfinite(getattr(self, name)) for name in names}
+        if (alone := self.model_alone) is not None:
+            record["model_bits_per_byte"] = replace_nonfinite(alone.bits_per_byte)
+        return record
 
 
 def _exp_or_inf(nats: float) -> float:
@@ -174,11 +190,29 @@ def compute_perplexity(
     n_bytes, n_words = count_predicted(store, tokenizer)[0], int(np.sum(store.n_words))
     if not windows.windows:
         raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
-    items = windows.items(model, objective.collate_spans, objective.score_text, compute)
+    score = objective.score_text if model.interpolation is None else _score_interpolated
+    metrics = () if model.interpolation is None else (MODEL_ALONE,)
+    items = windows.items(model, objective.collate_spans, score, compute, metrics)
     sums = evaluate_items(model, replace(items, one_pass=objective.scores_text_in_one_pass), compute, report)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
-    return Perplexity(sums.total, sums.count, n_bytes, n_words, context, stride, objective.unit)
+    alone = sums.metrics.get(MODEL_ALONE)
+    model_nats = None if alone is None else alone * sums.count
+    return Perplexity(sums.total, sums.count, n_bytes, n_words, context, stride, objective.unit, model_nats)
+
+
+def _score_interpolated(model: LanguageModel, batch: Batch) -> Loss:
+    """Returns the loss of a model that is interpolated with an n-gram model, and that of the model alone."""
+    assert model.interpolation is not None
+    targets_BT = batch.required_targets_BT
+    is_scored_BT = targets_BT != IGNORE
+    hidden_ND, target_N1 = model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT][:, None]
+    n_rows = rows_per_chunk(hidden_ND.device, model.vocab_size)
+    pairs = zip(torch.split(hidden_ND, n_rows), torch.split(target_N1, n_rows), strict=True)
+    parts = [model.logits(rows_ND).float().log_softmax(-1).gather(1, of_rows_N1) for rows_ND, of_rows_N1 in pairs]
+    logprobs_N = torch.cat(parts)[:, 0]
+    mixed_N = model.interpolation.interpolate_log_probs(logprobs_N, batch, is_scored_BT)
+    return Loss(-mixed_N.sum(), is_scored_BT.sum(), {MODEL_ALONE: (-logprobs_N.sum(), len(logprobs_N))})
 
 
 @dataclass(frozen=True)
@@ -219,6 +253,8 @@ class PerplexityResult:
             f"perplexity       {text.perplexity:.6g} per token, {words}",
             f"bits per byte    {text.bits_per_byte:.4f}{limit}",
         ]
+        if (alone := text.model_alone) is not None and (interpolation := self.loaded.model.interpolation) is not None:
+            lines.append(f"model alone      {alone.bits_per_byte:.4f}; above it is {interpolation.describe()}")
         if self.unseen is not None:
             zero = "; some of them have probability 0" if math.isinf(text.loss) else ""
             lines.append(f"unseen n-grams   {self.unseen:,} of {text.tokens:,}{zero}")

@@ -5,7 +5,7 @@ Shapes: B rows, T positions, S positions after a common prefix, N scored positio
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -385,7 +385,7 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Progress = ig
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
         states = zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True)
         scored = [hidden_TD[row.positions] for row, hidden_TD in states]
-        return None, _score_targets(loaded, scored, [row.targets for row in group])
+        return None, _score_targets(loaded, scored, [[row] for row in group])
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
     return _evaluate_scores(loaded, lengths, read, report)
@@ -448,7 +448,7 @@ def _compute_branched(
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)
     ]
-    return _score_targets(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
+    return _score_targets(loaded, states, groups)
 
 
 def _add_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
@@ -460,16 +460,23 @@ def _add_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
 
 
 def _score_targets(
-    loaded: LoadedModel, states: Sequence[torch.Tensor], targets: Sequence[Sequence[int]]
+    loaded: LoadedModel, states: Sequence[torch.Tensor], groups: Sequence[Sequence[_Row]]
 ) -> list[ScoredTokens]:
-    """Scores targets from hidden states (N, D) of each row, at most MAX_LOGITS logits at once."""
-    n_at_once = max(1, MAX_LOGITS // loaded.model.vocab_size)
-    ids_N1 = torch.tensor([token for of_row in targets for token in of_row], device=loaded.device)[:, None]
+    """Scores the targets of groups of rows from their hidden states (N, D), at most MAX_LOGITS logits at once."""
+    n_at_once, interpolation = max(1, MAX_LOGITS // loaded.model.vocab_size), loaded.model.interpolation
+    rows = [row for group in groups for row in group]
+    ids = [token for row in rows for token in row.targets]
+    texts: list[Sequence[int]] = []
+    if interpolation is not None:
+        texts = [context for row in rows for context in interpolation.get_contexts(row.tokens, row.positions)]
     scored = []
-    for hidden_ND, some_N1 in zip(
-        torch.split(torch.cat([*states]), n_at_once), torch.split(ids_N1, n_at_once), strict=True
-    ):
-        logprob_NV = loaded.model.logits(hidden_ND).float().log_softmax(-1)
-        logprob_N = logprob_NV.gather(1, some_N1)[:, 0]
+    for start, hidden_ND in zip(count(0, n_at_once), torch.split(torch.cat([*states]), n_at_once)):
+        part = slice(start, start + n_at_once)
+        logit_NV = loaded.model.logits(hidden_ND).float()
+        if interpolation is not None:
+            logit_NV = interpolation.interpolate_logits(logit_NV, texts[part])
+        logprob_NV = logit_NV.log_softmax(-1)
+        logprob_N = logprob_NV.gather(1, torch.tensor(ids[part], device=loaded.device)[:, None])[:, 0]
         scored.append(torch.stack((logprob_N, (logprob_N >= logprob_NV.amax(-1)).float())))
-    return [part.numpy() for part in torch.split(torch.cat(scored, 1).cpu(), [*map(len, targets)], 1)]
+    lengths = [sum(len(row.targets) for row in group) for group in groups]
+    return [part.numpy() for part in torch.split(torch.cat(scored, 1).cpu(), lengths, 1)]

@@ -6,7 +6,7 @@ Shapes: B rows, T new positions, D model width, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.state import DecodeState, KeyValueCache, LayerState, Memory, RowTokens
 from lmtool.recipe.spec.model import Reads
+
+if TYPE_CHECKING:
+    from lmtool.model.interpolation import NGramInterpolation
 
 __all__ = ["DecodeState", "KeyValueCache", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
 
@@ -67,6 +70,7 @@ class LanguageModel(nn.Module, ABC):
     variable_length_tensors: names of tensors whose length depends on the training data.
     description: family, layers and width, for people.
     counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
+    interpolation: an n-gram model with which its predictions are interpolated at inference; None for none.
     """
 
     max_positions: int | None = None
@@ -75,6 +79,7 @@ class LanguageModel(nn.Module, ABC):
     step_threads: int | None = None
     variable_length_tensors: frozenset[str] = frozenset()
     counts_V: Tensor | None
+    interpolation: "NGramInterpolation | None" = None
 
     def __init__(self, vocab_size: int, context: int | None, description: str) -> None:
         super().__init__()

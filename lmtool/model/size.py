@@ -6,16 +6,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import find_layer_matrices
+from lmtool.model.layers.ngrams import NgramEmbedding
+from lmtool.model.transformer import TransformerModel
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import Model, Recipe, make_generator_spec
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
-from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.transformer import DenseFeedForward, FullPattern, Transformer
 
 USUAL_MAXIMA = {
     "model.context": 1024,
@@ -187,6 +190,30 @@ def check_fits_memory(
     raise RecipeError(
         [f"{where}: {_format_count(value)} is too much: {take}, and there is {_format_bytes(memory_bytes)}"]
     )
+
+
+def count_flops_per_token(lm: LanguageModel, spec: Model) -> int | None:
+    """Returns the FLOPs of training on one token, 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B).
+
+    N counts all parameters but those that are only looked up, L layers, H heads, Q their width, T the context.
+    Returns None for models other than decoders of dense layers with full attention, and where weights are frozen.
+    """
+    if not (
+        isinstance(spec, Transformer)
+        and isinstance(lm, TransformerModel)
+        and spec.shape == "decoder"
+        and isinstance(spec.pattern, FullPattern)
+        and isinstance(spec.feed_forward, DenseFeedForward)
+        and not spec.share_layers
+        and all(parameter.requires_grad for parameter in lm.parameters())
+    ):
+        return None
+    output = lm.head.projection_parameters()[0]
+    tables = [part.weight for part in lm.modules() if isinstance(part, nn.Embedding | NgramEmbedding)]
+    looked_up = sum(table.numel() for table in tables if table is not output)
+    n_used = sum(parameter.numel() for parameter in lm.parameters()) - looked_up
+    head_width = spec.head_width or spec.d_model // spec.n_heads
+    return 6 * n_used + 12 * spec.n_layers * spec.n_heads * head_width * spec.context
 
 
 def _integer_fields(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:

@@ -5,6 +5,7 @@ a common prefix, Q new positions of all rows of a line.
 """
 
 from dataclasses import replace
+from functools import reduce
 from typing import cast
 
 import torch
@@ -24,7 +25,7 @@ from lmtool.model.language_model import (
 )
 from lmtool.model.layers import blocks
 from lmtool.model.layers.blocks import InputEmbeddings
-from lmtool.model.layers.ngrams import NgramEmbedding
+from lmtool.model.layers.ngrams import ContextEmbedding, NgramEmbedding, Smear
 from lmtool.model.layers.positions import max_positions
 from lmtool.model.layers.stack import Stack
 from lmtool.model.state import Caches, DecodeState, LayerState, RowTokens
@@ -45,6 +46,10 @@ class TransformerModel(LanguageModel):
         self.ngrams = None
         if spec.ngram_embedding is not None:
             self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
+        self.smear = None
+        if spec.smear:
+            self.smear = Smear(self.inputs.tokens, self.inputs.scale)
+            blocks.init_weights_(self.smear, spec)
         self.head = blocks.LanguageModelHead(spec, vocab_size, self.inputs.tokens)
 
     def forward(self, batch: Batch) -> Output:
@@ -69,6 +74,17 @@ class TransformerModel(LanguageModel):
         """Returns the input embeddings of a stack."""
         return self.inputs
 
+    @property
+    def context_embeddings(self) -> list[ContextEmbedding]:
+        """What is added to the embeddings of tokens by the tokens before them."""
+        return [part for part in (self.ngrams, self.smear) if part is not None]
+
+    def embed_context(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BS: Tensor) -> Tensor:
+        """Returns the sum of these (B, T, D), at least one, for tokens that follow others."""
+        parts = self.context_embeddings
+        added_BTD: Tensor = reduce(torch.add, (part(tokens_BT, positions_PT, preceding_BS) for part in parts))
+        return added_BTD
+
     def stacks(self) -> list[Stack]:
         """Returns its stacks, encoder first."""
         return [module for module in self.children() if isinstance(module, Stack)]
@@ -78,8 +94,9 @@ class TransformerModel(LanguageModel):
     ) -> Output:
         """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
         positions_PT = text_positions(batch)
-        ngrams_BTD = None if self.ngrams is None else self.ngrams.embed_batch(batch, positions_PT)
-        x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
+        parts = self.context_embeddings
+        added_BTD = reduce(torch.add, (part.embed_batch(batch, positions_PT) for part in parts)) if parts else None
+        x_BTD = self.input_embeddings(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, added_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         mask = replace(mask, extra_mask_BQS=batch.extra_mask_BTT)
         return stack(x_BTD, positions_PT, mask, source_caches, batch.source_keep_BS, layer_outputs)[0]
@@ -95,23 +112,23 @@ class TransformerModel(LanguageModel):
         )
         tokens_GQ = after.rows_to_lines(tokens_BT)
         positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
-        caches, ngrams_GQD = state.layers, None
+        caches, added_GQD = state.layers, None
         history: tuple[RowTokens, ...] = ()
-        if self.ngrams is not None:
+        if self.context_embeddings:
             *stack_caches, row_tokens = state.layers
             assert isinstance(row_tokens, RowTokens)
             caches, preceding_BS = tuple(stack_caches), row_tokens.tokens_BS
             positions_PT = after.lines_to_rows(positions_PQ.expand(len(tokens_GQ), -1))
-            ngrams_GQD = after.rows_to_lines(self.ngrams(tokens_BT, positions_PT, preceding_BS))
+            added_GQD = after.rows_to_lines(self.embed_context(tokens_BT, positions_PT, preceding_BS))
             history = (RowTokens(torch.cat((preceding_BS, tokens_BT), 1)),)
-        x_GQD = self.input_embeddings(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
+        x_GQD = self.input_embeddings(stack)(tokens_GQ, positions_PQ, None, added_GQD)
         output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)
         return after.lines_to_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
     def modules_by_depth(self) -> ModulesByDepth:
         stacks = self.stacks()
         inputs = dict.fromkeys(self.input_embeddings(stack) for stack in stacks)
-        embeddings = (*inputs, self.ngrams, *(stack.position for stack in stacks))
+        embeddings = (*inputs, self.ngrams, self.smear, *(stack.position for stack in stacks))
         return [embeddings, *(layer for stack in stacks for layer in stack.modules_by_depth())]
 
 
@@ -124,7 +141,7 @@ class TransformerDecoder(TransformerModel):
 
     def initial_state(self, batch: Batch) -> DecodeState:
         layers = self.stack.initial_state(len(batch.tokens_BT))
-        if self.ngrams is not None:
+        if self.context_embeddings:
             layers = (*layers, RowTokens(batch.tokens_BT.new_zeros(len(batch.tokens_BT), 0)))
         return DecodeState(0, None, layers)
 

@@ -46,7 +46,7 @@ _RULES = (
     (_NEXT, "evaluation.every evaluation.epochs evaluation.gradient_norms evaluation.prompts evaluation.sample_tokens"),
     (ChangeRule(True, _NEXT.note, ("best", "scores")), "evaluation.tokens evaluation.metric"),
     (_AT_END, "evaluation.baseline checkpoint.keep_optimizer"),
-    (ChangeRule(True, _AT_END.note, ("scores",)), "evaluation.num_beams"),
+    (ChangeRule(True, _AT_END.note, ("scores",)), "evaluation.num_beams evaluation.interpolate"),
     (ChangeRule(True, "validations since the best one count"), "evaluation.patience"),
     (ChangeRule(True, "from the next checkpoint on"), "checkpoint.every checkpoint.keep_last checkpoint.background"),
 )

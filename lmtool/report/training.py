@@ -57,6 +57,7 @@ SPEED_CHARTS = {
     "lr": ("rate", "Learning rate", "learning rate"),
     "grad_norm": ("norm", "Gradient norm", "norm before clipping"),
     "tokens_per_second": ("speed", "Speed", "tokens per second, padding included"),
+    "mfu": ("utilization", "Utilization", "model FLOPs utilization"),
 }
 """Charts over steps, by number of the records: column of their table, title, and name of the axis."""
 
@@ -232,14 +233,16 @@ def _render_metrics(histories: Sequence[RunHistory]) -> list[Section]:
 def _render_charts_over_steps(
     title: str, name: str, drawn: Sequence[_PlottedRun], charts: Mapping[str, tuple[str, str, str]], caption: str
 ) -> list[Section]:
-    """Renders a section with a chart for each of several numbers; none if no number was logged at two steps.
+    """Renders a section with a chart for each number that was logged; none if no number was logged at two steps.
 
     charts: see `SPEED_CHARTS`. name: unique on the page.
     """
     line_charts, columns = {}, {"step": "step"}
     for key, (column, chart_title, axis) in charts.items():
-        columns[column] = key
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
+        if not any(line.points for line in lines):
+            continue
+        columns[column] = key
         marks, label = _mark_best_checkpoints(drawn, "step", key), f"{chart_title} over steps"
         line_charts[chart_title] = LineChart(lines, "steps", axis, label, marks=marks, x_column=int(len(drawn) > 1))
     panels = _render_charts(line_charts)

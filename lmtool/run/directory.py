@@ -63,13 +63,19 @@ _COPY_BYTES = 1 << 22
 FEATURES = "features"
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
+PROFILE = "profile"
+"""Traces of training steps, as torch.profiler writes them."""
+
+NGRAMS = "ngrams"
+"""A run of the n-gram model with which the model is interpolated; see `lmtool.inference.interpolation`."""
+
 FORMER_FILES = ("lines.bin", "logs.json", "suites")
 """Files and folders that earlier versions wrote."""
 
 _BEGINNING = (RUN_INFO_FILE, RECIPE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 _TRAINING = (METRICS, SAMPLES, VALIDATED)
 _RESULTS = (SPLIT, *FORMER_FILES, BASELINE, RESULTS, EVALUATIONS, REPORT)
-RUN_FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
+RUN_FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, NGRAMS, PROFILE, CHECKPOINTS)
 """All files of a run directory, except its lock."""
 
 RunState = Literal["running", "finished", "stopped", "imported"]

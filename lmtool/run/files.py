@@ -151,6 +151,7 @@ class StepRecord(JsonModel, extra="allow"):
     grad_norm: FiniteNumber = None
     tokens: Count | None = None
     tokens_per_second: FiniteNumber = None
+    mfu: FiniteNumber = None
     seconds: FiniteNumber = None
     gradient_norms: dict[str, list[FiniteNumber]] = Field(default_factory=dict)
 

@@ -24,8 +24,8 @@ from lmtool.run.uncertainty import are_equivalent, standard_error
 MAX_POINTS = 300
 """Limit of the points of a chart; more records are averaged."""
 
-COMMON_METRICS = ("step", "loss", "valid_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds")
-"""Keys of metrics.jsonl that every run has; a task adds its metrics."""
+COMMON_METRICS = ("step", "loss", "valid_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds", "mfu")
+"""Keys of metrics.jsonl that any run may have; a task adds its metrics."""
 
 GRADIENT_NORMS = "gradient_norms"
 """Key of the gradient norms by steps back."""
@@ -285,7 +285,7 @@ def _average_records(group: Sequence[LogRecord]) -> LogRecord:
     if len(group) == 1:
         return group[0]
     merged = dict(group[-1])
-    for name in ("loss", "grad_norm", "tokens_per_second"):
+    for name in {"loss", "grad_norm", "tokens_per_second", "mfu"} & merged.keys():
         values = [value for record in group if (value := finite_number(record.get(name))) is not None]
         merged[name] = sum(values) / len(values) if values else None
     return merged

@@ -60,8 +60,11 @@ class TrainingState(SavedState, frozen=False):
         best = self.model_dump(include=set(NO_BEST_YET))
         return ValidationState(step=step, **best, yardstick=selection_criteria(self.recipe))
 
-    def advance(self, step: Step) -> LogRecord:
-        """Adds a completed step. Returns its record, in the format of metrics.jsonl."""
+    def advance(self, step: Step, peak_speed: float | None = None) -> LogRecord:
+        """Adds a completed step. Returns its record, in the format of metrics.jsonl.
+
+        peak_speed: tokens per second at the peak of the devices, if it is known.
+        """
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
         self.seconds += step.seconds
@@ -74,6 +77,7 @@ class TrainingState(SavedState, frozen=False):
             "tokens": self.tokens,
             "tokens_per_second": round(step.n_computed / step.seconds),
             "seconds": round(self.seconds, 3),
+            **({} if peak_speed is None else {"mfu": round(step.n_computed / step.seconds / peak_speed, 4)}),
         }
 
     def update_best(self, step: int, validation: Validation, metric: str) -> bool:

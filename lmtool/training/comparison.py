@@ -4,7 +4,7 @@ Shapes: N scored tokens of a text, M of some windows, D model width.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.inference.perplexity import EvaluationWindows
+from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, LanguageModel, evaluation_mode
 from lmtool.model.ngram import NGramModel
 from lmtool.objective.base import Objective
@@ -39,6 +40,12 @@ EM_ITERATIONS = 30
 MIN_WEIGHT = 1e-6
 """Minimum weight of a model in an interpolation."""
 
+MIN_INTERPOLATION_GAIN = 0.01
+"""Minimum share of the bits that an interpolation has to save for a run to keep the n-gram model."""
+
+MAX_KEPT_NGRAMS = 2_000_000
+"""Maximum distinct n-grams that a run keeps: 56 MB, which take seconds to load."""
+
 COUNTING_SECONDS_PER_TOKEN = 2e-6
 """Processor time for counting and evaluating, per training token."""
 
@@ -53,6 +60,7 @@ class TextResults:
     interpolated_bits_per_byte: of both models interpolated; None if they read different tokens, in several processes,
         and for a text of one token.
     ngram_weight: weight of the 5-gram model in the interpolation.
+    interpolation: both models, if the run is to keep the 5-gram model.
     """
 
     step: int
@@ -63,10 +71,12 @@ class TextResults:
     limit_bits_per_byte: float | None
     interpolated_bits_per_byte: float | None = None
     ngram_weight: float | None = None
+    interpolation: NGramInterpolation | None = None
 
     def record(self) -> dict[str, object]:
         """Returns all results by name, for JSON."""
-        return {"part": "validation", **asdict(self)}
+        figures = (field.name for field in fields(self) if field.name != "interpolation")
+        return {"part": "validation", **{name: getattr(self, name) for name in figures}}
 
     def lines(self) -> list[str]:
         """Returns all results as lines of text."""
@@ -74,6 +84,7 @@ class TextResults:
         others = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
         if self.interpolated_bits_per_byte is not None and self.ngram_weight is not None:
             others += f"; interpolated with it, weight {self.ngram_weight:.2f}: {self.interpolated_bits_per_byte:.3f}"
+            others += " (in generate, eval and serve)" if self.interpolation else ""
         others += "" if limit is None else f"; the best possible model: {limit:.3f}"
         return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){others}"]
 

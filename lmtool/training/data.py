@@ -22,6 +22,7 @@ from lmtool.errors import DataError
 from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
 from lmtool.inference.perplexity import EvaluationWindows, compute_perplexity, entropy_limit
 from lmtool.model import LanguageModel
+from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.objective import CausalObjective, Loss, Objective, TextCut, Vocabulary, build_objective
 from lmtool.objective.skipgram import GloveObjective
@@ -81,17 +82,20 @@ class TextData:
         carries_state: bool = False,
         max_validation_tokens: int | None = None,
         is_measured: bool = False,
+        interpolates: bool = False,
         is_foreign: bool = False,
     ) -> None:
         """context: tokens that the model reads. batch_size: rows of a step. seed: of the order. carries_state: rows
-        continue where those of the step before ended. max_validation_tokens: that a validation computes. is_foreign:
-        whether the tokenizer was not trained on this text."""
+        continue where those of the step before ended. max_validation_tokens: that a validation computes. interpolates:
+        whether an n-gram model is kept to interpolate with, if that gains. is_foreign: whether the tokenizer was not
+        trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
         self._marks: Sequence[StreamPosition] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
         self._context, self._batch_size, self._seed = context, batch_size, seed
         self._lanes = batch_size if carries_state else None
         self._max_validation_tokens, self.is_measured, self._is_foreign = max_validation_tokens, is_measured, is_foreign
+        self._interpolates = interpolates
         self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: EvaluationWindows | None = None
@@ -351,8 +355,11 @@ class TextData:
             comparison.compute_log_probabilities(lm, texts[0], causal, compute),
             comparison.compute_log_probabilities(model, texts[1], causal, exact),
         )
-        mixed = replace(counts, nats=loss * counts.tokens)
-        return replace(both, interpolated_bits_per_byte=mixed.bits_per_byte, ngram_weight=weight)
+        bits_per_byte = replace(counts, nats=loss * counts.tokens).bits_per_byte
+        gains = bits_per_byte <= (1 - comparison.MIN_INTERPOLATION_GAIN) * alone.bits_per_byte
+        is_kept = self._interpolates and gains and len(model.counts_G) <= comparison.MAX_KEPT_NGRAMS
+        interpolation = NGramInterpolation(model, weight) if is_kept else None
+        return replace(both, interpolated_bits_per_byte=bits_per_byte, ngram_weight=weight, interpolation=interpolation)
 
 
 TrainingData = TextData | TableData
@@ -418,6 +425,7 @@ def read_text(
         carries_state=recipe.training.carry_state,
         max_validation_tokens=recipe.evaluation.tokens,
         is_measured=recipe.evaluation.baseline,
+        interpolates=recipe.evaluation.interpolate,
         is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
     )
 

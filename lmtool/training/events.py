@@ -85,6 +85,7 @@ class FitStarted(TrainingEvent):
     counted: name of a target of the loss, the unit of the speed.
     held: bytes of weights, gradients and moments in one process; 0 for a model of counts.
     warmup_steps: those in which the learning rate rises.
+    peak_speed: tokens per second at the peak of the devices; None if it is not known.
     """
 
     parameters: int
@@ -99,6 +100,7 @@ class FitStarted(TrainingEvent):
     device: str
     held: int
     warmup_steps: int
+    peak_speed: float | None = None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ class SessionOptions:
     output: the run directory; None for a new one under the runs directory.
     retry: whether to replace a run in `output` that ended before its first checkpoint.
     started_at: when the command started, by time.perf_counter.
+    profiles: whether some steps are traced by torch.profiler, into the run.
     until: the fraction of its steps after which the run is saved and ends.
     stops_below_baseline: whether a new run from another one's weights ends when validation is far below the baseline.
     """
@@ -103,4 +104,5 @@ class SessionOptions:
     retry: bool = False
     started_at: float = field(default_factory=lambda: time.perf_counter())
     until: float = 1.0
+    profiles: bool = False
     stops_below_baseline: bool = False

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,24 +18,26 @@ from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.inference.evaluation import Validation
+from lmtool.inference.interpolation import save_ngrams
 from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
-from lmtool.model.size import estimate_persistent_memory
+from lmtool.model.size import count_flops_per_token, estimate_persistent_memory
 from lmtool.model.transformer import TransformerUnmasked
-from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
 from lmtool.records import replace_nonfinite
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import Run
+from lmtool.run.directory import PROFILE, Run
 from lmtool.run.order import sample_numbers_for_rank
 from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
 from lmtool.tasks.data import TableData
 from lmtool.tasks.results import HELD_OUT_QUARTER, Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
+from lmtool.training.comparison import TextResults
 from lmtool.training.compiling import compile_model, should_compile
 from lmtool.training.data import TextData
 from lmtool.training.distillation import distill
@@ -53,6 +56,7 @@ from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job
 from lmtool.training.job import SessionOptions, TrainingJob
 from lmtool.training.length import RunLength, fix_length, revise_length
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.profiling import StepTracer
 from lmtool.training.samples import choose_prompts, write_samples
 from lmtool.training.schedule import warn_of_tiny_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
@@ -87,7 +91,7 @@ class TrainingSession:
         recipe, data, compute = job.recipe, job.data, job.compute
         checkpoint, state, world = job.checkpoint, job.state, compute.world
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
-        self.should_stop, self.until = options.should_stop, options.until
+        self.should_stop, self.until, self.profiles = options.should_stop, options.until, options.profiles
         self.stops_below_baseline = options.stops_below_baseline and checkpoint is None and job.base is not None
         self.prompts = choose_prompts(recipe, data)
         self.length = RunLength(recipe, data, world, options.started_at if checkpoint is None else None)
@@ -136,7 +140,15 @@ class TrainingSession:
                 yield Warn(warning)
         if self.state.pending is not None:  # the last session saved its last step, and ended before this
             yield from self._validate(None)
-        yield from self._run_steps()
+        with StepTracer(self._make_trace_path() if self.profiles else None) as tracer:
+            yield from self._run_steps(tracer)
+            yield from tracer.finish()
+
+    def _make_trace_path(self) -> Path:
+        """Returns where this process writes the trace of its steps: in the run, beside those of the others."""
+        run, world = self.manager.run, self.compute.world
+        folder = Path(world.broadcast_text("" if run is None else str(run.path)))
+        return folder / PROFILE / f"step-{self.last_step:06d}-rank-{world.rank}.json.gz"
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Loads the optimizer and carried states of a checkpoint. Warns if they were removed and training goes on."""
@@ -185,7 +197,16 @@ class TrainingSession:
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
+            peak_speed=self.peak_speed,
         )
+
+    @cached_property
+    def peak_speed(self) -> float | None:
+        """Tokens per second at the peak of the devices, of which the speed is the model FLOPs utilization."""
+        is_causal = isinstance(self.recipe.objective, Causal) and isinstance(self.data, TextData)
+        flops = count_flops_per_token(self.lm, self.recipe.model) if is_causal else None
+        peak = self.compute.peak_flops
+        return None if flops is None or peak is None else peak / flops
 
     @property
     def batch_units(self) -> int:
@@ -199,7 +220,7 @@ class TrainingSession:
             return data.n_train // recipe.training.steps
         return recipe.training.batch_size * recipe.model.context
 
-    def _run_steps(self) -> Iterator[Event]:
+    def _run_steps(self, tracer: StepTracer) -> Iterator[Event]:
         """Takes the steps, and logs, saves and validates after each as the recipe says."""
         started_at, recomputes = time.perf_counter(), False
         if self.last_step < self.recipe.training.steps and self.state.is_stale(self.recipe.evaluation):
@@ -215,6 +236,7 @@ class TrainingSession:
                 yield Warn(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
             if step.message:
                 yield Info(step.message)
+            yield from tracer.finish_step()
             yield from self._time_first_steps(step)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
@@ -277,7 +299,7 @@ class TrainingSession:
     def _finish_step(self, step: Step) -> Iterator[Event]:
         """Logs a completed step; saves and validates if the recipe says so or the session ends here."""
         recipe, state = self.recipe, self.state
-        record, is_validated = state.advance(step), is_validation_step(recipe, step.step)
+        record, is_validated = state.advance(step, self.peak_speed), is_validation_step(recipe, step.step)
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.end_reason = "interrupted"
@@ -436,6 +458,9 @@ class TrainingSession:
             results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]
+        if run is not None and isinstance(self.data, TextData):
+            kept = next((result.interpolation for result in results if isinstance(result, TextResults)), None)
+            save_ngrams(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
         if run is not None and results:
             records = [result.record() for result in results]
             is_one = len(records) == 1

@@ -22,7 +22,8 @@ def on_files(files: Files, config: Any) -> Files:
     """The chapters of the course in its place, and notebooks as pages."""
     files.remove(files.get_file_from_path("course.md"))
     made = chapters.pages((DOCS / "course.md").read_text(encoding="utf-8"))
-    made |= {f"notebooks/{path.stem}.md": notebooks.page(path) for path in sorted((DOCS / "notebooks").glob("*.ipynb"))}
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        made[f"notebooks/{path.stem}.md"] = notebooks.page(path, config.extra["repository"])
     for name, content in made.items():
         files.append(File.generated(config, name, content=content))
     return files

@@ -1,60 +1,135 @@
-"""The wording of errors: refusals.txt holds commands and what each of them says.
+"""The wording of the command line: refusals.txt has commands and their errors, outputs.txt what commands print.
 
-    python -m tests.cli.golden      # writes it anew; the change is reviewed as a diff
+    python -m tests.cli.golden      # writes both anew; the change is reviewed as a diff
 
-A case is a line `$ lmtool ...`; below it stand its exit code, the code of the error, and the lines on standard error. A
-new case is written as its first line alone.
+A case is a line `$ lmtool ...`, with `< FILE` at its end where standard input is a file. Below it stand its exit code
+with the code of its error unless that is 0, then each file that it makes or changes (`+`), each line on standard output
+(`|`) and each on standard error. A new case is written as its first line alone. Of a part of outputs.txt the cases run
+in their order, in one copy of the workbench. What differs from machine to machine is replaced by `N`.
 """
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtool.run.directory import Run
 from lmtool.run.saving import Snapshot
-from tests.support.cli import RUN, SENTENCES, SMALL, copied_run, exit_code_of, film_rows, write_table
+from tests.support.cli import RUN, SENTENCES, SMALL, Outcome, copied_run, exit_code_of, film_rows, write_table
 
-FILE = Path(__file__).with_name("refusals.txt")
-WRITES = "LMTOOL_WRITE_REFUSALS"
-"""The variable with which the test writes the file rather than compares with it."""
+REFUSALS, OUTPUTS = (Path(__file__).with_name(name) for name in ("refusals.txt", "outputs.txt"))
+WRITES = "LMTOOL_WRITE_GOLDEN"
+"""The variable with which the tests write the files rather than compare with them."""
 
-
-@dataclass(frozen=True)
-class Case:
-    """A command as typed, the part of the file where it stands, and what it says."""
-
-    command: str
-    part: str
-    told: str
+Parts = dict[str, dict[str, str]]
+"""By title of a part and command what is said below it."""
 
 
-def read_cases() -> Iterator[Case]:
-    """The cases of the file, in their order."""
-    for part in FILE.read_text(encoding="utf-8").split("\n## ")[1:]:
+def read_parts(file: Path) -> Parts:
+    parts: Parts = {}
+    for part in file.read_text(encoding="utf-8").split("\n## ")[1:]:
         title, _, rest = part.partition("\n")
-        for block in rest.split("\n$ lmtool")[1:]:
-            command, _, told = block.partition("\n")
-            yield Case(command.strip(), title, told.rstrip("\n") + "\n")
+        blocks = (block.partition("\n") for block in rest.split("\n$ lmtool")[1:])
+        parts[title] = {command.strip(): said.rstrip("\n") for command, _, said in blocks}
+    return parts
 
 
-def write_cases(told: dict[tuple[str, str], str]) -> None:
-    """Writes what cases say now, by part and command; others stay as they are."""
-    head = FILE.read_text(encoding="utf-8").partition("\n## ")[0]
-    parts: dict[str, list[str]] = {}
-    for case in read_cases():
-        said = told.get((case.part, case.command), case.told)
-        parts.setdefault(case.part, []).append(f"$ lmtool {case.command}\n{said}")
-    text = "".join(f"\n## {title}\n\n" + "\n".join(cases) for title, cases in parts.items())
-    FILE.write_text(head.rstrip("\n") + "\n" + text, encoding="utf-8")
+def write_parts(file: Path, said: Parts) -> None:
+    """Writes what cases say now; others stay as they are."""
+    head = file.read_text(encoding="utf-8").partition("\n## ")[0].rstrip("\n")
+    parts = {title: cases | said.get(title, {}) for title, cases in read_parts(file).items()}
+    text = ""
+    for title, cases in parts.items():
+        blocks = ("\n".join(filter(None, (f"$ lmtool {command}", below))) for command, below in cases.items())
+        text += f"\n## {title}\n\n" + "\n\n".join(blocks) + "\n"
+    file.write_text(head + "\n" + text, encoding="utf-8")
+
+
+def describe_refusal(outcome: Outcome) -> str:
+    error = "none" if outcome.error is None else outcome.error.code
+    said = re.sub(r"(?<=there is )[\d.]+(?= GB)", "N", outcome.err)  # the memory of the machine
+    return f"{outcome.code} {error}\n{said.rstrip()}"
+
+
+VARYING = {
+    r"(/[^/\s,']+)+/pytest-\d+": "...",  # temporary folders
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00)?": "N",  # moments
+    r"\d{4}-\d\d-\d\d-(\w+)-[0-9a-f]{4}(?![\w-])": r"N-\1-N",  # names of runs
+    r"(lmtool [\d.]+), python .*": r"\1 ...",  # the environment of a session
+    r"[0-9a-f]{12,}": "N",  # digests
+    r"(per second|\"\w+_per_second\":|\"pid\":|\"bytes\":|bytes:|seed:?|\"seed\":)(\s+[\d,]{3,})+": r"\1 N",
+    r"\b\d+(\.\d+)+\b": "N",  # results and versions
+    r"\bN(e[+-]?\d+|\+\w+)|\d+e-\d+": "N",
+    r"[\d,]+(?= (tokens|rows|pairs|units)/s)": "N",
+    r"(?<!\w)\d+:\d\d(?!\d)": "N",  # times
+    r"\b[\dN,]+ (ms|s|seconds|minutes|hours)\b": "N s",
+    r"\b[\dN,]+ (bytes|kB|MB|GB)\b": "N bytes",
+    r"\brow \d+:.* predicted as .*": "row N",
+    r" {2,}": "  ",
+}
+"""What differs from machine to machine, and what stands for it."""
+LEFT_OUT = r"step \d+/|\w+: \d+ %|time: about|less than one pass|\| +-?[\dN]* *\|[ .o]*$|\| threads: |\| torch: "
+"""Lines of progress, which come by the clock, of charts, and of the machine."""
+
+
+def describe_output(outcome: Outcome, files: list[str]) -> str:
+    """What is below a case of outputs.txt; lines that are alike stand there once."""
+    lines = [f"{outcome.code} {outcome.error.code if outcome.error else 'none'}"] if outcome.code else []
+    lines += [*(f"+ {file}" for file in files), *(f"| {line}" for line in split_output(outcome.out))]
+    normalized = (normalize(line).rstrip() for line in (*lines, *outcome.err.splitlines()))
+    return "\n".join(line for line, _ in groupby(normalized) if line.strip("| ") and not re.match(LEFT_OUT, line))
+
+
+def split_output(text: str) -> list[str]:
+    """The lines of an output; of an object of JSON, and of a line that is one, a line for each key."""
+    documents = [text] if text.startswith(("{\n", "[\n")) else text.splitlines()
+    lines = []
+    for document in documents:
+        if document.startswith(("{", "[{", "[\n")):
+            found = json.loads(document)
+            first = found[0] if isinstance(found, list) else found
+            lines += ["{", *(f"{key}: {json.dumps(shape_of(one), ensure_ascii=False)}" for key, one in first.items())]
+        else:
+            lines.append(document)
+    return lines
+
+
+def normalize(line: str) -> str:
+    """A line without what varies."""
+    line = line.replace(str(Path.cwd().parent), "...")
+    for pattern, constant in VARYING.items():
+        line = re.sub(pattern, constant, line)
+    return line
+
+
+def shape_of(value: Any) -> Any:
+    """Keys and kinds of a value of JSON; texts and whole numbers as they are."""
+    match value:
+        case dict():
+            return {key: shape_of(one) for key, one in value.items()}
+        case list():
+            shapes = [shape_of(one) for one in value]
+            return shapes[:1] + ["..."] * (len(shapes) > 1)
+        case float():
+            return "N"
+    return value
 
 
 RECIPES: dict[str, dict[str, object]] = {
+    "small.yaml": {
+        "model": {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16},
+        "tokenizer": {"kind": "bpe", "vocab_size": 300},
+        "training": {"steps": 4, "batch_size": 4, "precision": "float32", "device": "cpu"},
+        "evaluation": {"every": 2, "tokens": 200, "prompts": [], "baseline": False},
+        "checkpoint": {"every": 2, "keep_optimizer": True},
+    },
     "pairs.yaml": {
         "model": {"kind": "recurrent", "shape": "encoder-decoder", "cell": "gru", "d_model": 16, "context": 16},
         "objective": {"kind": "seq2seq"},
@@ -87,11 +162,17 @@ TEXTS: dict[str, bytes] = {
     "texts/list.jsonl": b"[1, 2]\n",
     "texts/short.txt": b"It rained.",
     "texts/x.txt": b"x",
+    "prompts.txt": b"good\n\nbad\n",
+    "script.txt": b"good\n/help\n/system Be kind.\n/reset\n/save\n/frob\n/save talk\n/exit\nbad\n",
+    "list.lark": b'start: word (", " word)*\nword: "the" | "map"\n',
 }
+ANSWERS = [[], [{"text": "Ida", "answer_start": 0}]]
+ASKED = [{"id": str(i), "question": f"Who {i}?", "answers": ANSWERS[i % 2]} for i in range(30)]
+QUESTIONS = {"data": [{"paragraphs": [{"context": "Ida saw the sea.", "qas": ASKED}]}]}
 
 
 def make_workbench(home: Path, trained: Path, counted: Path) -> None:
-    """What the commands of the file name, in a working directory."""
+    """What the commands of the files name, in a working directory."""
     copied_run(trained, home)
     shutil.copytree(counted, home / "counts")
     for name, content in TEXTS.items():
@@ -107,36 +188,46 @@ def make_workbench(home: Path, trained: Path, counted: Path) -> None:
     write_table(home / "ragged.csv", [("one", "yes"), ("two", "no", "more"), ("three", "no")])
     write_table(home / "words.csv", [("nowhere", "a", 1), ("e", "never", 2)], "word1,word2,score")
     write_table(home / "costs.csv", [("no", 0, 1), ("yes", "dear", 0)], "true,no,yes")
+    write_table(home / "prices.csv", [("no", 0, 1), ("yes", 1000, 0)], "true,no,yes")
+    write_table(home / "few.csv", [("good film", "yes"), ("bad film", "no"), ("a good one", "yes")])
+    write_table(home / "topics.csv", [(f"film {i}", ("x", "x;y")[i % 2]) for i in range(40)])
+    doubled = [*film_rows(), *film_rows(3), ("odd", "yes"), ("odd", "no"), ("even", "yess")]
+    write_table(home / "doubled.csv", doubled)
     (home / "cp1252.csv").write_bytes("text,label\ntrès,oui\nmauvais,non\n".encode("cp1252"))
     talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
     (home / "talk.jsonl").write_text("\n".join([json.dumps({"messages": talk})] * 20))
     (home / "rows.conll").write_text("Anna B-PER\nsold O\nmaps O\n\nTom B-PER\nran O\n\n" * 20)
     (home / "city.conll").write_text("Otto B-CITY\n")
     (home / "cut.conll").write_text("Otto B-PER\nran\n")
+    (home / "questions.json").write_text(json.dumps(QUESTIONS))
     (home / "taken.html").write_text("mine")
     (home / "bad.json").write_text('{"uniqueItems": true}')
     (home / "bad.lark").write_text("start: word")
     (home / "novel.txt").write_text("mine")
     (home / "records.jsonl").write_text("{}\n")
     make_damaged_runs(home / "runs" / RUN, home / "damaged")
+    one_step = ("-s", "training.steps=1", "-s", "tokenizer.vocab_size=310")
     for words in (
         ("finetune", "films.csv", "-r", "linear", "-s", "training.device=cpu", "-q", "-o", "films"),
         ("search", "index", "stories.txt", "--run", RUN, "-o", "index", "-q"),
-        (
-            "pretrain",
-            "stories.txt",
-            *SMALL,
-            "-s",
-            "training.steps=1",
-            "-s",
-            "tokenizer.vocab_size=310",
-            "-q",
-            "-o",
-            "b",
-        ),
+        ("pretrain", "stories.txt", *SMALL, *one_step, "-q", "-o", "b"),
     ):
         assert exit_code_of(["lmtool", *words]) == 0, words
     (home / "runs" / ".elsewhere").unlink()  # so that the last run is the one in runs/
+
+
+def copy_workbench(workbench: Path, home: Path) -> None:
+    """A copy that commands may change, without most of the damaged runs."""
+    shutil.copytree(
+        workbench, home, ignore=shutil.ignore_patterns("*flipped", "nan", "tokens", "late.txt"), dirs_exist_ok=True
+    )
+
+
+def stamps(home: Path) -> dict[str, int]:
+    """When files and folders changed: of the home all, of the folder of runs the runs."""
+    paths = [path for path in (*home.iterdir(), *(home / "runs").iterdir()) if not path.name.startswith(".")]
+    newest = {path: max((one.stat().st_mtime_ns for one in path.rglob("[!.]*")), default=0) for path in paths}
+    return {str(path.relative_to(home)): max(newest[path], path.stat().st_mtime_ns) for path in paths}
 
 
 def make_damaged_runs(run: Path, folder: Path) -> None:
@@ -161,6 +252,12 @@ def make_damaged_runs(run: Path, folder: Path) -> None:
         opened.save_checkpoint(state, keep_last=3)
 
 
+def iterate_refusals() -> Iterator[tuple[str, str, str]]:
+    """Part, command and what it says of each case of refusals.txt."""
+    for part, cases in read_parts(REFUSALS).items():
+        yield from ((part, command, said) for command, said in cases.items())
+
+
 if __name__ == "__main__":
     os.environ[WRITES] = "1"
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(Path(__file__).with_name("test_refusals.py"))]))
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(Path(__file__).with_name("test_golden.py"))]))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lmtool.batch import Batch
 from lmtool.inference.load import load_run
 from lmtool.model.layers.observing import record_attention_weights
-from tests.support.cli import CommandLine, film_rows, write_table
+from tests.support.cli import CommandLine
 
 TEXT = "The twin sold a map"
 
@@ -41,32 +41,3 @@ def test_a_pipe_gets_a_plain_matrix(lmtool: CommandLine, run: Path) -> None:
     assert title == "Self-attention, layer 0, head 1, in percent"
     last = rows[len(tokens) - 1].split()[2:]
     assert [0 if cell == "·" else int(cell) for cell in last] == [round(100 * w) for w in weights[0, 1, -1].tolist()]
-
-
-def test_a_page_holds_all_heads(lmtool: CommandLine, run: Path, home: Path) -> None:
-    assert lmtool.succeeds("attention", run, TEXT, "-o", "page.html").out == "page.html\n"
-    page = (home / "page.html").read_text(encoding="utf-8")
-    assert "attention-data" in page
-    assert "Content-Security-Policy" in page
-
-
-def test_the_words_that_decided_are_those_of_a_classifier(lmtool: CommandLine, run: Path) -> None:
-    write_table(Path("films.csv"), film_rows())
-    quick = ("-s", "training.epochs=null", "-s", "training.steps=1", "-q")
-    lmtool.succeeds("finetune", "films.csv", "--from", "last", *quick, "-o", "tuned")
-    record = lmtool.succeeds("attention", "tuned", "good film", "--json").json()
-    assert record.keys() >= {"attention", "attribution"}
-    shown = lmtool.succeeds("attention", "tuned", "good film").out
-    assert len(shown.splitlines()) > len(lmtool.succeeds("attention", run, "good film").out.splitlines())
-
-
-def test_heads_are_compared_in_a_table(lmtool: CommandLine, run: Path) -> None:
-    _, names, *rows = lmtool.succeeds("attention", run, TEXT, "--compare-heads").out.splitlines()
-    heads = lmtool.succeeds("attention", run, TEXT, "--compare-heads", "--json").json()["heads"]
-    shown = [{name: value for name, value in head.items() if value is not None} for head in heads]
-    assert names.split() == [*shown[0]]
-    assert "next" not in shown[0], "a causal model does not see it"
-    assert [[float(cell) for cell in row.split()] for row in rows] == [
-        [round(value, 2) for value in head.values()] for head in shown
-    ]
-    lmtool.refuses(2, "attention", run, TEXT, "--compare-heads", "-o", "heads.html")

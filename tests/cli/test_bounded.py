@@ -78,7 +78,9 @@ def outcome_of(lmtool: CommandLine, *arguments: object, memory: int = MEMORY) ->
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
 @pytest.mark.parametrize(("name", "attack", "needing"), FILES)
-def test_a_file_of_a_run(lmtool: CommandLine, run: Path, name: str, attack: str, needing: tuple[str, ...]) -> None:
+def test_a_file_of_a_run_that_never_ends_is_refused_at_once(
+    lmtool: CommandLine, run: Path, name: str, attack: str, needing: tuple[str, ...]
+) -> None:
     (run / name).unlink(missing_ok=True)
     ATTACKS[attack](run / name)
     for key in sorted({*needing, "show", "check", "resume"}, key=lambda key: key == "resume"):
@@ -119,7 +121,9 @@ def published(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
         ("unknown.json", "endless"),
     ],
 )
-def test_a_file_of_a_published_model(lmtool: CommandLine, home: Path, published: Path, name: str, attack: str) -> None:
+def test_a_file_of_a_published_model_that_never_ends_is_refused_at_once(
+    lmtool: CommandLine, home: Path, published: Path, name: str, attack: str
+) -> None:
     """One that is not read does not matter."""
     shutil.copytree(published, home / "model")
     (home / "model" / name).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from lmtool.printable import printable
 from lmtool.tasks.cells import parse_messages
 from tests.generation import talkers
 from tests.support import forks
-from tests.support.cli import CommandLine, Outcome, Terminal, pipe_in
+from tests.support.cli import CommandLine, Outcome, Terminal
 
 Chat = Callable[..., Outcome]
 
@@ -76,7 +76,7 @@ def test_each_line_is_a_message_and_only_answers_are_on_stdout(chat: Chat, talke
     assert re.match(r".*, step 0, cpu, float32, seed \d+\n", outcome.err)
 
 
-def test_records(chat: Chat, talker: Path) -> None:
+def test_json_has_one_record_for_each_answer(chat: Chat, talker: Path) -> None:
     settings = SamplingParams(max_new_tokens=12, seed=3, temperature=0.9, top_k=30, top_p=0.95)
     answers = expected(talker, ["Who?", "Sure?"], settings, "Be kind.")
     options = "--seed 3 --temperature 0.9 --top-k 30 --top-p 0.95 --max-new-tokens 12 --json --quiet"
@@ -107,7 +107,7 @@ def test_a_program_may_wait_for_each_answer(talker: Path) -> None:
         assert process.wait() == 0
 
 
-def test_commands(chat: Chat, talker: Path, home: Path) -> None:
+def test_commands_save_reset_and_set_the_system_message(chat: Chat, talker: Path, home: Path) -> None:
     script = "Who?\n/save a.jsonl\n/reset\n/system Be kind.\nSure?\n/save b c.jsonl\n/system\n/help\n/exit\nnever"
     outcome = chat(script, talker, "--max-new-tokens", "12", "--min-new-tokens", "9", "--json", "--seed", "2")
     assert outcome.code == 0
@@ -175,15 +175,9 @@ def test_turns_that_leave_the_context_are_told(chat: Chat, forgetful: Path) -> N
     assert "the context is full: the model no longer reads the first 2 messages" in outcome.err
 
 
-def test_a_model_without_a_template_is_told(lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe_in(monkeypatch, "The\n")
-    outcome = lmtool.succeeds("chat", "--seed", "1")
-    assert "the model has no chat template" in outcome.err
-    pipe_in(monkeypatch, "The\n")
-    assert "the model has no chat template" not in lmtool.succeeds("chat", "last", "--seed", "1", "--quiet").err
-
-
-def test_nothing_in_nothing_out(chat: Chat, talker: Path, monkeypatch: pytest.MonkeyPatch, lmtool: CommandLine) -> None:
+def test_without_messages_nothing_is_answered(
+    chat: Chat, talker: Path, monkeypatch: pytest.MonkeyPatch, lmtool: CommandLine
+) -> None:
     assert chat("", talker, "-q").out == ""
     monkeypatch.setattr(sys, "stdin", None)
     assert lmtool.succeeds("chat", talker, "-q").out == ""

@@ -38,13 +38,6 @@ def flip(path: Path, at: int) -> None:
 # Runs and tokens
 
 
-def test_an_intact_run(lmtool: CommandLine, run: Path) -> None:
-    done = lmtool.succeeds("check", "last")
-    assert "nothing found" in done.out
-    assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.list_checkpoints(run / CHECKPOINTS))
-    assert lmtool.succeeds("check", "--run", "last").out == done.out
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"])
 def test_damage_of_a_checkpoint_is_named_and_an_error(lmtool: CommandLine, run: Path, name: str) -> None:
     step, folder = checkpoints.list_checkpoints(run / CHECKPOINTS)[0]
@@ -77,18 +70,6 @@ def test_changed_training_data_are_told(lmtool: CommandLine, home: Path) -> None
     assert lmtool("check", "own", "--strict").code == DATA
     text.unlink()
     assert kinds(record(lmtool, "own")) == []
-
-
-def test_tokens_and_the_cache(lmtool: CommandLine, home: Path) -> None:
-    (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
-    lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-o", "tokens", "-q")
-    assert "nothing found" in lmtool.succeeds("check", "tokens").out
-    assert lmtool.succeeds("check", "--cache").out.splitlines()[-1] == "nothing found"
-    assert lmtool.succeeds("check", "tokens", "--cache").out.count("nothing found") == 2
-    flip(home / "tokens" / "train" / "tokens-00000.bin", 50)
-    done = lmtool("check", "tokens")
-    assert done.code == DATA
-    assert "train" in done.err
 
 
 # Tables and texts
@@ -124,29 +105,6 @@ def rows_of(n: int, start: int = 0) -> list[tuple[str, str]]:
     return [(f"{text} {start + i}", "good" if i % 2 else "bad") for i, text in enumerate(texts)]
 
 
-def test_each_finding_of_a_table_is_said_once(lmtool: CommandLine, home: Path) -> None:
-    """Also where there are two held-out parts, and bad rows in each table."""
-    train = [*rows_of(60), *[rows_of(60)[3]] * 2, *[(f"a plain text {n}", "rare") for n in range(3)]]
-    write_table(home / "train.csv", [*train, ("another text", "godo")])
-    for name, start in ("valid", 1000), ("test", 2000):
-        write_table(home / f"{name}.csv", [*rows_of(20, start), train[7], (train[8][0] + " indeed", "bad")])
-    for path in home.glob("*.csv"):
-        path.write_text(path.read_text() + "a row,of,three\n")
-    parts = ("train.csv", "--valid", "valid.csv", "--test", "test.csv", "--skip-bad-rows")
-    lines = [line for line in lmtool.succeeds("check", *parts).out.splitlines() if line.startswith("found")]
-    assert len(set(lines)) == len(lines)
-    assert [sum(f"skipped 1 bad row of {name}.csv" in line for line in lines) for name in ("valid", "test")] == [1, 1]
-    for line in lines:
-        words = line.removeprefix("found").strip()
-        assert len(words) < 20 or line.count(words[:20]) == 1, "the kind is said, and then said again"
-    assert sum("'godo'" in line for line in lines) == 1, "it is told as a misspelt label"
-    assert {"duplicate rows", "rows shared by train and test"} <= set(kinds(record(lmtool, *parts)))
-    strict = lmtool("check", *parts, "--strict")
-    assert (strict.code, len(strict.err.splitlines()) <= 3) == (DATA, True)
-    write_table(home / "clean.csv", rows_of(60))
-    assert "nothing found" in lmtool.succeeds("check", "clean.csv").out
-
-
 @pytest.mark.parametrize("n", [60, 600])
 def test_a_table_is_read_as_finetune_reads_it(lmtool: CommandLine, home: Path, n: int) -> None:
     """The same columns, the same rows held out or none."""
@@ -158,21 +116,6 @@ def test_a_table_is_read_as_finetune_reads_it(lmtool: CommandLine, home: Path, n
     held = re.findall(r"validation: ([\d,]+) rows", told)
     assert held == re.findall(r"validation: ([\d,]+) rows", checked)
     assert bool(held) == (n == 600)
-
-
-def test_a_text_its_validation_text_and_its_tokenizer(lmtool: CommandLine, run: Path, home: Path) -> None:
-    (home / "train.txt").write_text("\n\n".join([*SENTENCES, SENTENCES[0]]))
-    (home / "valid.txt").write_text("\n\n".join([f"Another one, {n}." for n in range(9)] + SENTENCES[1:2]))
-    found = record(lmtool, "train.txt", "--valid", "valid.txt", "--tokenizer", "last")
-    assert "duplicate documents" in kinds(found)
-    assert "texts in another language" not in kinds(found)
-    told = lmtool.succeeds("pretrain", "train.txt", "--valid", "valid.txt", "-o", "own", *SMALL).err
-    assert "documents are equal to an earlier one" in told
-    words = [" ".join(f"word{(7 * i * k) % 300}" for k in range(40)) for i in range(1, 90)]
-    Tokenizer.train(BpeTokenizer(vocab_size=900), words).save(home)
-    foreign = [f"Жизнь прожить не поле перейти, {n} раз сказал он нам." for n in range(5)]
-    (home / "mixed.txt").write_text("\n\n".join([*words[:30], *foreign]))
-    assert "texts in another language" in kinds(record(lmtool, "mixed.txt", "--tokenizer", "tokenizer.json"))
 
 
 # Tables that are fixed
@@ -304,3 +247,30 @@ def test_ways_of_a_device_that_differ_or_fail_are_told(lmtool: CommandLine, monk
     assert "RuntimeError: no such kernel\n" in refused.out
     found = lmtool("check", "--device", "--json").json()
     assert [way["verdict"] for way in found["ways"]] == ["same", "differs by 100 %", "RuntimeError: no such kernel"]
+
+
+def test_tokens_and_the_cache(lmtool: CommandLine, home: Path) -> None:
+    (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
+    lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-o", "tokens", "-q")
+    assert "nothing found" in lmtool.succeeds("check", "tokens").out
+    assert lmtool.succeeds("check", "--cache").out.splitlines()[-1] == "nothing found"
+    assert lmtool.succeeds("check", "tokens", "--cache").out.count("nothing found") == 2
+    flip(home / "tokens" / "train" / "tokens-00000.bin", 50)
+    done = lmtool("check", "tokens")
+    assert done.code == DATA
+    assert "train" in done.err
+
+
+def test_a_text_its_validation_text_and_its_tokenizer(lmtool: CommandLine, run: Path, home: Path) -> None:
+    (home / "train.txt").write_text("\n\n".join([*SENTENCES, SENTENCES[0]]))
+    (home / "valid.txt").write_text("\n\n".join([f"Another one, {n}." for n in range(9)] + SENTENCES[1:2]))
+    found = record(lmtool, "train.txt", "--valid", "valid.txt", "--tokenizer", "last")
+    assert "duplicate documents" in kinds(found)
+    assert "texts in another language" not in kinds(found)
+    told = lmtool.succeeds("pretrain", "train.txt", "--valid", "valid.txt", "-o", "own", *SMALL).err
+    assert "documents are equal to an earlier one" in told
+    words = [" ".join(f"word{(7 * i * k) % 300}" for k in range(40)) for i in range(1, 90)]
+    Tokenizer.train(BpeTokenizer(vocab_size=900), words).save(home)
+    foreign = [f"Жизнь прожить не поле перейти, {n} раз сказал он нам." for n in range(5)]
+    (home / "mixed.txt").write_text("\n\n".join([*words[:30], *foreign]))
+    assert "texts in another language" in kinds(record(lmtool, "mixed.txt", "--tokenizer", "tokenizer.json"))

@@ -66,34 +66,3 @@ def test_files_hold_the_same_as_lines(lmtool: CommandLine, run: Path, home: Path
     lmtool.succeeds("embed", run, "rows.csv", "--column", "words", "--pool", "mean", "-o", "b.npz")
     assert np.load(home / "b.npz")["vectors"].shape == (2, 16)
     assert set(np.load(home / "b.npz")) == {"vectors", "texts"}
-
-
-def test_tables_are_read_by_the_options_of_others(
-    lmtool: CommandLine, run: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (home / "rows.csv").write_bytes(f"n|a|b\n1|{TEXT}|\n2|{OTHER}|café\n3|x\n".encode("cp1252"))
-    columns = ("--text-column", "a", "--text-column", "B")
-    options = ("--encoding", "cp1252", "--delimiter", "|", *columns, "--truncate", "--whole", "-q")
-    lmtool.refuses(3, "embed", run, "rows.csv", *options, "-o", "a.jsonl", words=["rows.csv:4", "--skip-bad-rows"])
-    done = lmtool.succeeds("embed", run, "rows.csv", *options, "--skip-bad-rows")
-    assert "skipped 1 bad row" in done.err
-    pipe_in(monkeypatch, f"{TEXT}\n{OTHER} café\n")
-    assert lmtool.succeeds("embed", run, "--truncate", "--whole").out == done.out
-
-
-def test_typed_texts_follow_those_of_files(lmtool: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts that are typed alone do not read standard input."""
-    pipe_in(monkeypatch, "The moon\n")
-    found = lmtool.succeeds("embed", "last", "-", "--text", "A map", "--pool", "mean").records()
-    pipe_in(monkeypatch, "The moon\n")
-    (alone,) = lmtool.succeeds("embed", "last", "--text", "A map", "--pool", "mean").records()
-    assert [record["text"] for record in found] == [0, 1]
-    assert min(np.abs(np.subtract(one["vector"], alone["vector"])).max() for one in found) < 1e-5
-
-
-def test_a_long_text_is_refused_or_cut(lmtool: CommandLine, run: Path, home: Path) -> None:
-    texts = ("--text", "a map", "--text", "map " * 50)
-    lmtool.refuses(2, "embed", run, *texts, "-o", "b.npz", words=["text 2", "--truncate"])
-    assert not list(home.glob("*b.npz*"))
-    cut = lmtool.succeeds("embed", run, *texts, "--truncate").records()[1]
-    assert 1 <= len(cut["words"]) < 50

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmtool.cli import to_lmtool_error
-from tests.support.cli import RUN, SMALL, CommandLine, contents, pipe_in
+from tests.support.cli import RUN, SMALL, CommandLine, pipe_in
 
 USAGE, DATA, CHECKPOINT, ENVIRONMENT, NOT_FINITE = 2, 3, 4, 5, 6
 
@@ -34,15 +34,6 @@ def test_a_folder_of_the_environment_that_cannot_be_made(
             patch.setenv(variable, place)
             lmtool.refuses(ENVIRONMENT, command, corpus, *(SMALL if command == "pretrain" else ()), words=[place])
     assert (home / "file").read_text() == "mine"
-
-
-def test_another_tokenizer_or_other_tokens_are_not_written_over(lmtool: CommandLine, home: Path, corpus: Path) -> None:
-    (home / "other.txt").write_text("Quite another text, for once.\n" * 20)
-    lmtool.succeeds("tokenize", corpus, "-o", "tokens")
-    before = contents(home / "tokens")
-    for more in ((), ("--tokenizer", "tokens")):
-        lmtool.refuses(USAGE, "tokenize", "other.txt", "-o", "tokens", *more, words=["tokens", "-o"])
-    assert contents(home / "tokens") == before
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(lmtool: CommandLine, run: Path, corpus: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import SMALL, CommandLine
+from tests.support.cli import CommandLine
 
 LABELS = [("good", "yes"), ("bad", "no"), ("good", "yes"), ("bad", "yes")]
 """The last one is not what the text says."""
@@ -93,6 +93,14 @@ def test_rows_that_were_trained_on_are_told(lmtool: CommandLine, counted: Path, 
     assert "3 of 4 rows (75.0 %) are in the training text" in lmtool.succeeds(*asked).err
 
 
+def test_the_line_to_type_is_told_before_anything_is_read(
+    lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    lmtool.refuses(5, "eval", "no-such-run", "--tasks", "bundled", words=["pip install 'lmtool[lmeval]'"])
+    lmtool.refuses(5, "runs", "compare", "a", "b", "--tasks", "x", words=["pip install 'lmtool[lmeval]'"])
+
+
 @pytest.mark.usefixtures("lm_eval")
 def test_runs_are_compared_on_each_task(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
     keys = ("model.order=1", "model.context=16", "data.split=document")
@@ -105,26 +113,3 @@ def test_runs_are_compared_on_each_task(lmtool: CommandLine, counted: Path, file
     assert tests["words"]["right_alone"][0] - tests["words"]["right_alone"][1] == -4 * tests["words"]["difference"]
     assert tests["texts"]["measure"] == "log-probability"
     assert tests["texts"]["means"][0] > tests["texts"]["means"][1], "the 4-gram knows the text"
-
-
-@pytest.mark.usefixtures("lm_eval")
-def test_what_cannot_be_measured_is_refused(lmtool: CommandLine, counted: Path, files: Path, home: Path) -> None:
-    asked = ("eval", counted, "--tasks")
-    lmtool.refuses(2, *asked, files / "words.yaml", "text.txt", words=["TEXT"])
-    lmtool.refuses(
-        2, *asked, files / "words.yaml", "--stride", "2", "--encoding", "cp1252", words=["--stride, --encod"]
-    )
-    lmtool.refuses(3, *asked, "bigbench", words=["lmtool data get bigbench"])
-    encoder = ("-s", "model.shape=encoder", "-s", "objective={kind: masked}")
-    lmtool.succeeds("pretrain", files / "text.txt", "-o", "masked", "-q", *SMALL, *encoder)
-    lmtool.refuses(2, "eval", "masked", "--tasks", files, words=["generate_until", "written"])
-    found = json.loads(lmtool.succeeds("eval", "masked", "--tasks", files / "words.yaml", "--json").out)
-    assert found["tasks"]["words"]["rows"] == 4
-
-
-def test_the_line_to_type_is_told_before_anything_is_read(
-    lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    lmtool.refuses(5, "eval", "no-such-run", "--tasks", "bundled", words=["pip install 'lmtool[lmeval]'"])
-    lmtool.refuses(5, "runs", "compare", "a", "b", "--tasks", "x", words=["pip install 'lmtool[lmeval]'"])

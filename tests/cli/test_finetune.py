@@ -1,7 +1,6 @@
 """`lmtool finetune`: tables of each kind, what it prints, several seeds, and adapters."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -28,26 +27,6 @@ def films(home: Path) -> str:
 def results(run: str) -> dict[str, object]:
     found: dict[str, object] = json.loads((Path(run) / "metrics.json").read_text())
     return found
-
-
-def test_a_linear_model_is_chosen_told_and_held_to_its_baseline(lmtool: CommandLine, films: str) -> None:
-    done = lmtool.succeeds("finetune", films, "--test", "test.csv", "--epochs", "4", "-s", "model.buckets=5000")
-    *printed, run = done.out.splitlines()
-    told = done.err.splitlines()
-    assert "; --from hf:" in told[0]
-    (baseline,) = (line for line in told if line.startswith("baseline: "))
-    assert told.index(baseline) < next(i for i, line in enumerate(told) if line.startswith("step "))
-    assert told.index(next(line for line in told if line.startswith("export: "))) < told.index(
-        next(line for line in told if line.startswith("plan: "))
-    )
-    record = results(run)
-    assert printed[0].startswith("test: 20 rows  accuracy ")
-    assert any(
-        line.startswith(f"{baseline}; this model {100 * float(str(record['accuracy'])):.1f} %") for line in printed
-    )
-    assert json.loads((Path(run) / "baseline.json").read_text())[""]["linear"] == 1
-    quiet = lmtool.succeeds("finetune", films, *LINEAR, "-q", "-o", "quiet")
-    assert (quiet.err, quiet.out.splitlines()[-1]) == ("", "quiet")
 
 
 def test_the_encoder_that_is_advised_is_of_the_language_of_the_table(home: Path) -> None:
@@ -81,23 +60,6 @@ def test_the_result_is_the_same_whatever_was_trained_before(lmtool: CommandLine,
     base = Run.open(Path("tuned")).info.base
     assert base is not None
     assert base.run == trained.name
-
-
-@pytest.mark.parametrize(
-    ("labels", "recipe", "metric", "figure"),
-    [("number", "linear", "correlation", "pearson"), ("multi", "dan", "accuracy", "subset_accuracy")],
-)
-def test_numbers_and_several_labels(
-    lmtool: CommandLine, home: Path, labels: str, recipe: str, metric: str, figure: str
-) -> None:
-    label = {"number": ("-1.5", "2.5"), "multi": ("x", "x;y")}[labels]
-    write_table(home / "a.csv", [(f"{('bad', 'good')[i % 2]} film {i}", label[i % 2]) for i in range(80)])
-    kind = ("--labels", labels, "--metric", metric)
-    lmtool.succeeds("finetune", "a.csv", "-r", recipe, *QUICK, *kind, "--valid", "a.csv", "-o", "m")
-    assert figure in results("m")
-    assert load("m/recipe.yaml").recipe.evaluation.metric == metric
-    rows = lmtool.succeeds("predict", "m", "a.csv", "--json", "-q").records()
-    assert {type(row["predicted"]) for row in rows} == {float if labels == "number" else str}
 
 
 def test_balanced_class_weights_are_written_as_numbers(lmtool: CommandLine, home: Path) -> None:
@@ -141,18 +103,6 @@ def test_a_run_goes_on_that_is_far_below_its_baseline(
 # Adapters and seeds
 
 
-def test_adapters_are_merged_at_the_end_or_later(lmtool: CommandLine, run: Path, films: str) -> None:
-    lora = ("--from", "last", "--lora-rank", "4", *QUICK)
-    out = lmtool.succeeds("finetune", films, *lora, "--merge", "-q", "-o", "tuned").out.splitlines()
-    assert out[-2:] == ["tuned", "tuned-merged"]
-    assert results("tuned") == results("tuned-merged")
-    before, after = (lmtool.succeeds("predict", name, films, "-q").out for name in out[-2:])
-    assert [line.split(",")[:3] for line in before.splitlines()] == [line.split(",")[:3] for line in after.splitlines()]
-    assert lmtool.succeeds("runs", "merge", "tuned", "-o", "later").out.splitlines()[-1] == "later"
-    assert "initialized from" in lmtool.succeeds("runs", "show", "later").out
-    lmtool.refuses(2, "runs", "merge", "later", words=["later"])
-
-
 def test_several_seeds_are_several_runs_and_their_spread(lmtool: CommandLine, films: str) -> None:
     train = ("finetune", films, "--test", "test.csv", "-r", "dan", *QUICK, "-q")
     lines = lmtool.succeeds(*train, "--seeds", "3", "-o", "runs of seeds").out.splitlines()
@@ -181,114 +131,3 @@ def test_seeds_begin_with_the_same_run(lmtool: CommandLine, run: Path, films: st
 
 
 # Other kinds of tables
-
-
-def test_several_tasks_are_learnt_as_text(lmtool: CommandLine, run: Path, films: str) -> None:
-    pairs = write_table(Path("pairs.tsv"), [(f"say {i}", i) for i in range(40)], "source\ttarget", "\t")
-    tasks = ("--task", f"mood:{films}", "--task", f"back:{pairs}:0.5", "--task-test", "mood:test.csv")
-    short = (*settings(training_batch_size=4, data_valid_fraction=0.2), *QUICK)
-    out = lmtool.succeeds("finetune", *tasks, "--from", "last", *short, "-o", "run").out
-    assert "mood, test: 20 rows  accuracy" in out
-    assert "back, validation: " in out
-    found = results("run")["tasks"]
-    assert isinstance(found, dict)
-    assert {"mood", "back"} == set(found)
-    again = lmtool.succeeds("eval", "run", "test.csv", "--task", "mood", "--json").json()
-    assert again["accuracy"] == found["mood"]["accuracy"]
-    assert "predicted" in lmtool.succeeds("predict", "run", "test.csv", "--task", "mood").out.splitlines()[0]
-    lmtool.refuses(2, "eval", "run", "test.csv", "-q", words=["mood", "back"])
-
-
-def test_target_texts_are_measured_and_written(lmtool: CommandLine, run: Path) -> None:
-    pairs = write_table(Path("pairs.csv"), [("the cat", "good"), ("bad dog", "ran")] * 20, "en,ne")
-    columns = ("--source-column", "en", "--target-column", "ne")
-    fast = (*settings(optimizer_lr=0.02, training_batch_size=10, evaluation_every=20), "--epochs", "10", "-q")
-    out = lmtool.succeeds("finetune", pairs, "--valid", pairs, "--from", "last", *columns, *fast, "-o", "run").out
-    assert "bleu" in out
-    assert "exact 1.0000" in out
-    assert lmtool.succeeds("generate", "the cat", "--run", "run", "--greedy", "-q").out == "good\n"
-    assert lmtool.succeeds("predict", "run", pairs, "-q").out.splitlines()[:2] == [
-        "en,ne,predicted",
-        "the cat,good,good",
-    ]
-    found = lmtool.succeeds("eval", "run", pairs, "--num-beams", "3", "--json").json()
-    assert found["exact"] == 1
-    assert "3 beams" in found["decoding"]
-
-
-TAGGER = settings(model_n_layers=1, model_d_model=16, training_batch_size=16)
-
-
-def test_tagged_words_are_learnt_and_written_beside_their_words(lmtool: CommandLine, home: Path) -> None:
-    rows = [line for i in range(40) for line in (f"{('Otto', 'Ida')[i % 2]} B-PER", "saw O", f"it{i} O", "")]
-    (home / "a.conll").write_text("\n".join(rows))
-    lmtool.succeeds("finetune", "a.conll", "-r", "tagger", *TAGGER, *QUICK, "-q", "-o", "run")
-    found = lmtool.succeeds("eval", "run", "a.conll", "--json", "-q").json()
-    assert set(found["entities"]) == {"PER"}
-    written = [line.split("\t") for line in lmtool.succeeds("predict", "run", "a.conll", "-q").out.splitlines() if line]
-    assert [row[:2] for row in written] == [line.split(" ") for line in rows if line]
-    assert {row[2] for row in written} <= {"B-PER", "I-PER", "O"}
-    typed = lmtool.succeeds("predict", "run", "--text", "Ida saw it", "--json", "-q").json()
-    assert len(typed["predicted"]) == 3
-
-
-def test_answers_in_contexts_are_written_with_their_places(lmtool: CommandLine, run: Path) -> None:
-    answers = [[], [{"text": "Ida", "answer_start": 0}]]
-    qas = [{"id": str(i), "question": f"Who {i}?", "answers": answers[i % 2]} for i in range(30)]
-    content = {"data": [{"paragraphs": [{"context": "Ida saw the sea.", "qas": [one]} for one in qas]}]}
-    Path("a.json").write_text(json.dumps(content))
-    lmtool.succeeds("finetune", "a.json", "--from", "last", *QUICK, "-q", "-o", "tuned")
-    assert lmtool.succeeds("eval", "tuned", "a.json", "--json", "-q").json()["rows"] == 30
-    rows = lmtool.succeeds("predict", "tuned", "a.json", "--json", "-q").records()
-    assert len(rows) == 30
-    assert all({"predicted", "start", "null_score"} <= set(row) for row in rows)
-
-
-@pytest.mark.parametrize(("name", "recipe"), [("a.conll", "tagger"), ("a.json", "bert-tiny")])
-def test_tags_and_questions_have_a_usual_recipe(lmtool: CommandLine, home: Path, name: str, recipe: str) -> None:
-    (home / "a.conll").write_text("".join(f"Anna B-PER\nsold O\nmaps{i} O\n\n" for i in range(20)))
-    qas = [
-        {"id": str(i), "question": f"What {i}?", "answers": [{"text": "maps", "answer_start": 5}]} for i in range(20)
-    ]
-    (home / "a.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "sold maps", "qas": qas}]}]}))
-    done = lmtool.succeeds("finetune", name, *QUICK)
-    assert f"the recipe {recipe}" in done.err
-    assert "linear model" not in done.err
-
-
-def test_merged_labels_are_those_of_every_command(lmtool: CommandLine, home: Path) -> None:
-    rows = [(text, "Yes" if label == "yes" and i % 9 == 1 else label) for i, (text, label) in enumerate(film_rows(100))]
-    write_table(home / "a.csv", rows)
-    merge = ("--merge-labels", "Yes=yes")
-    assert "--merge-labels Yes=yes" in lmtool.succeeds("check", "a.csv").out
-    assert "similar labels" not in lmtool.succeeds("check", "a.csv", *merge).out
-    lmtool.succeeds("finetune", "a.csv", *LINEAR, *merge, "--test", "a.csv", "-q", "-o", "made")
-    figures = results("made")
-    assert figures["labels"] == ["no", "yes"]
-    assert lmtool.succeeds("eval", "made", "a.csv", "--json").json()["accuracy"] == figures["accuracy"]
-    write_table(home / "typo.csv", [(text, label.replace("no", "noo")) for text, label in film_rows(20)])
-    assert "--merge-labels noo=no" in lmtool.refuses(3, "eval", "made", "typo.csv", "-q")[-1]
-    write_table(home / "m.csv", [("noo", "no")], "from,to")
-    assert lmtool.succeeds("eval", "made", "typo.csv", "--merge-labels", "m.csv", "--json").json()["rows"] == 20
-
-
-def test_rows_that_were_trained_on_are_told_before_their_figure(lmtool: CommandLine, films: str) -> None:
-    lmtool.succeeds("finetune", films, *LINEAR, "-s", "data.valid_fraction=0.1", "-q", "-o", "run")
-    for command in (("eval", "run", films), ("runs", "compare", "run", "run", "--test", films)):
-        assert re.search(r"warning: 90 of 100 rows \(90\.0 %\)", lmtool.succeeds(*command).err)
-
-
-def test_runs_are_compared_row_by_row(lmtool: CommandLine, films: str) -> None:
-    for name, more in (("short", UNTRAINED), ("long", ("-s", "model.buckets=5000"))):
-        lmtool.succeeds("finetune", films, "-r", "linear", *more, "-q", "-o", name)
-    compare = ("runs", "compare", "short", "long", "--test", "test.csv")
-    (tested,) = lmtool.succeeds(*compare, "--json").json()["tests"]
-    figures = [lmtool.succeeds("eval", name, "test.csv", "--json").json() for name in ("short", "long")]
-    assert tested["means"] == pytest.approx([one["accuracy"] for one in figures])
-    assert tested["rows"] == 20
-    assert (tested["better"] or "no difference") in lmtool.succeeds(*compare).out.splitlines()[-1]
-    text = Path("test.csv").read_text()
-    Path("renamed.csv").write_text(text.replace("text", "said", 1).replace("label", "meant", 1))
-    columns = ("--text-column", "said", "--label-column", "meant")
-    (again,) = lmtool.succeeds(*compare[:-1], "renamed.csv", *columns, "--json").json()["tests"]
-    assert again | {"source": ""} == tested | {"source": ""}

@@ -45,24 +45,6 @@ def test_each_option_keeps_its_form(lmtool: CommandLine, trained: Path, schema: 
         assert set(words) <= {"the", "map", "moon"}
 
 
-def test_records_have_both_probabilities_and_are_repeated(lmtool: CommandLine, trained: Path, tmp_path: Path) -> None:
-    said = lmtool.succeeds(
-        "generate", "The twin", "--run", trained, "--choices", "sold,found", "--json", "--seed", 2
-    ).out
-    record = json.loads(said)
-    assert record["text"] in ("sold", "found")
-    assert record["finish_reason"] == "stop"
-    assert all(a >= b - 1e-5 for a, b in zip(record["constrained_logprobs"], record["logprobs"], strict=True))
-    kept = tmp_path / "records.jsonl"
-    kept.write_text(said)
-    assert lmtool.succeeds("generate", "--replay", kept).out.startswith("same")
-
-
-def test_the_prompt_and_its_answer_are_shown_apart(lmtool: CommandLine, trained: Path) -> None:
-    asked = ("generate", "The twin", "--run", trained, "--choices", "sold", "-q")
-    assert lmtool.succeeds(*asked).out == "The twin sold\n"
-
-
 def test_a_text_that_is_cut_within_its_form_is_told(
     lmtool: CommandLine, trained: Path, schema: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,12 +21,12 @@ from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation import generate as generating
 from lmtool.generation.generate import complete
-from lmtool.generation.params import STRATEGIES, SamplingParams, params_to_record, strategy_options
+from lmtool.generation.params import STRATEGIES, SamplingParams, strategy_options
 from lmtool.generation.replay import params_from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
-from tests.generation.models import AnswerModel, HistoryModel, SidesModel
+from tests.generation.models import HistoryModel, SidesModel
 from tests.support.cli import RUN, CommandLine
 from tests.support.scripted import ByteTokenizer, ScriptModel
 
@@ -93,35 +93,6 @@ def expected(prompts: list[str], params: SamplingParams, **options: Any) -> list
     return list(complete(history_model(), prompts, params, prompt_format, **options))
 
 
-def test_json_has_one_record_a_line(load: Load) -> None:
-    load(history_model())
-    result = call("one", "two", "-n", "2", "--seed", "3", "--max-new-tokens", "20", "--json")
-    assert result.exit_code == 0, result.output
-    records = [json.loads(line) for line in result.stdout.splitlines()]
-    settings = SamplingParams(max_new_tokens=20, seed=3)
-    for record, completion in zip(records, expected(["one", "two"], settings, n=2), strict=True):
-        assert (
-            record.items()
-            >= {
-                "prompt": completion.prompt,
-                "sample": completion.sample,
-                "text": completion.text,
-                "tokens": list(completion.tokens),
-                "logprobs": list(completion.logprobs),
-                "seed": 3,
-                "finish_reason": completion.finish_reason,
-                "run": "runs/some-run",
-                "step": 500,
-                "checkpoint": HASH,
-                "device": "cpu",
-                "precision": "float32",
-                "version": lmtool.__version__,
-            }.items()
-        )
-        assert record["settings"] == {**params_to_record(settings), "logit_bias": []}
-        assert "num_beams" not in record["settings"]
-
-
 def test_all_options_reach_their_places(load: Load) -> None:
     asked = load(history_model())
     options = (
@@ -132,15 +103,6 @@ def test_all_options_reach_their_places(load: Load) -> None:
     (completion,) = expected(["x" * 40], settings, stop=("a", "bc"), overflow="cut")
     assert json.loads(result.stdout)["tokens"] == list(completion.tokens)
     assert asked == [("runs/other", "cpu", "float32")]
-
-
-def test_prompts_come_from_a_file_or_standard_input(load: Load, tmp_path: Path) -> None:
-    load(history_model())
-    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
-    from_file = call("--prompt-file", str(tmp_path / "prompts.txt"), "--seed", "1", "--json")
-    from_input = call("--prompt-file", "-", "--seed", "1", "--json", stdin="one\n\ntwo\n")
-    assert [json.loads(line)["prompt"] for line in from_file.stdout.splitlines()] == ["one", "", "two"]
-    assert from_file.stdout == from_input.stdout
 
 
 def test_results_and_notices_go_their_own_ways(load: Load) -> None:
@@ -156,16 +118,6 @@ def test_results_and_notices_go_their_own_ways(load: Load) -> None:
 def test_warnings_are_told_even_when_quiet(load: Load) -> None:
     load(history_model(), warnings=("step-000500 is damaged",))
     assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
-
-
-def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ByteTokenizer, "find_unknown_parts", lambda _, text: [*filter("猫é".count, text)])
-    load(history_model())
-    (line,) = call("a é 猫 é", "--quiet", "--max-new-tokens", "1").stderr.splitlines()
-    assert line.startswith("warning: ")
-    assert "'é', '猫'" in line
 
 
 class Terminal(io.StringIO):
@@ -188,18 +140,6 @@ def test_one_text_streams_to_a_terminal(load: Load, monkeypatch: pytest.MonkeyPa
     generate_here(["a\x07"], greedy=True, quiet=True)
     assert terminal.getvalue() == "a\\x07é\\x1b[31m\n[b]\n"
     assert [text for text in terminal.writes if text][:4] == ["a\\x07", "é", "\\x1b", "["]
-
-
-def test_beams_come_with_their_scores(load: Load) -> None:
-    load(history_model())
-    result = call("one", "two", *["--num-beams", "3", "--num-return", "2", "--max-new-tokens", "5", "--json"])
-    records = [json.loads(line) for line in result.stdout.splitlines()]
-    settings = SamplingParams("beam", num_beams=3, num_return=2, max_new_tokens=5)
-    assert [record["tokens"] for record in records] == [list(c.tokens) for c in expected(["one", "two"], settings)]
-    assert [record["sample"] for record in records] == [0, 1, 0, 1]
-    assert all(record["settings"]["strategy"] == "beam" for record in records)
-    assert records[0]["score"] >= records[1]["score"]
-    assert "score " in call("one", "--num-beams", "2", "--max-new-tokens", "5").stderr
 
 
 @pytest.mark.parametrize("options", [["--greedy"], ["--num-beams", "2"], ["--temperature", "1.5", "--seed", "1"]])
@@ -265,23 +205,6 @@ def test_masks_are_filled(load: Load) -> None:
     assert call("a__b", "--mask", "__", "--seed", "1", "-q").stdout.startswith("a")
     assert isinstance(call("a").exception, UsageError)
     assert "no mask to fill" in str(call("a").exception)
-
-
-def test_answers_stand_alone_unless_the_prompt_is_asked_for(load: Load) -> None:
-    load(AnswerModel(ByteTokenizer.vocab_size), answers=True)
-    options = ("--greedy", "--max-new-tokens", "3", "--quiet", "--prefix", "so")
-    answer = call("hi", *options).stdout
-    assert answer.startswith("so")
-    assert call("hi", "--echo", *options).stdout == f"hi\n{answer}"
-
-
-def test_probabilities_are_shown_in_a_table(load: Load) -> None:
-    load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
-    lines = call("a", "--greedy", "--show-probs", "--quiet").stdout.splitlines()
-    assert lines[0] == "a!"
-    assert lines[1].split() == ["token", "p", "rank", "removed"]
-    assert lines[2].split() == ["'!'", "1.0000", "1", "0.0000"]
-    assert len(lines) == 4
 
 
 def test_probabilities_are_coloured_on_a_terminal(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

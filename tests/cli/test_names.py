@@ -57,6 +57,7 @@ OPTIONS = {
     "neighbors run": "neighbors MODEL The",
     "attention run": "attention MODEL The",
     "gradients run": "gradients MODEL The",
+    "gradients beside": "gradients runs/other Themoon --beside MODEL",
     "report runs": "report MODEL",
     "export run": "export MODEL exported",
     "push run": "push MODEL ada/stories",

@@ -64,15 +64,6 @@ def test_each_word_counts_once_where_it_is_nearest(lmtool: CommandLine, texts: P
     lmtool.refuses(2, "neighbors", "last", "moon", "--distinct")
 
 
-def test_neighbours_are_drawn(lmtool: CommandLine, texts: Path) -> None:
-    assert len(lmtool.succeeds(*IN_CONTEXT, "-k", "5").out.splitlines()) == 5
-    record = lmtool.succeeds(*IN_CONTEXT, "-k", "5", "--json", "--map", "tsne").json()
-    assert [list(near) for near in record["neighbors"]] == [["word", "similarity", "text", "x", "y"]] * 5
-    assert "* moon, by the two principal components" in lmtool.succeeds(*IN_CONTEXT, "-k", "5", "--map", "pca").out
-    lmtool.succeeds(*IN_CONTEXT, "-k", "5", "-o", "map.html")
-    assert Path("map.html").read_text(encoding="utf-8").count("<circle") == 6
-
-
 def test_words_alone_are_ranked_by_cosine(
     lmtool: CommandLine, run: Path, word_vectors: tuple[Any, NDArray[np.float64]]
 ) -> None:
@@ -86,20 +77,6 @@ def test_words_alone_are_ranked_by_cosine(
     np.testing.assert_allclose([near["similarity"] for near in found["neighbors"]], similar[nearest], rtol=1e-5)
     shown = lmtool.succeeds("neighbors", run, "The", "-k", "5").out.splitlines()
     assert [line.split("  ", 1)[1] for line in shown] == [near["word"] for near in found["neighbors"]]
-
-
-def test_only_some_words_are_ranked_and_drawn(lmtool: CommandLine, run: Path) -> None:
-    """As among all tokens, in that order."""
-    every = {
-        one["word"]: one for one in lmtool.succeeds("neighbors", run, "e", "-k", "999", "--json").json()["neighbors"]
-    }
-    found = lmtool.succeeds("neighbors", run, "e", "--only", "a,t,o", "--map", "pca", "--json").json()["neighbors"]
-    assert sorted(one["word"].strip() for one in found) == ["a", "o", "t"]
-    assert [one["word"] for one in found] == [word for word in every if word in {one["word"] for one in found}]
-    assert [one["similarity"] for one in found] == pytest.approx([every[one["word"]]["similarity"] for one in found])
-    assert len(lmtool.succeeds("neighbors", run, "e", "--only", "a,t,o", "-k", "2").out.splitlines()) == 2
-    lmtool.refuses(2, "neighbors", run, "e", "--only", "a,nowhere", words=["nowhere"])
-    lmtool.refuses(2, "neighbors", run, "--analogy", "e", "a", "t", "--only", "o", words=["--only"])
 
 
 def test_an_analogy_is_what_the_formula_gives(

@@ -135,7 +135,7 @@ REFUSED = {("--freeze", "rows.csv"), ("--lora-rank", "rows.csv"), ("--lora-rank"
 """Options where they have no model to tune, and so their keys."""
 
 OTHERS = {
-    "pretrain": {"--recipe", "--set", "--from", "--output", "--start-or-resume", "--until", "--quiet"},
+    "pretrain": {"--recipe", "--set", "--from", "--output", "--start-or-resume", "--profile", "--until", "--quiet"},
     "plan": {"--recipe", "--set", "--from", "--devices", "--device-kind", "--utilization", "--json", "--quiet"},
     "tokenize": {"--output", "--recipe", "--set", "--show", "--html", "--json", "--quiet"},
     "check": {
@@ -143,9 +143,20 @@ OTHERS = {
         *("--fix", "--run", "--near"),
     },
     "finetune": {
-        *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--until", "--quiet")
+        *(
+            "--from",
+            "--recipe",
+            "--set",
+            "--merge",
+            "--seeds",
+            "--output",
+            "--profile",
+            "--start-or-resume",
+            "--until",
+            "--quiet",
+        )
     },
-    "resume": {"RUN", "--run", "--set", "--quiet"},
+    "resume": {"RUN", "--run", "--set", "--profile", "--quiet"},
 }
 """Options that set no key."""
 

@@ -113,14 +113,14 @@ def tell(events: Sequence[Any], **options: bool) -> None:
             display.show(event)
 
 
-def test_rows_that_are_trained_on_are_not_called_validation(stderr: PutStream) -> None:
+def test_the_utilization_stands_beside_the_speed_where_the_peak_is_known(stderr: PutStream) -> None:
+    """4,096 tokens in half a second, of 81,920 in a second."""
     stream = stderr()
-    recipe = load("linear", ["data.valid_fraction=0"]).recipe
-    tell([replace(started(), recipe=recipe), *STORY[1:]])
-    told = stream.getvalue()
-    assert "training loss 2.2500 (best)" in told
-    assert "best" not in told.partition("finished at")[2]
-    assert "valid" not in told
+    tell([started(), replace(plan(), peak_speed=81_920.0), stepped(1)])
+    assert "8,192 tokens/s  mfu 10.0 %" in stream.getvalue()
+    stream = stderr()
+    tell([started(), plan(), stepped(1)])
+    assert "mfu" not in stream.getvalue()
 
 
 def test_lines_where_there_is_no_terminal(stderr: PutStream) -> None:
@@ -140,23 +140,6 @@ def test_lines_where_there_is_no_terminal(stderr: PutStream) -> None:
     assert lines[8] == "samples, one to a line: the prompt, |, what the model writes; ↵ is a line break"
     assert lines[9:11] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
     assert lines[11:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
-
-
-def test_a_model_that_is_fitted_at_once_has_no_steps_and_no_rate(stderr: PutStream) -> None:
-    stream, fitted = stderr(), stepped(1, valid_loss=2.25, is_best=True)
-    fitted = replace(fitted, step=replace(fitted.step, lr=None, grad_norm=None))
-    tell([started(), plan(steps=1), fitted, Ended("finished", 1, 1, 2.25, "loss")])
-    *_, planned, step, finished = stream.getvalue().splitlines()
-    assert planned.startswith("plan: one step of 4,096 tokens")
-    assert step == "loss 2.5000  valid loss 2.2500 (best)  8,192 tokens/s"
-    assert finished == "finished after 0:00; valid loss 2.2500"
-
-
-def test_how_much_of_a_model_learns_is_said(stderr: PutStream) -> None:
-    stream = stderr()
-    tell([started(), replace(plan(), learning=123)])
-    line = "model: 12,345 parameters, of which 123 are trained (0.996 %); cpu, float32"
-    assert line in stream.getvalue().splitlines()
 
 
 def test_lines_come_every_few_seconds(stderr: PutStream, monkeypatch: pytest.MonkeyPatch) -> None:

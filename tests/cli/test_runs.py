@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from lmtool.cli.commands.runs import app
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import UsageError
 from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo
@@ -48,15 +48,6 @@ def call(*arguments: str) -> str:
     return result.stdout
 
 
-def test_lines_for_programs(run: Run) -> None:
-    (line,) = call("ls").splitlines()
-    name, step, result, started, size, state, recipe, model = line.split("\t")
-    assert (name, recipe, model) == ("first", "[red]tiny[/red]", "decoder\\t\\x1b[31m")
-    assert (step, result, state) == ("1500", "loss 1.2500", "finished")
-    assert len(started) == len("2026-11-20 22:40")
-    assert size.endswith(" kB")
-
-
 def test_a_table_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "150")
@@ -77,38 +68,6 @@ def test_a_narrow_terminal_gets_fewer_columns(run: Run, monkeypatch: pytest.Monk
     assert "finished" in line
     assert "1.2500" in line
     assert ("model" in heading) == (columns == 150)
-
-
-def test_json(run: Run) -> None:
-    (entry,) = json.loads(call("ls", "--json"))
-    assert (entry["name"], entry["step"], entry["valid_loss"]) == ("first", 1500, 1.25)
-    assert entry["checkpoints"][0]["name"] == "step-001500"
-    shown = json.loads(call("show", "last", "--json"))
-    assert shown["sessions"][0]["outcome"] == "finished"
-    assert shown["fingerprints"] == {"data": "d0", "tokenizer": "t0"}
-    assert shown["valid_loss"] == 1.25
-
-
-def test_show(run: Run) -> None:
-    shown = call("show", "first")
-    facts = dict(line.split(maxsplit=1) for line in shown.splitlines() if not line.startswith(" "))
-    assert re.fullmatch(r"step-001500: 4\.\d kB, best", facts["checkpoint"])
-    assert "started: lmtool pretrain '\\x07'" in facts["session"]
-    assert "torch 2" in shown
-    assert "gpu" not in shown
-    (run.path / "checkpoints" / "step-001500" / "state.json").unlink()
-    run.metrics.path.write_bytes(b"\0\n")
-    shown = call("show", "first")
-    assert "state.json is missing" in shown
-    assert "metrics.jsonl:1" in shown
-
-
-def test_damaged_runs_are_listed(run: Run) -> None:
-    (run.path / "run.json").write_text("{")
-    assert call("ls").split("\t")[5] == "damaged"
-    assert json.loads(call("ls", "--json"))[0]["problem"]
-    with pytest.raises(CheckpointError):
-        call("show", "first")
 
 
 def test_no_runs(runs: Path) -> None:
@@ -235,20 +194,3 @@ def test_the_cache_is_cleared_after_asking(
     assert removing("--clear", command="cache") == ("0 bytes freed\n", "")
     with pytest.raises(UsageError, match="no 'survey'"):
         removing("survey", command="cache")
-
-
-def test_rows_that_are_trained_on_have_no_validation_loss(run: Run) -> None:
-    facts = [line.split("  ")[0] for line in call("show", "first").splitlines()]
-    assert {"valid loss", "lowest valid loss"} <= set(facts)
-    run.recipe_path.write_text("seed: 1\ndata:\n  train: [rows.csv]\n  valid_fraction: 0\n")
-    shown = call("show", "first")
-    facts = [line.split("  ")[0] for line in shown.splitlines()]
-    assert {"training loss", "lowest training loss"} <= set(facts)
-    assert "valid loss" not in shown
-    assert re.search(r"^result +-$", shown, re.MULTILINE)
-    assert call("ls").split("\t")[2] == "-"
-    assert json.loads(call("ls", "--json"))[0]["part"] == "training"
-    assert "part\ttraining\ttraining\n" in call("compare", "first", "first")
-    assert re.search(r"^trained on +rows\.csv$", shown, re.MULTILINE)
-    run.recipe_path.write_text("seed: 1\ndata:\n  train: [rows.csv]\n  valid: [more.csv]\n  valid_fraction: 0\n")
-    assert "lowest valid loss" in call("show", "first")

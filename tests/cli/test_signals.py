@@ -56,7 +56,7 @@ def said(process: Process, word: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("stage", "number"), [("reading", signal.SIGINT), ("tokenizing", signal.SIGTERM)])
-def test_while_preparing_text(
+def test_a_signal_while_text_is_prepared_leaves_no_run(
     lmtool: CommandLine, home: Path, monkeypatch: pytest.MonkeyPatch, stage: str, number: int
 ) -> None:
     """It exits at once, no run is created, and the same command then works."""
@@ -77,7 +77,7 @@ def test_while_preparing_text(
 
 @pytest.mark.system
 @pytest.mark.parametrize(("number", "begin"), [(signal.SIGINT, started), (signal.SIGTERM, forked)])
-def test_while_training(
+def test_a_signal_while_training_saves_and_says_how_to_go_on(
     start: Begin, lmtool: CommandLine, home: Path, corpus: Path, number: int, begin: Callable[[list[str]], Process]
 ) -> None:
     long = ("-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
@@ -99,7 +99,7 @@ def test_while_training(
 
 
 @pytest.mark.system
-def test_while_writing(start: Begin, run: Path) -> None:
+def test_a_signal_while_a_text_is_written_changes_nothing(start: Begin, run: Path) -> None:
     before = contents(run)
     process = start("generate", "The", "--max-new-tokens", "10000000")
     said(process, RUN)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli.signals import StopAtStep
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import UsageError
 from lmtool.run.checkpoint import list_checkpoints
-from lmtool.run.creation import check_output_folder, create_run, has_checkpoint
+from lmtool.run.creation import check_output_folder, has_checkpoint
 from lmtool.run.directory import Run
-from lmtool.run.files import RunInfo
 from lmtool.training import length
 from tests.support.cli import CommandLine, contents
 from tests.support.errors import refuses
@@ -27,7 +26,7 @@ def command(work: Work, *overrides: str) -> list[str]:
     return [*pretraining(work, *overrides), "--start-or-resume"]
 
 
-def test_begins_goes_on_and_ends(work: Work, lmtool: CommandLine) -> None:
+def test_one_command_begins_a_run_goes_on_with_it_and_ends(work: Work, lmtool: CommandLine) -> None:
     """An interrupted run continues exactly, whatever the command says by then; a finished one is left alone."""
     work.pretrain(name="whole")
     words = ("pretrain", work.text, "--recipe", work.recipe, "--start-or-resume")
@@ -182,30 +181,6 @@ def test_a_killed_rank_restarts_by_itself(work: Work) -> None:
     assert [record["step"] for record in found] == list(range(1, 61))
     for key in ("loss", "valid_loss", "grad_norm"):
         assert [record[key] for record in found] == pytest.approx([record[key] for record in expected], abs=1e-5)
-
-
-@pytest.mark.parametrize("is_held", [True, False])
-def test_the_run_of_another_process_that_began_meanwhile(work: Work, is_held: bool) -> None:
-    """It has its first checkpoint since this process looked, and may have ended: not the mistake of a command."""
-    work.pretrain("training.steps=2")
-    before = contents(work.run())
-    with Run.open(work.run()) as run:
-        if is_held:
-            run.lock()
-        for check in (lambda: check_output_folder(work.run(), retry=True), lambda: create(work.run())):
-            with pytest.raises(CheckpointError, match="another process") as raised:
-                check()
-            assert raised.value.exit_code == 4
-            assert "again" in raised.value.fix or "wait" in raised.value.fix
-    assert {name: found for name, found in contents(work.run()).items() if name != ".lock"} == {
-        name: found for name, found in before.items() if name != ".lock"
-    }
-
-
-def create(folder: Path) -> Run:
-    fingerprints = {"data": "", "tokenizer": ""}
-    info = RunInfo.create(recipe="r", summary="", fingerprints=fingerprints)
-    return create_run(folder, info, {"recipe.yaml": b""}, retry=True)
 
 
 @pytest.mark.system

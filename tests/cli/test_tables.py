@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -86,15 +85,6 @@ def test_each_command_that_reads_tables_has_the_same_options() -> None:
         }
 
 
-@pytest.mark.parametrize(("trained_on", "encoding", "delimiter"), [("utf-8", "utf-16", ";"), ("cp1252", "utf-8", "\t")])
-def test_valid_text_is_read_as_such_whatever_was_trained_on(
-    lmtool: CommandLine, home: Path, learned: dict[str, Path], trained_on: str, encoding: str, delimiter: str
-) -> None:
-    table = write(home / "rows.csv", encoding, delimiter=delimiter)
-    assert texts(lmtool.succeeds("predict", learned[trained_on], table).out) == TEXTS
-    assert lmtool.succeeds("eval", learned[trained_on], table, "--json").json()["rows"] == len(ROWS)
-
-
 def test_an_encoding_is_that_of_training_or_the_stated_one(
     lmtool: CommandLine, home: Path, learned: dict[str, Path]
 ) -> None:
@@ -106,31 +96,6 @@ def test_an_encoding_is_that_of_training_or_the_stated_one(
     valid = write(home / "valid.csv", "utf-8")
     for run in learned.values():  # though the bytes are valid UTF-8
         assert texts(lmtool.succeeds("predict", run, valid, "--encoding", "latin-1").out)[0] == "trÃ¨s bien, cafÃ©"
-
-
-def test_columns_and_delimiters_may_be_named(lmtool: CommandLine, home: Path, learned: dict[str, Path]) -> None:
-    table = write(home / "rows.csv", "utf-8", ("avis", "note"), "#")
-    run = learned["utf-8"]
-    named = ("--text-column", "Avis", "--delimiter", "#")
-    for command in ("eval", "predict"):
-        assert "text 'avis'" in lmtool.succeeds(command, run, table, "--delimiter", "#").err
-    assert lmtool.succeeds("predict", run, table, *named).out.startswith("avis,note,predicted")
-    found = lmtool.succeeds("eval", run, table, *named, "--label-column", "NOTE", "--json").json()
-    assert found["rows"] == len(ROWS)
-
-
-def test_bad_rows_may_be_skipped_by_each(lmtool: CommandLine, home: Path, learned: dict[str, Path]) -> None:
-    table = write(home / "rows.csv", "utf-8")
-    with table.open("a") as file:
-        file.write("one,two,three\nbon,peut-être\n")
-    run = learned["utf-8"]
-    for command in (("predict", run, "-o", "predicted.csv"), ("eval", run), ("check",)):
-        lmtool.refuses(3, *command, table, "-q", words=["--skip-bad-rows"])
-    assert len(texts(lmtool.succeeds("predict", run, table, "--skip-bad-rows").out)) == len(ROWS) + 1
-    outcome = lmtool.succeeds("eval", run, table, "--skip-bad-rows", "--json")
-    assert outcome.json()["rows"] == len(ROWS)
-    assert "skipped 2 bad rows: ragged row 1, label unseen in training 1" in outcome.err
-    assert "skipped 2 bad rows" in lmtool.succeeds("check", table, "--skip-bad-rows").out
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "utf-16"])
@@ -148,22 +113,6 @@ def test_standard_input_is_read_by_the_same_options(
 # Predictions
 
 
-def test_texts_are_predicted_as_rows_of_a_table(
-    lmtool: CommandLine, home: Path, tuned: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed = ["good film 7", "bad film 8"]
-    rows = read(lmtool.succeeds("predict", tuned, "--text", typed[0], "--text", typed[1]).out)
-    assert [row["review"] for row in rows] == typed
-    assert list(rows[0]) == ["review", "predicted", "p_no", "p_yes"]
-    pipe_in(monkeypatch, "\n".join(typed))
-    assert read(lmtool.succeeds("predict", tuned, "-").out) == rows
-    whole = lmtool.succeeds("predict", tuned, reviews).out
-    named = {row["review"]: row["predicted"] for row in read(whole)}
-    assert [row["predicted"] for row in rows] == [named[text] for text in typed]
-    pipe_in(monkeypatch, reviews.read_text())
-    assert lmtool.succeeds("predict", tuned, "-").out == whole
-
-
 def test_predictions_as_json(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
     """By the ending of the file, or --json: the names of the CSV, and numbers that are numbers."""
     rows = read(lmtool.succeeds("predict", tuned, reviews).out)
@@ -176,47 +125,6 @@ def test_predictions_as_json(lmtool: CommandLine, home: Path, tuned: Path, revie
     for row, record in zip(rows, printed.records(), strict=True):
         assert list(record) == list(row) == ["review", "label", "predicted", "p_no", "p_yes"]
         assert record["p_no"] == pytest.approx(float(row["p_no"]), abs=1e-6)
-
-
-def test_an_uncertain_prediction_is_blank(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
-    rows = read(lmtool.succeeds("predict", tuned, reviews).out)
-    sure = sorted(max(float(row["p_no"]), float(row["p_yes"])) for row in rows)
-    done = lmtool.succeeds("predict", tuned, reviews, "--min-probability", (sure[9] + sure[10]) / 2)
-    assert sum(not row["predicted"] for row in read(done.out)) == 10
-    assert "10 of 40 predictions are blank" in done.err
-    sole = lmtool.succeeds("predict", tuned, "--text", "a", "--min-probability", "1", "--json").json()
-    assert sole["predicted"] is None
-
-
-def test_formulas_of_spreadsheets_can_be_guarded(lmtool: CommandLine, home: Path, tuned: Path) -> None:
-    assert lmtool.succeeds("predict", tuned, "--text", "=1+1").out.splitlines()[1].startswith("=1+1,")
-    assert lmtool.succeeds("predict", tuned, "--text", "=1+1", "--guard-formulas").out.splitlines()[1].startswith("'=1")
-
-
-def test_costs_decide_and_are_measured(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
-    costs = write_table(home / "costs.csv", [("yes", 0, 1), ("no", 1000, 0)], "true,yes,no")
-    rows = read(lmtool.succeeds("predict", tuned, reviews, "--costs", costs).out)
-    assert {row["predicted"] for row in rows} == {"no"}
-    kept = tuned / "evaluations.json"
-    kept.unlink(missing_ok=True)
-    found = lmtool.succeeds("eval", tuned, reviews, "--costs", costs, "--json").json()
-    assert found["cost"] == 0.5
-    assert "cost_of_most_probable" in found
-    assert not kept.exists(), "such figures are not those of the run"
-    lmtool.succeeds("eval", tuned, write_table(home / "other.csv", film_rows(20), "review,label"))
-    assert kept.exists()
-    write_table(costs, [("yes", 0, 1), ("no", "dear", 0)], "true,yes,no")
-    for command in ("predict", "eval"):
-        lmtool.refuses(3, command, tuned, reviews, "--costs", costs, "-q", words=["costs.csv:3", "yes"])
-
-
-@pytest.mark.parametrize(("labels", "option"), [("number", "--costs"), ("multi", "--min-probability")])
-def test_only_classes_have_costs_and_blanks(lmtool: CommandLine, home: Path, labels: str, option: str) -> None:
-    answers = {"number": ("1", "2"), "multi": ("a;b", "b")}[labels]
-    table = write_table(home / "a.csv", [(f"film {i}", answers[i % 2]) for i in range(40)])
-    run = classifier(home, "other", table, "-r", "dan", "--labels", labels)
-    value = write_table(home / "costs.csv", [("a", 0)], "true,a") if option == "--costs" else 0.5
-    lmtool.refuses(2, "predict", run, table, "-q", option, value, words=[option])
 
 
 @pytest.mark.parametrize(
@@ -254,19 +162,34 @@ def test_standard_input_is_a_table_or_texts(
         assert set(expected) <= {cell for row in rows for cell in row}
 
 
-def test_a_table_on_standard_input_is_evaluated(
-    lmtool: CommandLine, home: Path, tuned: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = lmtool.succeeds("eval", tuned, reviews, "--json").out
-    pipe_in(monkeypatch, reviews.read_text())
-    outcome = lmtool.succeeds("eval", tuned, "-", "--json")
-    assert outcome.out == expected
-    assert "tuned, step" in outcome.err
-    several = lmtool.succeeds("eval", tuned, reviews, reviews, "--json", "-q").records()
-    assert len(several) == 2
-
-
 # Prompts
+
+
+# Texts and steps
+
+
+def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, corpus: Path) -> None:
+    (run / "validated.json").write_text('{"step": 6, "best_step": 4, "best_value": 1.0, "stale": 1}')
+    for command in (("generate", "The", "--max-new-tokens", "2"), ("eval", "last", corpus)):
+        assert lmtool.succeeds(*command).err.count(f"newer weights: runs/{RUN}@6\n") == 1
+        assert "newer" not in lmtool.succeeds(*command, "--quiet").err
+
+
+def test_costs_decide_and_are_measured(lmtool: CommandLine, home: Path, tuned: Path, reviews: Path) -> None:
+    costs = write_table(home / "costs.csv", [("yes", 0, 1), ("no", 1000, 0)], "true,yes,no")
+    rows = read(lmtool.succeeds("predict", tuned, reviews, "--costs", costs).out)
+    assert {row["predicted"] for row in rows} == {"no"}
+    kept = tuned / "evaluations.json"
+    kept.unlink(missing_ok=True)
+    found = lmtool.succeeds("eval", tuned, reviews, "--costs", costs, "--json").json()
+    assert found["cost"] == 0.5
+    assert "cost_of_most_probable" in found
+    assert not kept.exists(), "such figures are not those of the run"
+    lmtool.succeeds("eval", tuned, write_table(home / "other.csv", film_rows(20), "review,label"))
+    assert kept.exists()
+    write_table(costs, [("yes", 0, 1), ("no", "dear", 0)], "true,yes,no")
+    for command in ("predict", "eval"):
+        lmtool.refuses(3, command, tuned, reviews, "--costs", costs, "-q", words=["costs.csv:3", "yes"])
 
 
 def test_the_most_probable_answer_is_chosen(lmtool: CommandLine, home: Path, counted: Path) -> None:
@@ -300,48 +223,3 @@ def test_labels_have_other_names_and_columns(lmtool: CommandLine, home: Path, co
     assert turned["accuracy"] == pytest.approx(1 / 3)
     calibrated = lmtool.succeeds(*asked, "--answers", "0=no,1=yes", "--calibrate").json()
     assert calibrated["accuracy"] == calibrated["calibrated"]["sum"]["accuracy"]
-
-
-def test_prompts_are_made_of_tables_by_the_same_options(lmtool: CommandLine, home: Path, counted: Path) -> None:
-    path = home / "rows.csv"
-    path.write_bytes("Avis;NOTE\ngood;yes\nbad;no\ngood é;yes\n".encode("cp1252"))
-    asked = ("eval", counted, path, "--prompt", "{avis} verdict:", "--label-column", "note", "--json", "-q")
-    assert "--encoding" in lmtool.refuses(3, *asked)[-1]
-    assert lmtool.succeeds(*asked, "--encoding", "cp1252", "--delimiter", ";").json()["rows"] == 3
-    path.write_bytes(b"Avis;NOTE\ngood;yes\nbad;no\na;b;c\n")
-    skipped = lmtool.succeeds(*asked, "--skip-bad-rows")
-    assert skipped.json()["rows"] == 2
-    assert "skipped 1 bad row" in skipped.err
-
-
-# Texts and steps
-
-
-def test_eval_of_a_text_and_of_standard_input(
-    lmtool: CommandLine, run: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "The baker found a map at dawn."
-    (home / "text.txt").write_text(text)
-    expected = lmtool.succeeds("eval", "last", "text.txt", "--json").json()["loss"]
-    one = lmtool.succeeds("eval", "last", "--text", text, "--json").json()
-    assert one["loss"] == expected
-    pipe_in(monkeypatch, text)
-    assert lmtool.succeeds("eval", "last", "-", "--json").json()["loss"] == expected
-    both = lmtool.succeeds("eval", "last", "--text", text, "--text", text, "--json").json()
-    assert both["tokens"] == 2 * one["tokens"]
-    pipe_in(monkeypatch, "")
-    lmtool.refuses(3, "eval", "last", "-", words=["empty"])
-
-
-def test_a_checkpoint_is_named_by_its_step(lmtool: CommandLine, run: Path) -> None:
-    for reference in ("last@4", f"{RUN}@4", f"runs/{RUN}@4", f"{RUN}/checkpoints/step-4"):
-        told = lmtool.succeeds("generate", "The", "--run", reference, "--max-new-tokens", "2").err
-        assert re.search(", step 4, ", told)
-        assert "newer weights" not in told
-
-
-def test_newer_weights_than_the_best_are_told(lmtool: CommandLine, run: Path, corpus: Path) -> None:
-    (run / "validated.json").write_text('{"step": 6, "best_step": 4, "best_value": 1.0, "stale": 1}')
-    for command in (("generate", "The", "--max-new-tokens", "2"), ("eval", "last", corpus)):
-        assert lmtool.succeeds(*command).err.count(f"newer weights: runs/{RUN}@6\n") == 1
-        assert "newer" not in lmtool.succeeds(*command, "--quiet").err

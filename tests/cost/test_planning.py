@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lmtool.compute.device_kinds import DEVICE_KINDS, DeviceKind
 from lmtool.compute.processes import World
 from lmtool.cost import planning
-from lmtool.cost.devices import DEVICE_KINDS, DeviceKind
 from lmtool.cost.planning import Forecast, forecast_run
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.model import build
+from lmtool.model.size import count_flops_per_token
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build_with_vocabulary as build_objective
 from lmtool.objective.base import Example
@@ -107,6 +108,22 @@ def test_operations_of_an_encoder_decoder_follow_from_the_lengths_of_source_and_
     assert planned(recipe).flops_per_token == pytest.approx(expected / T, rel=1e-3)
 
 
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_operations_for_the_utilization_are_those_that_torch_counts(tied: str) -> None:
+    """6 N + 12 L H Q T: all pairs of query and key, without the look-up of an embedding that is no output matrix."""
+    recipe = tiny("llama-tiny", *HEADS, f"model.tie_embeddings={tied}", "model.head_width=8", "model.n_kv_heads=1")
+    flops = count_flops_per_token(build(recipe.model, V), recipe.model)
+    assert flops == pytest.approx(counted(recipe) / T, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"), [("bert-tiny", HEADS), ("longformer-tiny", HEADS), ("albert-tiny", HEADS), ("gru", [])]
+)
+def test_the_formula_of_the_utilization_is_for_dense_decoders_only(name: str, overrides: list[str]) -> None:
+    recipe = tiny(name, *overrides)
+    assert count_flops_per_token(build(recipe.model, V), recipe.model) is None
+
+
 def test_time_is_operations_over_the_stated_share_of_the_peak() -> None:
     recipe = tiny(
         "tiny", "training.steps=1000", "training.batch_size=16", "evaluation.every=1000", "evaluation.tokens=1"
@@ -126,7 +143,7 @@ def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch
     assert half.footprint is not None
     assert half.footprint.peak < whole.footprint.peak
     between = (half.footprint.peak + whole.footprint.peak) // 2
-    small = DeviceKind(1e12, round(between / planning.USABLE_MEMORY_FRACTION))
+    small = DeviceKind(1e12, round(between / planning.USABLE_MEMORY_FRACTION), "")
     monkeypatch.setitem(DEVICE_KINDS, "h100", small)
     found = planned(recipe)
     assert (found.rows, found.micro_batches, found.fits) == (8, 2, True)

@@ -96,6 +96,7 @@ WINDOWED = {"pattern": {"kind": "window", "size": 3, "dilation": 2, "global_toke
             ),
             ({"shape": "prefix", "position": {"kind": "relative"}}, 3 * (BELOW - (T // 2) * (T // 2 - 1) // 2)),
             ({"shape": "encoder-decoder", "n_layers": 2}, 2 * BELOW),
+            ({"shape": "encoder", "attention_gate": "elementwise", "x0": True}, 0),
             ({"n_layers": 1, "head_width": 5, "qk_norm": "head"}, BELOW),
             ({"shape": "encoder", "head_width": 3, "value_width": 7}, 0),
             ({"shape": "encoder", "score": "additive", "score_width": 6}, 0),

@@ -38,6 +38,8 @@ def build(folder: Path) -> Path:
     """The home, of which crossings take copies; also imports what the commands import, so that forks need not."""
     home = folder / "home"
     import_all(IMPORTS)
+    if home.exists():
+        return home
     home.mkdir(parents=True)
     put_kernels(home / "cache")
     (home / "text.txt").write_text(documents(40), encoding="utf-8")

@@ -148,7 +148,9 @@ def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any, *, size: int
 @pytest.mark.parametrize(
     ("name", "shared"), nightly_but(cases(TEXTS), "encoder, replicated", "glove, replicated", unpack=True)
 )
-def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
+def test_processes_learn_from_text_what_one_does(
+    work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]
+) -> None:
     monkeypatch.setattr(streaming, "UNIT_BYTES", 300)
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 1500)
     work.text.write_text("\n\n".join(texts(120)), encoding="utf-8")
@@ -162,7 +164,9 @@ def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Se
 
 
 @pytest.mark.parametrize(("name", "shared"), nightly_but(cases(TABLES), "seq2seq, replicated", 13, unpack=True))
-def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
+def test_processes_learn_from_tables_what_one_does(
+    work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]
+) -> None:
     """Then their validation rows are fewer than the processes, and rows are answered that are fewer, too."""
     rows = table(work, name)
     heads = [] if "seq2seq" in "".join(TABLES[name]) else ["objective.dropout=0"]
@@ -189,7 +193,7 @@ def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: 
 
 
 @pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
-def test_a_student(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
+def test_processes_distil_what_one_does(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
     overrides = still(())
     work.pretrain(*overrides, "training.steps=1", name="teacher")
 
@@ -201,7 +205,9 @@ def test_a_student(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence
 
 
 @pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
-def test_adapters(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
+def test_processes_tune_adapters_as_one_does(
+    work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]
+) -> None:
     overrides = [*still(()), "objective.dropout=0", "tuning.lora={rank: 2, dropout: 0}"]
     work.pretrain("model.dropout=0", "training.steps=1", name="base")
     rows = table(work, "classes of an encoder")
@@ -213,7 +219,7 @@ def test_adapters(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[
     learns_alike(work, monkeypatch, learn)
 
 
-def test_so_many_minutes(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_whose_clocks_differ_take_as_many_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process has a clock of its own, by which the rest of its time is short or long, and all do as much."""
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     clocks, genuine = itertools.cycle((1.0, 100.0)), length.Speed.measure
@@ -262,7 +268,9 @@ ASKED: dict[str, Sequence[str]] = {
         unpack=True,
     ),
 )
-def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, lines: int) -> None:
+def test_processes_measure_and_embed_texts_as_one_does(
+    work: Work, monkeypatch: pytest.MonkeyPatch, name: str, lines: int
+) -> None:
     """Of one document, of fewer than there are processes, and of some; also where processes share the model."""
     work.pretrain(*still(ASKED[name]), "training.steps=1", "data.documents=line")
     run = str(work.run())
@@ -287,7 +295,7 @@ def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+def test_processes_share_prompts_and_have_the_same_figures(work: Work, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Each is scored by one process, and all have the same figures."""
     work.pretrain("model.dropout=0", "model.context=64")
     loaded = load_run(str(work.run()))

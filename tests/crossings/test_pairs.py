@@ -17,4 +17,4 @@ pytestmark = [
 def test_runs_with_several_features_hold_what_is_promised() -> None:
     done = forks.run(["-W", "ignore", "-m", "tests.crossings", "--sample", "2", "--seed", "5"], imports=IMPORTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^seed 5: 2 crossings, 0 failed", done.stdout, re.MULTILINE)
+    assert re.search(r"^seed 5: 2 cases, 0 failed", done.stdout, re.MULTILINE)

@@ -1,6 +1,5 @@
 """Commands of lmtool in forks of this process: begun, awaited, judged."""
 
-import ctypes
 import os
 import resource
 import signal
@@ -12,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.campaigns.harness import die_with_parent
 from tests.faults.watching import Act, Watch
 
 SECONDS = 60.0
 """A command that takes longer hangs; the time does not count for which it waits for a core."""
 MEMORY = 2 << 30
 """Resident bytes beyond which a command uses too much memory."""
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 Hook = Callable[[Watch], Act]
 
@@ -125,11 +124,6 @@ class Begun:
         # ru_maxrss begins with what the fork had of its parent
         memory = (used.ru_maxrss - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) << 10
         return Outcome(self.words, os.waitstatus_to_exitcode(status), out, err, hung, memory)
-
-
-def die_with_parent() -> None:
-    """Let this process be killed when the one that forked it ends, on Linux."""
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def begin(

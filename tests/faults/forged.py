@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.records import encode_with_checksum
+from tests.campaigns.harness import Told
 from tests.faults.damage import TARGETS, Reader
-from tests.faults.jobs import Told
 
 VALUES: tuple[Any, ...] = (
     None,

@@ -12,12 +12,11 @@ from pathlib import Path
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.listing import summarize_run
 from lmtool.run.lock import is_run_locked
+from tests.campaigns.harness import Told
 from tests.faults import places
 from tests.faults.commands import Hook, Outcome, lmtool
 from tests.faults.home import JOBS, NEW, Job
 from tests.faults.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
-
-Told = tuple[list[str], list[str]]
 
 SAVED = "/checkpoints/"
 LOGS = ("metrics", "samples", "validated", "checkpoints")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtool.run.checkpoint import list_checkpoints
+from tests.campaigns.harness import Told
 from tests.faults.commands import Outcome, begin, lmtool
 from tests.faults.home import (
     EXPORT,
@@ -23,7 +24,6 @@ from tests.faults.home import (
     golden,
     of_run,
 )
-from tests.faults.jobs import Told
 from tests.faults.watching import Pause, Record
 
 WAITS = 1.5

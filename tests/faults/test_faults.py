@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import CAMPAIGNS
+from tests.faults.__main__ import FAULTS
 from tests.faults.home import IMPORTS
 from tests.support import forks
 
@@ -25,4 +25,4 @@ def test_no_case_of_any_campaign_fails(count: int) -> None:
     done = campaigns("--count", str(count), "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     tried = dict(re.findall(r"^\| ([a-z-]+) \| (\d+) \| 0 \|", done.stdout, re.MULTILINE))
-    assert tried == {campaign.name: str(count) for campaign in CAMPAIGNS}
+    assert tried == {campaign.name: str(count) for campaign in FAULTS.campaigns}

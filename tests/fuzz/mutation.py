@@ -72,10 +72,8 @@ ODD_VALUES = (
 )
 
 
-def mutated(seeds: Sequence[bytes], number: int, seed: int) -> bytes:
-    """Input `number` of a campaign: one of the valid files with one to eight mutations."""
-    # of integers only, so that it is the same in every process
-    draw = random.Random(seed * 1_000_003 + number)
+def mutated(seeds: Sequence[bytes], draw: random.Random) -> bytes:
+    """One of the valid files with one to eight mutations."""
     content = draw.choice(seeds)
     for _ in range(draw.choice((1, 1, 1, 2, 3, 5, 8))):
         content = draw.choice(_KINDS)(content, draw, seeds)

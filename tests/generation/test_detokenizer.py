@@ -11,22 +11,16 @@ from lmtool.generation.detokenizer import StopStringFilter
 from lmtool.generation.generate import complete, generate, order_completions
 from lmtool.generation.params import SamplingParams
 from lmtool.recipe.spec.text import BpeTokenizer
-from lmtool.tokenization.decoder import WordDecoder
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import HistoryModel, TableModel
-from tests.support.scripted import SPECIAL, ByteTokenizer, ScriptModel
+from tests.support.scripted import SPECIAL, ByteTokenizer, ScriptModel, WordTokenizer
 
-
-class WordTokenizer(ByteTokenizer):
-    words = ("once", "upon", "a", "time", ",", ".", "'")
-    vocab_size = SPECIAL + len(words)
-
-    def encode(self, text):
-        return [SPECIAL + self.words.index(word) for word in text.split()]
-
-    def make_stream_decoder(self, names=None):
-        return WordDecoder([""] * SPECIAL + list(self.words))
+FORMATS = {
+    documents: PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents)
+    for documents in (False, True)
+}
+"""Of a model that was trained on texts, and of one that was trained on documents."""
 
 
 def scripted(text, end=False, **options):
@@ -37,9 +31,7 @@ def scripted(text, end=False, **options):
         script = [*script, tokenizer.eos_id, *tokenizer.encode("not this")]
     model = ScriptModel(script, n_prompt=2 if end else 1)
     settings = SamplingParams("greedy", max_new_tokens=len(script) if not end else 1000, seed=4)
-    pieces = list(
-        generate(model, [">"], settings, PromptFormat(tokenizer, "past", opening=(1,) * end, documents=end), **options)
-    )
+    pieces = list(generate(model, [">"], settings, FORMATS[end], **options))
     assert all(piece.completion is None for piece in pieces[:-1])
     return [piece.text for piece in pieces], pieces[-1].completion
 
@@ -171,13 +163,10 @@ def test_empty_stop_strings_are_refused():
 
 def test_completions_come_in_order_and_equal_those_alone():
     model = HistoryModel(ByteTokenizer.vocab_size, context=40)
-    tokenizer = ByteTokenizer()
     prompts = ["one", "", "zwei", "o", "zwei"]
     settings = SamplingParams(max_new_tokens=60, temperature=1.2, seed=9)
     options = {"n": 3, "stop": ("q", "xy")}
-    together = list(
-        complete(model, prompts, settings, PromptFormat(tokenizer, "past", opening=(1,), documents=True), **options)
-    )
+    together = list(complete(model, prompts, settings, FORMATS[True], **options))
     assert [(c.prompt, c.sample) for c in together] == [(prompt, i) for prompt in prompts for i in range(3)]
     assert len({len(c.tokens) for c in together}) > 1
     for completion in together[:12]:
@@ -185,20 +174,18 @@ def test_completions_come_in_order_and_equal_those_alone():
             model,
             [completion.prompt],
             settings,
-            PromptFormat(tokenizer, "past", opening=(1,), documents=True),
+            FORMATS[True],
             **options,
         )
         assert completion in [replace(one, request=completion.request) for one in alone]
     order = random.Random(1).sample(prompts, len(prompts))
-    again = list(
-        complete(model, order, settings, PromptFormat(tokenizer, "past", opening=(1,), documents=True), **options)
-    )
+    again = list(complete(model, order, settings, FORMATS[True], **options))
     assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
 
 
 def test_completions_do_not_wait_for_later_ones():
     model = TableModel([[1 / 263] * 263] * 263)
-    pieces = generate(model, ["a", "b"] * 100, SamplingParams(max_new_tokens=2), PromptFormat(ByteTokenizer(), "past"))
+    pieces = generate(model, ["a", "b"] * 100, SamplingParams(max_new_tokens=2), FORMATS[False])
     completions = order_completions(pieces)
     assert next(completions).prompt == "a"
     assert next(pieces).request < 20
@@ -206,9 +193,7 @@ def test_completions_do_not_wait_for_later_ones():
 
 def test_a_completion_comes_as_soon_as_all_before_it_are_done():
     model = TableModel([[1 / 263] * 263] * 263)
-    written = generate(
-        model, ["a", "b", "c"], SamplingParams("greedy", max_new_tokens=1), PromptFormat(ByteTokenizer(), "past")
-    )
+    written = generate(model, ["a", "b", "c"], SamplingParams("greedy", max_new_tokens=1), FORMATS[False])
     first, second, third = (piece for piece in written if piece.completion is not None)
     read = []
 
@@ -240,7 +225,7 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
             model,
             [prompt],
             SamplingParams("greedy", max_new_tokens=1),
-            PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+            FORMATS[documents],
         )
     )
     assert seen == [expected]
@@ -256,8 +241,8 @@ def test_tokens_without_text_are_never_chosen(documents):
             model,
             ["a"],
             settings,
-            PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
-            **dict(n=20),
+            FORMATS[documents],
+            n=20,
         )
     )
     chosen = {token for completion in completions for token in completion.tokens}
@@ -294,7 +279,7 @@ def test_a_trained_tokenizer_gives_whole_text():
             ["日本", "plain"],
             settings,
             PromptFormat(tokenizer, "past", opening=(1,), documents=True),
-            **dict(n=5),
+            n=5,
         )
     )
     for completion in order_completions(pieces):
@@ -305,20 +290,17 @@ def test_a_trained_tokenizer_gives_whole_text():
 
 def test_prompts_that_are_no_text_are_refused():
     with pytest.raises(UsageError, match="not UTF-8"):
-        generate(HistoryModel(300), ["caf\udce9"], SamplingParams("greedy"), PromptFormat(ByteTokenizer(), "past"))
+        generate(HistoryModel(300), ["caf\udce9"], SamplingParams("greedy"), FORMATS[False])
 
 
 def test_prompts_too_long_are_refused_or_cut():
     model = HistoryModel(ByteTokenizer.vocab_size, context=4)
     with pytest.raises(UsageError, match="9 tokens, but the model's context is 4") as error:
-        generate(model, ["ok", "123456789"], SamplingParams("greedy"), PromptFormat(ByteTokenizer(), "past"))
+        generate(model, ["ok", "123456789"], SamplingParams("greedy"), FORMATS[False])
     assert error.value.where == "prompt 2 of 2"
     settings = SamplingParams(max_new_tokens=10)
     cut, short = (
-        [
-            c.text
-            for c in complete(model, [prompt], settings, PromptFormat(ByteTokenizer(), "past"), **dict(overflow="cut"))
-        ]
+        [c.text for c in complete(model, [prompt], settings, FORMATS[False], overflow="cut")]
         for prompt in ("123456789", "6789")
     )
     assert cut == short

@@ -429,7 +429,7 @@ def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives():
     assert [event.id for event in events] == [1]
 
 
-def test_refusals():
+def test_drafts_that_do_not_fit_are_refused():
     model = transformer()
     lstm = model_of("lstm", torch.float64)
     for settings in (SamplingParams("beam"), SamplingParams("beam", num_beams=1)):

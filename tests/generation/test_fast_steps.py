@@ -79,7 +79,7 @@ def assert_same(found: dict[Any, Any], wanted: dict[Any, Any], away: float = 1e-
 
 @pytest.mark.parametrize("settings", nightly_but(SETTINGS, 0), ids=["greedy", "sample"])
 @pytest.mark.parametrize("family", nightly_but(SERVED, "gpt2", "n-grams"))
-def test_the_same_tokens(taken: list[int], family: str, settings: Any) -> None:
+def test_captured_steps_give_the_tokens_of_plain_ones(taken: list[int], family: str, settings: Any) -> None:
     """Of prompts of several lengths, that slide at the end of the context, and that join and leave."""
     model = tiny.model(**FAMILIES[family])
     found = events(model, settings, **MORE)

@@ -3,48 +3,20 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
-    MinPLogitsWarper,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
     TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 
 from lmtool.generation import filters, params
 from lmtool.generation.params import FILTERS, SamplingParams, apply_sampling_filters
 from tests.reference import decoding as reference
 
-SETTINGS = [
-    SamplingParams(temperature=t, top_k=k, top_p=p)
-    for t in (0.1, 0.7, 1.0, 3.0)
-    for k in (None, 1, 5, 1000)
-    for p in (None, 0.01, 0.5, 0.9, 1.0)
-]
-
 
 def random_logits(n_rows=20, vocab_size=200, seed=1):
     return torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_filters_equal_transformers(settings):
-    logits_BV = random_logits()
-    expected = TemperatureLogitsWarper(settings.temperature)(None, logits_BV)
-    if settings.top_k is not None:
-        expected = TopKLogitsWarper(settings.top_k)(None, expected)
-    if settings.top_p is not None:
-        expected = TopPLogitsWarper(settings.top_p)(None, expected)
-    result = apply_sampling_filters(logits_BV, settings)
-    if settings.top_p != 1:  # Transformers drops tokens whose probability is lost in rounding
-        assert torch.equal(result.isinf(), expected.isinf())
-    torch.testing.assert_close(result.softmax(-1), expected.softmax(-1))
 
 
 @pytest.mark.parametrize("p", [0.05, 0.6, 0.9, 0.999])
@@ -61,6 +33,7 @@ def test_top_p_of_a_large_vocabulary_equals_transformers(p, scale):
     k=st.none() | st.integers(1, 14),
     p=st.none() | st.floats(0.01, 1),
 )
+@settings(deadline=None)
 def test_filters_equal_the_plain_reference(scores, t, k, p):
     expected = reference.temperature(scores, t)
     expected = reference.top_k(expected, k) if k is not None else expected
@@ -71,6 +44,13 @@ def test_filters_equal_the_plain_reference(scores, t, k, p):
     expected = reference.top_p(expected, p) if p is not None else expected
     result = apply_sampling_filters(torch.tensor([scores]), SamplingParams(temperature=t, top_k=k, top_p=p))
     torch.testing.assert_close(result.softmax(-1)[0], torch.tensor(reference.softmax(expected)))
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+def test_each_row_is_filtered_as_if_it_were_alone(name):
+    logits_BV, value = random_logits(60, 30).round(), 2 if name == "top_k" else 0.5
+    alone = [FILTERS[name](row_1V, value) for row_1V in logits_BV.split(1)]
+    assert torch.equal(FILTERS[name](logits_BV, value), torch.cat(alone))
 
 
 def test_equal_logits_stay_in_order_of_their_ids():
@@ -140,53 +120,10 @@ def test_draw_never_takes_a_removed_token():
         assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())
 
 
-@pytest.mark.parametrize("p", [0.05, 0.3, 1.0])
-def test_min_p_equals_transformers(p):
-    logits_BV = random_logits()
-    assert torch.equal(params.min_p(logits_BV, p), MinPLogitsWarper(p)(None, logits_BV))
-
-
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("k", [None, 7])
-def test_typical_p_equals_transformers(p, k):
-    logits_BV = random_logits()
-    logits_BV = logits_BV if k is None else params.top_k(logits_BV, k)
-    assert torch.equal(params.typical_p(logits_BV, p), TypicalLogitsWarper(p)(None, logits_BV))
-
-
-def texts(n_rows=20, length=30, vocab_size=200, seed=2):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocab_size // 20, (n_rows, length), generator=generator)
-
-
-@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
-def test_repetition_penalty_equals_transformers(penalty):
-    logits_BV, texts_BT = random_logits(), texts()
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(texts_BT, logits_BV)
-    assert torch.equal(filters.apply_repetition_penalty(logits_BV, penalty, texts_BT.tolist()), expected)
-
-
 def test_penalties_count_the_new_text_alone():
     settings = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
     logits_BV = filters.process_logits(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
     assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 40])
-def test_no_repeat_ngram_equals_transformers(n):
-    logits_BV, texts_BT = random_logits(), texts()
-    expected = NoRepeatNGramLogitsProcessor(n)(texts_BT, logits_BV)
-    assert torch.equal(filters.exclude_repeated_ngrams(logits_BV, n, texts_BT.tolist()), expected)
-    assert expected.isinf().any() == (n < 40)
-
-
-def test_logit_bias_equals_transformers():
-    logits_BV, texts_BT = random_logits(), texts()
-    last = texts_BT[3].tolist()
-    biases = (((5,), -3.0), ((last[-1], 8), 2.0), ((last[-2], last[-1], 8), 1.0), ((6,), -torch.inf))
-    expected = SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in biases])(texts_BT, logits_BV)
-    torch.testing.assert_close(filters.add_logit_bias(logits_BV, biases, texts_BT.tolist()), expected)
-    assert filters.add_logit_bias(logits_BV, biases, texts_BT.tolist())[3, 8] == logits_BV[3, 8] + 3
 
 
 class Operations(TorchDispatchMode):

@@ -31,6 +31,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from tests.generation.models import AnswerModel, HistoryModel
 from tests.interop.tokenization import hub
 from tests.support.cases import nightly_but
+from tests.support.examples import examples
 
 TEXTS = [
     'The answer is "yes" or "no", {"name": "Ann", "age": 12, "tags": ["a", "b"]} and true, false, null.',
@@ -148,20 +149,9 @@ PATTERNS = st.recursive(
 
 
 @given(PATTERNS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 1000), deadline=None)
 def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
     """Against all strings over three letters, by Python's own matcher."""
-    _check_pattern(pattern)
-
-
-@pytest.mark.slow
-@given(PATTERNS)
-@settings(max_examples=1000, deadline=None)
-def test_what_may_follow_of_a_thousand_patterns(pattern):
-    _check_pattern(pattern)
-
-
-def _check_pattern(pattern: str) -> None:
     tokenizer, longest, most = tokenizer_of("char"), 3, 6
     letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
     every = matches(pattern, most)
@@ -305,24 +295,13 @@ SCHEMAS = st.recursive(
 )
 
 
-def _check_schema(schema: dict, seed: int) -> None:
+@given(SCHEMAS, st.integers(0, 10**6))
+@settings(max_examples=examples(40, 1000), deadline=None)
+def test_whatever_length_is_left_the_answer_validates(schema, seed):
     form = TextForm("json-schema", json.dumps(schema), complete=True)
     n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
-
-
-@given(SCHEMAS, st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
-def test_whatever_length_is_left_the_answer_validates(schema, seed):
-    _check_schema(schema, seed)
-
-
-@pytest.mark.slow
-@given(SCHEMAS, st.integers(0, 10**6))
-@settings(max_examples=1000, deadline=None)
-def test_a_thousand_schemas(schema, seed):
-    _check_schema(schema, seed)
 
 
 def test_a_form_that_cannot_be_complete_is_refused_early():
@@ -343,6 +322,19 @@ def test_what_may_go_on_ends_in_time(ends):
         (one,) = complete(model, ["the"], chosen, prompt_format)
         assert has_form(form, one.text), one.text
         assert len(one.tokens) <= n
+
+
+@pytest.mark.parametrize("form", [*FORMS, TextForm("regex", "a( a)*")], ids=lambda form: form.source[:9])
+def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(form):
+    state, chance = start_form(form, tokenizer_of("char")), random.Random(1)
+    for _ in range(20):
+        closed = state
+        for token in state.closing_tokens:
+            closed = closed.with_token(token)
+        assert closed.may_end
+        assert state.may_end == (state.closing_tokens == ())
+        if state.allowed_V.any():
+            state = state.with_token(chance.choice(state.allowed_V.nonzero()[0].tolist()))
 
 
 def test_drafts_close_in_time_too():

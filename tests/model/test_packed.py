@@ -18,7 +18,7 @@ from tests.support import tiny
 from tests.support.tiny import FAMILIES
 
 CPU = torch.device("cpu")
-SHAPES = ["gpt2", "modern", "2017", "bert", "lstm", "bahdanau"]
+SHAPES = ["gpt2", "modern", "2017", "bert", "gated heads", "lstm", "bahdanau"]
 AWAY = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01, "int8": 0.1, "int4": 0.1}
 PRECISIONS = ["float32", "bfloat16", "float16", "int8", "int4"]
 

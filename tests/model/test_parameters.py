@@ -38,7 +38,7 @@ def by_name(family: dict[str, object], name: str) -> int:
     if found := re.match(r"(stack|encoder|decoder)\.(norm|position)", name):
         last = {"stack": 2, "encoder": 2, "decoder": 4}[found[1]]
         return last if found[2] == "norm" else 0
-    return 0 if name.startswith(("inputs.", "target_inputs.")) else top
+    return 0 if name.startswith(("inputs.", "target_inputs.", "smear.")) else top
 
 
 @pytest.mark.parametrize("family", SHARED)

@@ -122,6 +122,7 @@ def test_their_weights_count_where_they_first_occur() -> None:
         *(({"mixer": "plain-attention", key: 2}, key) for key in ("head_width", "value_width", "n_kv_heads")),
         ({"mixer": "plain-attention", "qkv_bias": True}, "qkv_bias"),
         ({"mixer": "plain-attention", "qk_norm": "head"}, "qk_norm"),
+        ({"mixer": "plain-attention", "attention_gate": "headwise"}, "attention_gate"),
         ({"share_layers": True, "norm": {"first": False}}, "norm.first"),
         ({"shape": "encoder", "causal_mask": False}, "causal_mask"),
     ],

@@ -34,7 +34,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     **{f"norm {n['kind']} {n['place']}": {"norm": n} for n in NORMS},
     **{f"norm {n['kind']} {n['place']} without bias": {"norm": n, "bias": False} for n in NORMS},
     **{f"position {kind}": {"position": {"kind": kind}} for kind in POSITIONS},
-    **{f"activation {name}": {"activation": name} for name in ("relu", "gelu", "gelu-tanh", "swiglu", "geglu")},
+    **{
+        f"activation {name}": {"activation": name}
+        for name in ("relu", "relu-squared", "gelu", "gelu-tanh", "swiglu", "geglu")
+    },
     "swiglu without bias": {"activation": "swiglu", "bias": False, "d_ff": 10},
     **{f"{n} heads of keys and values": {"n_kv_heads": n} for n in (1, 2, 4)},
     "one head": {"n_heads": 1},
@@ -169,6 +172,8 @@ def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
     model = build(spec, VOCAB).double()
     for ngrams in find_ngram_embeddings(model):
         ngrams.select_ngrams_(tiny.tokens(400))
+    if spec.smear:
+        nn.init.ones_(model.smear.scale)  # at first 0, and the gate has no gradient
     more = {"segments_BT": segments_of(spec)} if spec.shape == "encoder" else {}
     hidden = tiny.read(model, tiny.tokens(2, 5), [[3, 1, 4, 1, 5, 9], [5, 0, 2]], **more)
     loss = model.logits(hidden).log_softmax(-1)[..., 1].sum()

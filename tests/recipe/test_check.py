@@ -43,7 +43,7 @@ def refused(tmp_path, monkeypatch):
     return read
 
 
-ACTIVATIONS = "relu, gelu, gelu-tanh, silu, swiglu, geglu or geglu-exact"
+ACTIVATIONS = "relu, relu-squared, gelu, gelu-tanh, silu, swiglu, geglu or geglu-exact"
 
 
 @pytest.mark.parametrize(

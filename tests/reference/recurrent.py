@@ -70,12 +70,16 @@ class Layer:
 
 
 def run_layers(
-    layers: Sequence[Layer], xs: Sequence[Vector], states: Sequence[list[Vector]] | None = None
+    layers: Sequence[Layer],
+    xs: Sequence[Vector],
+    states: Sequence[list[Vector]] | None = None,
+    residual: bool = False,
 ) -> tuple[list[list[Vector]], list[list[Vector]]]:
-    """The states h of every layer at every step, and the last states."""
+    """The states h of every layer at every step, and the last states. residual: from the second layer on x + h."""
     every, lasts = [], []
     for i, layer in enumerate(layers):
-        xs, last = layer.run(xs, None if states is None else states[i])
+        hs, last = layer.run(xs, None if states is None else states[i])
+        xs = [x + h for x, h in zip(xs, hs, strict=True)] if residual and i else hs
         every.append(list(xs))
         lasts.append(last)
     return every, lasts

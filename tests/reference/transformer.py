@@ -59,6 +59,8 @@ class Attention:
     norm: Norm
     norms: "tuple[Norm, Norm] | None" = None
     """Of queries and keys, of each head or of all jointly, by their width."""
+    gate: Affine | None = None
+    """W_theta of Qiu et al. 2025, equation 5, for each head or for each number that the heads give."""
     score: "Callable[[int, Array, Array, int, int], float] | None" = None
     """Of a head's query and key at two positions; their product, scaled, when None."""
 
@@ -75,11 +77,16 @@ class Network:
 
 @dataclass
 class Layer:
-    """One layer; `across` attends to a source."""
+    """One layer; `across` attends to a source.
+
+    scales: a and b of a x + b x0, which it reads in place of x, x0 being the input of the first layer (modded-nanogpt,
+    `lambdas`; nanochat, `resid_lambdas` and `x0_lambdas`).
+    """
 
     attention: Attention
     network: Network | None
     across: Attention | None = None
+    scales: tuple[float, float] = (1.0, 0.0)
 
 
 @dataclass
@@ -110,8 +117,10 @@ class Tower:
 
     def read(self, stream: list[Array], may_see: MaySee, source: list[Array] | None = None) -> list[Array]:
         """Hidden states of vectors, which see each other as `may_see` and the window say, and all of the source."""
+        embeddings = stream
         for n, layer in enumerate(self.layers):
-            inputs = stream
+            a, b = layer.scales
+            stream = inputs = [a * x + b * x0 for x, x0 in zip(stream, embeddings, strict=True)]
             stream = self._attend(n, layer.attention, stream, may_see)
             if layer.across is not None:
                 assert source is not None
@@ -143,6 +152,11 @@ class Tower:
             self.addend,
             weights.score,
         )
+        if weights.gate is not None:
+            for m, x in zip(mixed, inputs, strict=True):
+                gates = [1 / (1 + math.exp(-g)) for g in weights.gate(x)]
+                for i in range(len(m)):
+                    m[i] *= gates[i * len(gates) // len(m)]
         return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 
     def _turned(self, vectors: list[Array], turn: Callable[[Array, int], Array]) -> Array:
@@ -225,6 +239,8 @@ class Model:
     embedding_scale: float = 1.0
     ngrams: Mapping[tuple[int, ...], Array] = field(default_factory=dict)
     """Vectors that are added to those of the tokens with which these n-grams end (Huang et al. 2025)."""
+    smear: tuple[Affine, float] | None = None
+    """A gate's map and a factor: x_t becomes x_t + factor sigmoid(gate(x_t)) x_(t-1) (modded-nanogpt, `smear_gate`)."""
     pooler: Affine | None = None
     next_sentence: Affine | None = None
 
@@ -274,6 +290,10 @@ class Model:
         stream = []
         for t, token in enumerate(tokens):
             x = self.embedding[token] * self.embedding_scale
+            if self.smear is not None and t > 0:
+                gate, factor = self.smear
+                before = self.embedding[tokens[t - 1]] * self.embedding_scale
+                x = x + factor / (1 + math.exp(-gate(x)[0])) * before
             for n in range(2, t + 2):
                 x = x + self.ngrams.get(tuple(tokens[t + 1 - n : t + 1]), 0.0)
             if self.positions is not None:
@@ -387,6 +407,11 @@ def relu(x: float) -> float:
     return max(0.0, x)
 
 
+def relu_squared(x: float) -> float:
+    """So et al. 2021, section 4."""
+    return max(0.0, x) ** 2
+
+
 def gelu(x: float) -> float:
     """x Phi(x) (Hendrycks and Gimpel 2016)."""
     return x * (1 + math.erf(x / math.sqrt(2))) / 2
@@ -403,6 +428,7 @@ def silu(x: float) -> float:
 
 ACTIVATIONS = {
     "relu": relu,
+    "relu-squared": relu_squared,
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "silu": silu,

@@ -48,6 +48,13 @@ def tables(folder):
     Path("tags.conll").write_text(
         "".join(f"The O\n{who} B-WHO\nhas O\n{n} O\n\n" for who in WHO for n in range(4)), encoding="utf-8"
     )
+    Path("two.csv").write_text(
+        "premise,hypothesis,label\n" + "".join(f"a {who} ran,it slept,{n}\n" for who in WHO for n in (0, 1) * 3)
+    )
+    context = "In May the fox sold a map to the twin ."
+    answers = [{"text": "the fox", "answer_start": context.index("the fox")}]
+    qas = [{"id": str(i), "question": f"Who sold a map ? {i}", "answers": answers} for i in range(20)]
+    Path("questions.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": qas}]}]}))
     return {Classification: "reviews.csv", Seq2Seq: "pairs.tsv", Tagging: "tags.conll"}
 
 
@@ -104,6 +111,79 @@ def test_every_shipped_recipe_is_described(name, text, tables):
         assert " ".join(lines).count(part.title)
 
 
+ORDER = ("objective.next_sentence=false", "objective.sentence_order=true")
+ROWS = {
+    "causal": ("tiny", "stories.txt", "model.context=16"),
+    "both directions": ("elmo-tiny", "stories.txt", "model.context=16"),
+    "documents apart": ("tiny", "stories.txt", *BERT, "model.context=300", "data.isolate_documents=true", *APART),
+    "masked": ("roberta-tiny", "stories.txt", *BERT),
+    "next sentence": ("bert-tiny", "stories.txt", *BERT, *APART),
+    "order": ("bert-tiny", "stories.txt", *BERT, *APART, *ORDER),
+    "prefix": ("prefix-tiny", "stories.txt", "model.context=16"),
+    "spans": ("t5-tiny", "stories.txt", *BERT),
+    "pairs": ("transformer-tiny", "pairs.tsv", *BERT),
+    "classes": ("bert-tiny", "reviews.csv", *BERT, "objective.kind=classification"),
+    "two texts": ("bert-tiny", "two.csv", *BERT, "objective.kind=classification"),
+    "tags": ("tagger", "tags.conll"),
+    "answers": ("bert-tiny", "questions.json", *BERT, "objective.kind=question-answering"),
+}
+"""Recipes, what they read, and overrides, by what a row has."""
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_columns_are_the_tensors_of_the_batch(text, tables, what):
+    described = given(*ROWS[what], rows=8)
+    batch, tokenizer = described.batch, described.tokenizer
+    parts = list(tabulate_batch(described))
+    if batch.source_BS is not None:
+        sources, parts = parts[::2], parts[1::2]
+        assert [part.columns["id"] for part in sources] == batch.source_BS.tolist()
+    assert len(parts) == len(batch.tokens_BT) == 8
+    lines = [str(line).split() for line in format_lines(described, 200, ascii_only=True)]
+    for row, part in enumerate(parts):
+        ids, columns = batch.tokens_BT[row].tolist(), part.columns
+        assert columns["id"] == ids
+        assert " ".join(str(column[0]) for column in columns.values() if column[0] is not None).split() in lines
+        assert pieces(columns["piece"]) == [tokenizer.display_token(token) for token in ids]
+        for name, values in (("segment", batch.segments_BT), ("document", batch.documents_BT)):
+            assert columns.get(name) == (None if values is None else values[row].tolist())
+        if batch.targets_BT is not None:
+            targets = batch.targets_BT[row].tolist()
+            shown = [None if token == IGNORE else tokenizer.display_token(token) for token in targets]
+            assert pieces(columns["target"]) == shown
+            n = sum(token != IGNORE for token in targets)
+            assert part.notes[-1] == f"targets in the loss: {n} of {len(targets)} positions"
+        if batch.prefix_B is not None:
+            assert columns["prefix"].count("prefix") == columns["prefix"].index(None) == batch.prefix_B[row]
+        if "padding" in columns:
+            assert [mark is None for mark in columns["padding"]] == batch.keep_BT[row].tolist()
+        if batch.spans_B2 is not None:
+            first, last = batch.spans_B2[row].tolist()
+            assert [i for i, mark in enumerate(columns["answer"]) if mark] == list(range(first, last + 1))
+        if batch.tags_BW is not None:
+            tags = {at: int(tag.split()[0]) for at, tag in enumerate(columns["tag"]) if tag}
+            assert tags == dict(zip(batch.places_BW[row].tolist(), batch.tags_BW[row].tolist(), strict=True))
+        if batch.labels_B is not None:
+            told = {"next sentence": "second text is the next", "order": "texts are in order"}.get(what, "label")
+            shown = str(int(batch.labels_B[row])) if told == "label" else ["no", "yes"][int(batch.labels_B[row])]
+            assert f"{told}: {shown}" in part.notes[0]
+        if columns.get("document") and len(set(columns["document"])) > 1:
+            assert f"{len(set(columns['document']))} documents in the row, apart" in part.masks[0].title
+        elif batch.source_BS is not None:
+            assert part.masks[-1].title.startswith("decoder to encoder: all of the source")
+            assert len(part.masks[-1].shares[0]) == batch.source_BS.shape[1]
+        elif part.masks and part.masks[0].cell == 1:
+            is_encoder = described.recipe.model.shape == "encoder"
+            n_prefix = int(batch.prefix_B[row]) if batch.prefix_B is not None else 0
+            keeps = batch.keep_BT[row].tolist() if batch.keep_BT is not None else [True] * len(ids)
+            for query, shares in enumerate(part.masks[0].shares):
+                allowed = [is_encoder or key <= query or key < n_prefix for key in range(len(ids))]
+                expected = [float(one and kept) for one, kept in zip(allowed, keeps, strict=True)]
+                assert shares == expected or not keeps[query]
+        if "target backwards" in columns:
+            assert columns["target backwards"][1:] == columns["piece"][:-1]
+
+
 def test_masks_are_those_of_the_targets(text):
     columns = only(given("roberta-tiny", text, *BERT)).columns
     tokens, targets = pieces(columns["piece"]), pieces(columns["target"])
@@ -115,85 +195,11 @@ def test_masks_are_those_of_the_targets(text):
         assert (token == target) == (change == "kept")
 
 
-def test_all_three_fates_of_selected_tokens_occur(text):
+def test_selected_tokens_are_masked_replaced_or_kept(text):
     masked = given(
         "roberta-tiny", text, *BERT, "objective.rate=0.9", "objective.random_share=0.2", "objective.mask_share=0.5"
     )
     assert {"mask", "random", "kept", None} == set(only(masked).columns["input is"])
-
-
-def test_a_second_text_follows_or_does_not(text):
-    parts = rows_of(given("bert-tiny", text, *BERT, *APART, "objective.rate=0.01", rows=16))
-    told = {
-        name: value
-        for part in parts
-        for note in part.notes
-        if note.startswith("the second")
-        for name, value in [note.split(": ")]
-    }
-    assert set(told) == {"the second text is the next"}
-    answers = set()
-    for part in parts:
-        tokens = pieces(part.columns["piece"])
-        tokens = [b if b is not None else a for a, b in zip(tokens, pieces(part.columns["target"]), strict=True)]
-        joined = " ".join(t for t in tokens if t not in ("[CLS]", "[PAD]"))
-        first, second, _ = joined.split("[SEP]")
-        n_first = len(first.split()) + 2
-        assert [segment for segment in part.columns["segment"][:n_first]] == [0] * n_first
-        assert part.columns["segment"][n_first] == 1
-        is_next = dict(note.split(": ") for note in part.notes)["the second text is the next"]
-        answers.add(is_next)
-        if is_next == "yes":
-            assert f"{first.strip()} {second.strip()}" in " ".join(STORIES.split())
-    assert answers == {"yes", "no"}
-
-
-def test_the_causal_target_is_the_next_piece(text):
-    part = only(given("tiny", text, "model.context=16"))
-    assert part.columns["target"][:-1] == part.columns["piece"][1:]
-    assert dict(note.split(": ") for note in part.notes)["targets in the loss"] == "16 of 16 positions"
-    assert part.masks[0].shares == [[float(key <= query) for key in range(16)] for query in range(16)]
-
-
-def test_forwards_and_backwards(text):
-    columns = only(given("elmo-tiny", text, "model.context=16", "data.documents=whole", "data.split=slice")).columns
-    assert columns["target backwards"][1:] == columns["piece"][:-1]
-    assert columns["target backwards"][0] is None
-
-
-def test_packed_documents_are_apart(text):
-    part = only(given("tiny", text, *BERT, "model.context=300", "data.isolate_documents=true", "data.split=document"))
-    documents, positions = part.columns["document"], part.columns["position"]
-    assert len(set(documents)) > 1
-    at = next(t for t in range(300) if documents[t] != documents[0])
-    assert positions[: at + 2] == [*range(at), 0, 1]
-    described = given("tiny", text, *BERT, "model.context=300", "data.isolate_documents=true", "data.split=document")
-    assert f"{len(set(documents))} documents in the row, apart" in only(described).masks[0].title
-
-
-def test_spans_and_their_sentinels(text):
-    source, target = tabulate_batch(given("t5-tiny", text, *BERT, "objective.rate=0.3"))
-    spans, wanted = {}, pieces(target.columns["target"])
-    assert target.columns["piece"][1:] == target.columns["target"][:-1]
-    for piece in wanted[:-1]:
-        if piece.startswith("<extra_id_"):
-            spans[piece] = []
-        else:
-            spans[list(spans)[-1]].append(piece)
-    restored = [word for piece in pieces(source.columns["piece"]) for word in spans.get(piece, [piece])]
-    assert len(spans) > 1
-    assert are_of_the_stories(restored)
-    assert [mask.title for mask in target.masks][-1] == "decoder to encoder: all of the source"
-    assert len(target.masks[-1].shares[0]) == len(source.columns["id"])
-
-
-def test_nothing_of_the_prefix_is_a_target(text):
-    part = only(given("prefix-tiny", text, "model.context=16"))
-    n = part.columns["prefix"].count("prefix")
-    assert part.columns["target"][:n] == [None] * n
-    assert None not in part.columns["target"][n:]
-    assert part.masks[0].title == f"causal after a prefix of {n}"
-    assert part.masks[0].shares == [[float(key <= query or key < n) for key in range(16)] for query in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_pairs_of_a_centre_and_its_context(recipe, centre, context, text):
     assert all(len(noise.split()) == 3 for noise in columns["noise words"])
 
 
-def test_counts_of_pairs(text):
+def test_counted_pairs_are_those_of_the_text(text):
     columns = only(given("glove", text, "objective.window=1")).columns
     counts = {pair[:2]: pair[2] for pair in zip(*columns.values(), strict=True)}
     pairs = list(zip(STORIES.lower().split(), STORIES.lower().split()[1:], strict=False))
@@ -244,55 +250,6 @@ def test_replaced_tokens_are_told_from_original_ones(text):
         assert fate == ("original" if sampled == target else "replaced")
 
 
-def test_a_row_of_two_texts(folder):
-    rows = [f"a {who} ran,it slept {n},{'yes' if n % 2 else 'no'}" for who in WHO for n in range(6)]
-    Path("nli.csv").write_text("\n".join(["premise,hypothesis,label", *rows]), encoding="utf-8")
-    part = rows_of(given("bert-tiny", "nli.csv", *BERT, "objective.kind=classification"))[0]
-    n = int(literal_eval(part.columns["piece"][-2]))
-    tokens = pieces(part.columns["piece"])
-    assert " ".join(tokens) == f"[CLS] a {tokens[2]} ran [SEP] it slept {n} [SEP]"
-    assert part.columns["segment"] == [0] * 5 + [1] * 4
-    assert dict(note.split(": ") for note in part.notes)["label"] == ("1 (yes)" if n % 2 else "0 (no)")
-
-
-def test_padding_is_attended_by_none(folder):
-    rows = "".join(f"{'word ' * n},{n % 2}\n" for n in range(1, 25))
-    Path("rows.csv").write_text(f"text,label\n{rows}")
-    parts = rows_of(given("bert-tiny", "rows.csv", *BERT, "objective.kind=classification", rows=2))
-    part = next(part for part in parts if "padding" in part.columns)
-    n = part.columns["padding"].index("padding")
-    assert [row[n:] for row in part.masks[0].shares[:n]] == [[0.0] * (len(part.columns["id"]) - n)] * n
-
-
-def test_tags_stand_at_the_first_pieces_of_words(tables):
-    columns = only(given("tagger", "tags.conll")).columns
-    tags = dict(zip(pieces(columns["piece"]), columns["tag"], strict=True))
-    assert next(tags[who] for who in WHO if who in tags) == "0 (B-WHO)"
-    assert tags["has"] == "2 (O)"  # I-WHO is 1
-
-
-def test_the_answer_is_within_the_context(folder):
-    context = "In May the fox sold a map to the twin ."
-    question = {
-        "id": "1",
-        "question": "Who sold a map ?",
-        "answers": [{"text": "the fox", "answer_start": context.index("the fox")}],
-    }
-    qas = [{**question, "id": str(i), "question": f"{question['question']} {i}"} for i in range(20)]
-    paragraphs = [{"context": context, "qas": qas}]
-    Path("q.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    columns = only(given("bert-tiny", "q.json", *BERT, "objective.kind=question-answering")).columns
-    answer = [piece for piece, told in zip(pieces(columns["piece"]), columns["answer"], strict=True) if told]
-    assert answer == ["the", "fox"]
-
-
-def test_a_target_text_begins_with_the_start_and_ends_with_the_end(tables):
-    source, target = tabulate_batch(given("transformer-tiny", "pairs.tsv", *BERT))
-    text = " ".join(pieces(source.columns["piece"]))
-    assert " ".join(pieces(target.columns["target"])[:-1]).replace(" ", "") == text[::-1].replace(" ", "")
-    assert target.columns["piece"][1:] == target.columns["target"][:-1]
-
-
 def test_typed_texts_are_documents_of_their_own(text):
     first, second = "The fox sold a map", "The twin ran home"
     part = only(given("bert-tiny", text, *BERT, *APART, "objective.rate=0.01", typed=[first, second]))
@@ -313,26 +270,6 @@ def test_the_batch_is_that_of_training(text):
     assert not torch.equal(described.batch.tokens_BT, other.batch.tokens_BT)
     assert bundled.data_folder().is_dir()
     assert (described.batch.targets_BT != IGNORE).any()
-
-
-def test_swapped_texts_are_told(text):
-    overrides = "objective.next_sentence=false", "objective.sentence_order=true", "objective.rate=0.01"
-    told = set()
-    for part in rows_of(given("bert-tiny", text, *BERT, *APART, *overrides, rows=16)):
-        tokens = [b or a for a, b in zip(pieces(part.columns["piece"]), pieces(part.columns["target"]), strict=True)]
-        first, second, _ = " ".join(t for t in tokens if t not in ("[CLS]", "[PAD]")).split("[SEP]")
-        read_in_order = dict(note.split(": ") for note in part.notes)["the texts are in order"]
-        texts = [first, second] if read_in_order == "yes" else [second, first]
-        assert " ".join(one.strip() for one in texts) in STORIES
-        told.add(read_in_order)
-    assert told == {"yes", "no"}
-
-
-def test_a_window_and_its_global_tokens(text):
-    part = only(given("longformer-tiny", text, "model.context=20", "model.pattern.size=3"))
-    n = len(part.columns["id"])
-    near = [[float(abs(q - k) < 3 or 0 in (q, k)) for k in range(n)] for q in range(n)]
-    assert part.masks[-1].shares == near
 
 
 def test_counted_pairs_have_no_noise(text):

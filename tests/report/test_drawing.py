@@ -46,20 +46,20 @@ def test_every_shipped_recipe_is_drawn(name):
     assert html.count("<figure>") == len(drawing.masks) + bool(drawing.signal.rows)
 
 
-def test_a_causal_mask():
+def test_the_mask_of_a_decoder_is_causal():
     (mask,) = drawn().masks
     assert mask.title == "causal"
     assert cells(mask) == ["#" * (i + 1) + "." * (15 - i) for i in range(16)]
 
 
-def test_a_prefix():
+def test_a_prefix_sees_itself_both_ways():
     drawing = drawn("model.shape=prefix", "objective.kind=prefix")
     (mask,) = drawing.masks
     assert mask.title == "causal after a prefix of 8"
     assert cells(mask) == ["#" * max(8, i + 1) + "." * (16 - max(8, i + 1)) for i in range(16)]
 
 
-def test_a_window_with_global_tokens():
+def test_a_window_is_drawn_with_its_global_tokens():
     keys = "kind=window", "size=2", "global_tokens=1"
     drawing = drawn("model.shape=encoder", "objective.kind=masked", *(f"model.pattern.{key}" for key in keys))
     (mask,) = drawing.masks
@@ -68,13 +68,13 @@ def test_a_window_with_global_tokens():
     assert mask.title == "bidirectional, in a window of 2, 1 global"
 
 
-def test_windows_in_some_layers():
+def test_masks_of_layers_that_differ_are_drawn_apart():
     keys = "kind=window", "size=2", "full_layers=[1]"
     drawing = drawn(*(f"model.pattern.{key}" for key in keys))
     assert [mask.title for mask in drawing.masks] == ["layers 1: causal", "all other layers: causal, in a window of 2"]
 
 
-def test_documents_apart():
+def test_packed_documents_do_not_see_each_other():
     (mask,) = drawn("data.isolate_documents=true").masks
     assert cells(mask) == [
         ("." * 8) * (i // 8) + "#" * (i % 8 + 1) + "." * (15 - i % 8 - 8 * (i // 8)) for i in range(16)
@@ -98,7 +98,7 @@ def test_past_states_of_a_recurrent_model():
     assert cells(mask) == ["#" * i + "." * (16 - i) for i in range(16)]
 
 
-def test_sinusoids():
+def test_sinusoids_of_positions_are_drawn():
     signal = drawn("model.position.kind=sinusoidal").signal
     for position, *components in signal.rows:
         for i, value in enumerate(components):
@@ -106,7 +106,7 @@ def test_sinusoids():
             assert value == pytest.approx(math.cos(angle) if i % 2 else math.sin(angle), abs=1e-6)
 
 
-def test_slopes_of_alibi():
+def test_slopes_of_alibi_are_those_of_the_paper():
     signal = drawn("model.position.kind=alibi", "model.n_heads=8").signal
     assert [slope for _, slope in signal.rows] == [2.0**-i for i in range(1, 9)]
     assert signal.chart.lines[0].points[3] == (3, -1.5)
@@ -133,7 +133,7 @@ def test_angles_of_rotary_positions():
     assert signal.rows[0][3] == pytest.approx(32 / (2 * math.pi))
 
 
-def test_shares_of_the_tree():
+def test_the_root_of_the_tree_has_all_operations():
     drawing = drawn()
     rows = list(list_tree_rows(drawing))
     assert rows[0][0] == "transformer decoder"

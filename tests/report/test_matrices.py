@@ -63,7 +63,7 @@ def test_a_head_step_by_step(bias):
     np.testing.assert_allclose(out, a @ v, atol=1e-5)
 
 
-def test_rotated_queries():
+def test_queries_are_rotated_where_positions_are():
     x, w_q, q, *_ = steps("tiny", "model.position.kind=rotary")
     frequencies = [10_000 ** (-2 * i / 6) for i in range(3)]
     np.testing.assert_allclose(q, [rotated(row, p, frequencies) for p, row in enumerate(x @ w_q)], atol=1e-5)
@@ -127,7 +127,7 @@ def test_what_has_no_small_head_is_refused(name, override):
         compute_matrices(load(name, (override,) if name == "lstm" else (*SMALL, override)).recipe)
 
 
-def test_lines():
+def test_matrices_are_printed_as_lines():
     title, row, *_ = format_lines(compute_matrices(load("transformer-tiny", SMALL).recipe))
     assert title.startswith("PE(p)")
     assert row.split() == ["0.0000", "1.0000"] * 3

@@ -55,7 +55,7 @@ def test_an_age_has_a_unit(text: str, hours: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "30", "d", "-1d", "1.5d", "30 d", "30m", "999999999d", "٣d"])
-def test_other_texts_are_no_ages(text: str) -> None:
+def test_an_age_without_a_whole_number_and_a_unit_is_refused(text: str) -> None:
     with refuses("usage"):
         parse_age(text)
 

@@ -358,7 +358,7 @@ def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
         assert n_turn > n_system
 
 
-def test_metrics_count(talker: str) -> None:
+def test_metrics_count_tokens_requests_and_waits(talker: str) -> None:
     with served(talker) as found, found.http() as client:
         n_read = len(found.generator.loaded.prompt_format.make_prompt("Who").tokens)
         answers = [client.post("/v1/completions", json={**ASKED, "n": 2, "seed": 1}).json() for _ in range(3)]

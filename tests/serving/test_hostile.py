@@ -73,18 +73,6 @@ def check(client: httpx.Client, path: str, body: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_random_requests(server: Served) -> None:
-    with server.http() as client:
-
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-        @given(PATHS, BODIES)
-        def run(path: str, body: bytes) -> None:
-            check(client, path, body)
-
-        run()
-
-
-@pytest.mark.slow
 def test_ten_thousand_random_requests_leave_nothing_behind(server: Served) -> None:
     process, memory = psutil.Process(), []
     with server.http() as client:

@@ -31,6 +31,10 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
+OTHER_PROGRAMS = {
+    *(".", "awk", "cat", "cd", "cp", "curl", "cut", "do", "done", "echo", "for", "git", "grep", "head", "lm_eval"),
+    *("mkdir", "paste", "pip", "printf", "rev", "rm", "sed", "tail", "tr", "unzip"),
+}
 LMTOOL = typer.main.get_command(app)
 
 
@@ -48,3 +52,19 @@ def check_lmtool(arguments):
         assert rest[0] in command.commands, f"there is no command {rest[0]}"
         command = command.commands[rest.pop(0)]
     command.make_context(command.name, rest)
+
+
+def check_command(words):
+    """Raise where a program, target, file or option is none that there is, without running the command."""
+    program, *rest = words
+    if program == "torchrun":
+        program, *rest = rest[rest.index("-m") + 1 :]
+    if program == "lmtool":
+        check_lmtool([re.sub(r"^\$\w+$", "1", word) for word in rest])  # the variable of a loop
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+)[^:=\n]*:(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
+        assert set(word for word in rest if "=" not in word) <= set(targets), "there is no such target"
+    elif program == "python":
+        assert rest[0] in ("-", "-c") or (ROOT / rest[0]).is_file(), "there is no such file"
+    else:
+        assert program in OTHER_PROGRAMS or (ROOT / program).is_file(), "an unknown program"

@@ -13,6 +13,7 @@ ON_TEXT: dict[str, Sequence[str]] = {
     "longformer": (f"model={{{TRANSFORMER}, shape: encoder, {WINDOW}}}", "objective={kind: masked, spans: {}}"),
     "window": (f"model={{{TRANSFORMER}, {WINDOW}}}",),
     "n-grams": (f"model={{{TRANSFORMER}, ngram_embedding: {{entries: 80, min_count: 2}}}}",),
+    "smear": (f"model={{{TRANSFORMER}, smear: true, x0: true, attention_gate: elementwise}}",),
     "prefix": (f"model={{{TRANSFORMER}, shape: prefix}}", "objective.kind=prefix"),
     "t5": (
         f"model={{{TRANSFORMER}, shape: encoder-decoder}}",

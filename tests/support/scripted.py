@@ -1,6 +1,6 @@
-"""A model that writes what it is told, and a tokenizer of bytes."""
+"""A model that writes what it is told, and tokenizers of bytes and of words."""
 
-from lmtool.tokenization.decoder import ByteDecoder
+from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
 from lmtool.tokenization.inner import SpecialTokenRoles
 from tests.generation.models import HistoryModel
 
@@ -27,6 +27,17 @@ class ByteTokenizer:
 
     def make_stream_decoder(self, names=None):
         return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
+
+
+class WordTokenizer(ByteTokenizer):
+    words = ("once", "upon", "a", "time", ",", ".", "'")
+    vocab_size = SPECIAL + len(words)
+
+    def encode(self, text):
+        return [SPECIAL + self.words.index(word) for word in text.split()]
+
+    def make_stream_decoder(self, names=None):
+        return WordDecoder([""] * SPECIAL + list(self.words))
 
 
 class ScriptModel(HistoryModel):

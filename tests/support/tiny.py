@@ -98,6 +98,16 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "plain attention, one head": {"mixer": "plain-attention", "n_heads": 1, "norm": {"kind": "none"}},
     "plain attention, bilinear": {"mixer": "plain-attention", "score": "bilinear", "norm": {"place": "post"}},
     "shared layers": {"share_layers": True, "n_layers": 3, "position": {"kind": "alibi"}},
+    "primer": {"activation": "relu-squared", "position": {"kind": "rotary"}},
+    "x0": {"x0": True, "norm": {"kind": "rms", "embedding": True}, "position": {"kind": "rotary"}},
+    "x0 of shared layers": {"x0": True, "share_layers": True, "parallel": True},
+    "encoder with x0": {"shape": "encoder", "x0": True, "residual_from": "layer", "norm": {"place": "post"}},
+    "encoder-decoder with x0": {"shape": "encoder-decoder", "x0": True, "embedding_width": 6, "tie_embeddings": False},
+    "gated heads": {"attention_gate": "headwise", "n_kv_heads": 2, "position": {"kind": "rotary"}},
+    "gated elements": {"attention_gate": "elementwise", "value_width": 3, "parallel": True},
+    "encoder-decoder with gated heads": {"shape": "encoder-decoder", "attention_gate": "headwise"},
+    "smear": {"smear": True, "position": {"kind": "rotary"}, "norm": {"kind": "rms", "embedding": True}},
+    "smear and n-grams": {"smear": True, "scale_embedding": True, "ngram_embedding": {"entries": 60}},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
         "position": {"kind": "rotary"},
@@ -391,6 +401,7 @@ class _Weights:
             target=self.model("target_inputs") if of.separate_inputs and inputs == "inputs" else None,
             embedding_scale=(of.embedding_width or of.d_model) ** 0.5 if of.scale_embedding else 1.0,
             ngrams=self.ngrams(),
+            smear=(self.affine("smear.gate"), float(self.named["smear.scale"][0])) if of.smear else None,
             pooler=self.affine("pooler") if of.next_sentence_head else None,
             next_sentence=self.affine("next_sentence") if of.next_sentence_head else None,
         )
@@ -434,6 +445,7 @@ class _Weights:
                     attention=self.attention(parts[0], "qkv"),
                     across=self.attention(parts[1], "kv") if across else None,
                     network=None if of.d_ff == 0 else self.network(parts[-1]),
+                    scales=self.scales(parts[0]),
                 )
             )
         return reference.Tower(
@@ -468,6 +480,7 @@ class _Weights:
             value=self.affine(matrix, first + kv_width),
             out=self.affine(f"{name}.mixer.out"),
             norm=self.norm(f"{name}.norm"),
+            gate=self.affine(f"{name}.mixer.gate") if f"{name}.mixer.gate.weight" in self.named else None,
             norms=(self.rms(f"{name}.mixer.q_norm"), self.rms(f"{name}.mixer.k_norm")) if of_itself else None,
             score=self.score(name) if joined == "qkv" else None,
         )
@@ -478,6 +491,10 @@ class _Weights:
         table = self.named[f"{name.partition('.')[0]}.position.table.weight"]
         keys, queries = (table @ self.named[f"{name}.mixer.score.{part}_NDH"] for part in ("key", "query"))
         return lambda head, q, k, i, j: plain_attention.disentangled(q, k, i, j, keys[head], queries[head])
+
+    def scales(self, name: str) -> tuple[float, float]:
+        own, of_embeddings = (self.named.get(f"{name}.{part}", [n]) for part, n in (("x_scale", 1), ("x0_scale", 0)))
+        return float(own[0]), float(of_embeddings[0])
 
     def rms(self, name: str) -> reference.Norm:
         return reference.Norm("rms", self.named[f"{name}.weight"], None, self.of.norm.eps)

@@ -31,7 +31,8 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "muon": (
         "optimizer={kind: muon, lr: 0.02, weight_decay: 0.1, adamw: {lr: 0.003}}",
         "model={kind: transformer, n_layers: 3, d_model: 20, n_heads: 2, n_kv_heads: 1, context: 16, "
-        "activation: swiglu, position: {kind: rotary}, norm: {kind: rms}, tie_embeddings: false}",
+        "activation: swiglu, position: {kind: rotary}, norm: {kind: rms}, tie_embeddings: false, "
+        "x0: true, smear: true, attention_gate: headwise}",
     ),
     "encoder": (
         "model={kind: transformer, shape: encoder, n_layers: 2, d_model: 16, n_heads: 2, context: 16, "
@@ -43,6 +44,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "bfloat16": ("training.precision=bfloat16", "evaluation.prompts=[the]"),
     "recomputed": (
         "model.n_layers=3",
+        "model.x0=true",
         "training.recompute=layers",
         "checkpoint.background=true",
         "evaluation.prompts=[]",

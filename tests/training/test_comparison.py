@@ -10,6 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lmtool.cli import app
+from lmtool.errors import CheckpointError
+from lmtool.inference.load import load_packed, load_run
+from lmtool.inference.scoring import score_texts
+from lmtool.run.checkpoint import list_checkpoints
 from lmtool.training import comparison
 from lmtool.training.comparison import TextResults, interpolate
 from tests.support.training import Work, documents, ended, words
@@ -36,7 +40,7 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
     held_out = documents(30, seed=9)
     (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
     common = (f'data.valid=["{work.folder / "valid.txt"}"]', f"tokenizer={tokenizer}")
-    told = work.pretrain(*common, BASELINE)
+    told = work.pretrain(*common, BASELINE, "evaluation.interpolate=false")
     found = results(work)
     own = evaluated(work, "run", held_out)
     assert found["bits_per_byte"] == pytest.approx(own["bits_per_byte"], rel=1e-4)
@@ -56,6 +60,54 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
         assert 0 < found["ngram_weight"] < 1
         told_of = next(event for event in told if isinstance(event, TextResults))
         assert f"interpolated with it, weight {found['ngram_weight']:.2f}: " in told_of.lines()[0]
+
+
+def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: Work) -> None:
+    held_out = documents(30, seed=9)
+    (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
+    settings = (f'data.valid=["{work.folder / "valid.txt"}"]', "tokenizer={kind: bpe, vocab_size: 320}", BASELINE)
+    told = work.pretrain(*settings, "checkpoint.keep_last=9", "checkpoint.every=2")
+    found, run = results(work), work.run()
+    assert found["interpolated_bits_per_byte"] < 0.99 * found["bits_per_byte"]
+    event = next(event for event in told if isinstance(event, TextResults))
+    assert "in generate, eval and serve" in event.lines()[0]
+
+    evaluation = evaluated(work, "run", held_out)
+    assert evaluation["model_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-4)
+    assert evaluation["bits_per_byte"] == pytest.approx(found["interpolated_bits_per_byte"], rel=0.01)
+    loaded = load_packed(str(run))
+    assert loaded.model.interpolation is not None
+    texts = [line[:12] for line in held_out.splitlines() if line][:5]
+    both, alone = (score_texts(one, texts) for one in (loaded, load_run(str(run))))
+    weight = found["ngram_weight"]
+    for mixed, own in zip(both, alone, strict=True):
+        ngram = score_texts(load_run(str(run / "ngrams")), [mixed.text])[0].logprobs
+        for p, q, r in zip(mixed.logprobs, own.logprobs, ngram, strict=True):
+            assert (p is None) == (q is None)
+            assert p is None or math.exp(p) == pytest.approx(
+                (1 - weight) * math.exp(q) + weight * math.exp(r), rel=1e-3
+            )
+
+    others = [step for step, _ in list_checkpoints(run / "checkpoints") if step != found["step"]]
+    assert all(load_packed(f"{run}@{step}").model.interpolation is None for step in others)
+    before = {path.name: path.read_bytes() for path in (run / "ngrams").rglob("*.safetensors")}
+    (run / "metrics.json").unlink()
+    work.resume()
+    assert {path.name: path.read_bytes() for path in (run / "ngrams").rglob("*.safetensors")} == before
+    assert results(work) == found
+
+    work.resume("evaluation.interpolate=false")
+    assert results(work)["ngram_weight"] == weight
+    assert not (run / "ngrams").exists()
+    assert load_packed(str(run)).model.interpolation is None
+
+
+def test_damaged_ngrams_are_told(work: Work) -> None:
+    work.pretrain("tokenizer={kind: bpe, vocab_size: 320}", BASELINE)
+    (weights,) = (work.run() / "ngrams").rglob("model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError):
+        load_packed(str(work.run()))
 
 
 def test_one_token_has_no_halves(work: Work) -> None:

@@ -9,6 +9,7 @@ from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
 from lmtool.printable import align_columns
+from lmtool.run.directory import NGRAMS
 
 GGUF = ".gguf"
 
@@ -83,6 +84,8 @@ def export_run(
     warn(exported.base.warnings)
     if not quiet:
         tell(f"exported as {exported.describe()}{beside}")
+        if (exported.base.run.path / NGRAMS).exists():
+            tell("the model alone is exported, without the n-grams that this run interpolates it with")
     put_data(output)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
+from lmtool.cli.arguments import OUTPUT_HELP, PROFILE_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, folder_to_write, option
 from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
@@ -65,6 +65,7 @@ def finetune(
     output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output", parser=folder_to_write),
     start_or_resume: bool = flag(START_OR_RESUME_HELP, "--start-or-resume", panel="Output"),
     until: float = _training("SHARE", UNTIL_HELP, default=1.0, shown=False, min=0.0, max=1.0),
+    profile: bool = flag(PROFILE_HELP, "--profile", panel="Training"),
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -86,7 +87,7 @@ def finetune(
     if start_or_resume and (merge or seeds > 1):
         fix = "lmtool runs merge merges its adapters" if merge else "leave it out: with -o DIR the same command goes on"
         raise UsageError("--start-or-resume is for one run", fix=fix)
-    if start_or_resume and resume_if_begun(output, quiet, until):
+    if start_or_resume and resume_if_begun(output, quiet, until, profile):
         return
     table, options["valid"], options["test"] = with_stdin("table", table, options["valid"], options["test"])
     settings = to_settings(options, OPTIONS, ("data.train", table, "TABLE"), overrides=overrides)
@@ -132,6 +133,7 @@ def finetune(
                 retry=start_or_resume or seeds > 1,
                 brief=seeds > 1,
                 until=until,
+                profiles=profile,
                 stops_below_baseline=alone,
             )
         except typer.Exit:
@@ -177,7 +179,7 @@ def _strip_irrelevant_options(command: "Sequence[str]") -> list[str]:
     for text in texts:
         if text in ("--seeds", "--until"):
             next(texts, None)
-        elif text not in ("-q", "--quiet") and not text.startswith(("--seeds=", "--until=")):
+        elif text not in ("-q", "--quiet", "--profile") and not text.startswith(("--seeds=", "--until=")):
             kept.append(text)
     return kept
 

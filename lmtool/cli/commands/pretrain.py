@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume, Until
+from lmtool.cli.arguments import TEXT_HELP, OutputDir, Profile, Quiet, StartOrResume, Until
 from lmtool.cli.help import argument, option
 from lmtool.cli.settings import TEXT_OPTIONS, Overrides, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.training import resume_if_begun, run_training
@@ -22,6 +22,7 @@ def pretrain(
     output: OutputDir = None,
     start_or_resume: StartOrResume = False,
     until: Until = 1.0,
+    profile: Profile = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -34,7 +35,7 @@ def pretrain(
     lmtool pretrain poems/*.txt --recipe lstm -s training.steps=500
     lmtool pretrain letters.txt --from last -o runs/letters
     """
-    if start_or_resume and resume_if_begun(output, quiet, until):
+    if start_or_resume and resume_if_begun(output, quiet, until, profile):
         return
     from lmtool.recipe.load import check_settings
     from lmtool.recipe.resolve import resolve
@@ -56,6 +57,7 @@ def pretrain(
         output=output,
         retry=start_or_resume,
         until=until,
+        profiles=profile,
     )
 
 
@@ -66,6 +68,7 @@ def resume(
         shown="the last that was stopped",
     ),
     overrides: Overrides = None,
+    profile: Profile = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest intact checkpoint, exactly as if it had never been interrupted.
@@ -85,4 +88,4 @@ def resume(
     check_settings(settings := parse_settings(overrides or ()))
     from lmtool.training import resuming
 
-    run_training(partial(resuming.resume, run, settings), quiet)
+    run_training(partial(resuming.resume, run, settings), quiet, profiles=profile)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtool.compute.kernels.build import c_fields, load_kernels
 from lmtool.compute.kernels.matrices import CMatrix
 
-ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu")
+ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu", "relu-squared")
 
 
 class LinearStep(Structure):
@@ -39,11 +39,15 @@ class ActivateStep(Structure):
 
 
 class AddStep(Structure):
-    _fields_ = c_fields(c_int32, "width")
+    _fields_ = (*c_fields(c_int32, "width"), *c_fields(c_float, "own_scale scale"))
 
 
 class CopyStep(Structure):
     _fields_ = c_fields(c_int32, "width")
+
+
+class GateStep(Structure):
+    _fields_ = c_fields(c_int32, "n_gates width")
 
 
 class _AnyStep(Union):
@@ -55,6 +59,7 @@ class _AnyStep(Union):
         ("activate", ActivateStep),
         ("add", AddStep),
         ("copy", CopyStep),
+        ("gate", GateStep),
     )
 
 

@@ -2,8 +2,8 @@
 
 #include "kernels.h"
 
-enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY }; /* the order of the fields of `Operation` */
-enum { RELU, TANH, GELU, GELU_TANH, SILU };
+enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY, GATE }; /* the order of the fields of `Operation` */
+enum { RELU, TANH, GELU, GELU_TANH, SILU, RELU_SQUARED };
 
 /* y = W x + b, or y += that */
 typedef struct { Matrix matrix; int32_t adds; } Linear;
@@ -27,13 +27,19 @@ typedef struct {
 /* `width` numbers, which are gates of as many that follow them if is_gated */
 typedef struct { int32_t function, width, is_gated; } Activate;
 
-/* y += x, or y = x */
-typedef struct { int32_t width; } Add, Copy;
+/* y = own_scale y + scale x */
+typedef struct { int32_t width; float own_scale, scale; } Add;
+
+/* y = x */
+typedef struct { int32_t width; } Copy;
+
+/* each of `n_gates` parts of y, `width` numbers, times the sigmoid of its gate in x */
+typedef struct { int32_t n_gates, width; } Gate;
 
 typedef struct {
     int32_t kind;
     int32_t src, dst; /* where x and y begin, in numbers */
-    union { Linear linear; Norm norm; Rotate rotate; Attend attend; Activate activate; Add add; Copy copy; };
+    union { Linear linear; Norm norm; Rotate rotate; Attend attend; Activate activate; Add add; Copy copy; Gate gate; };
 } Operation;
 
 static void norm(const Norm *op, const float *x, float *y) {
@@ -108,6 +114,7 @@ static inline float hyperbolic(float x) {
 static inline float activated(float x, int function) {
     switch (function) {
     case RELU: return fmaxf(x, 0);
+    case RELU_SQUARED: return fmaxf(x, 0) * fmaxf(x, 0);
     case TANH: return hyperbolic(x);
     case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
     case GELU_TANH: return 0.5f * x * (1 + hyperbolic(0.79788456f * (x + 0.044715f * x * x * x)));
@@ -122,6 +129,13 @@ static void activate(const Activate *op, const float *x, float *y, int thread, i
     int64_t from, to;
     share(op->width, thread, threads, &from, &to);
     for (int64_t i = from; i < to; i++) y[i] = activated(x[i], op->function) * (op->is_gated ? x[op->width + i] : 1);
+}
+
+static void gate(const Gate *op, const float *x, float *y, int thread, int threads) {
+    int64_t from, to;
+    share(op->n_gates, thread, threads, &from, &to);
+    for (int64_t i = from; i < to; i++)
+        for (int64_t j = i * op->width; j < (i + 1) * op->width; j++) y[j] *= 0.5f + 0.5f * hyperbolic(0.5f * x[i]);
 }
 
 /* one operation by a thread; where only the first computes, the others wait */
@@ -141,7 +155,10 @@ static void compute(const Operation *op, float *memory, int64_t position, int th
         attend(&op->attend, x, y, op->attend.n_source ? op->attend.n_source : position + 1, thread, threads);
         break;
     case ACTIVATE: activate(&op->activate, x, y, thread, threads); break;
-    case ADD: if (is_first) for (int i = 0; i < op->add.width; i++) y[i] += x[i]; break;
+    case ADD:
+        if (is_first) for (int i = 0; i < op->add.width; i++) y[i] = op->add.own_scale * y[i] + op->add.scale * x[i];
+        break;
+    case GATE: gate(&op->gate, x, y, thread, threads); break;
     case COPY: if (is_first) memcpy(y, x, op->copy.width * sizeof(float));
     }
 #pragma omp barrier

@@ -158,7 +158,7 @@ class CheckedSectionRule(KeyRule):
 _ACTIVATIONS = {
     **{"gelu": "gelu", "gelu_python": "gelu"},
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu-tanh"),
-    **{"relu": "relu", "silu": "silu", "swish": "silu"},
+    **{"relu": "relu", "relu2": "relu-squared", "silu": "silu", "swish": "silu"},
 }
 _GATED_ACTIVATIONS = {"gelu": "geglu-exact", "gelu-tanh": "geglu", "silu": "swiglu"}
 ACTIVATION_CHOICES: Mapping[str, Mapping[str, str]] = {

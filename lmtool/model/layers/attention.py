@@ -268,13 +268,19 @@ class SelfAttention(_MultiHeadAttention):
     qkv: JoinedLinear
 
     def __init__(
-        self, sizes: HeadSizes, dropout: float, score: Score | None = None, norms: Sequence[nn.Module] | None = None
+        self,
+        sizes: HeadSizes,
+        dropout: float,
+        score: Score | None = None,
+        norms: Sequence[nn.Module] | None = None,
+        gate_width: int = 0,
     ) -> None:
-        """norms: of queries and of keys; None for neither."""
+        """norms: of queries and of keys; None for neither. gate_width: gates of each head, 1 or the value width."""
         widths = (sizes.n_heads * sizes.width, sizes.n_kv_heads * sizes.width, sizes.n_kv_heads * sizes.value_width)
         super().__init__(sizes, dropout, score, qkv=JoinedLinear(sizes.d_model, widths, sizes.qkv_bias))
         self.q_norm, self.k_norm = norms or (nn.Identity(), nn.Identity())
         self._norms = norms is not None
+        self.gate = nn.Linear(sizes.d_model, sizes.n_heads * gate_width, bias=False) if gate_width else None
 
     def initial_state(self, n_rows: int) -> KeyValueCache:
         k_BK0H = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
@@ -291,8 +297,11 @@ class SelfAttention(_MultiHeadAttention):
         qk, v = _split_heads(qk, self.head_width), _split_heads(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
         keys_and_values = self.append_to_cache(cache, k, v)
-        x_BTD = self.out(self.attend_heads(attend, q, *keys_and_values))
-        return MixerOutput(x_BTD, None if cache is None else keys_and_values)
+        mixed = self.attend_heads(attend, q, *keys_and_values)
+        if self.gate is not None:
+            by_head = (*mixed.shape[:2], self.n_heads, -1)
+            mixed = (mixed.reshape(by_head) * torch.sigmoid(self.gate(x_BTD)).reshape(by_head)).flatten(2)
+        return MixerOutput(self.out(mixed), None if cache is None else keys_and_values)
 
     def adapter_targets(self) -> AdapterTargets:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))

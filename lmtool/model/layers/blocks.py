@@ -67,24 +67,24 @@ class InputEmbeddings(nn.Module):
             init_weights_(self.project, spec)
 
     def forward(
-        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
         """Returns the embeddings (B, T, D). See `embed`."""
-        x_BTD = self.embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
+        x_BTD = self.embed(tokens_BT, positions_PT, segments_BT, added_BTD)
         return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 
     def embed(
-        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
         """Returns the embeddings before they are mapped to the model width.
 
         Args:
             segments_BT: None if all tokens belong to the first segment.
-            ngrams_BTD: embeddings of n-grams to add, if any.
+            added_BTD: what else is added, if anything.
         """
         x_BTD: Tensor = self._tokens[0](tokens_BT) * self.scale
-        if ngrams_BTD is not None:
-            x_BTD = x_BTD + ngrams_BTD
+        if added_BTD is not None:
+            x_BTD = x_BTD + added_BTD
         if self.segments is not None:
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
         if self.position is not None:
@@ -107,9 +107,9 @@ class SharedInputEmbeddings(InputEmbeddings):
         return self._inputs[0].tokens
 
     def embed(
-        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
-        return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
+        return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, added_BTD)
 
 
 class LanguageModelHead(nn.Module):
@@ -190,6 +190,8 @@ def apply_activation(x: Tensor, activation: str) -> Tensor:
     match activation:
         case "relu":
             return F.relu(x)
+        case "relu-squared":
+            return F.relu(x).square()
         case "tanh":
             return torch.tanh(x)
         case "gelu":

@@ -1,7 +1,9 @@
-"""Embeddings of the n-grams that end at a token, which are added to the embedding of the token.
+"""What is added to the embedding of a token by the tokens before it: of n-grams that end at it, of the one before it.
 
 Shapes: B rows, T positions, C tokens before them, D model width, K entries, N tokens of a text.
 """
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,52 @@ _UNUSED_KEY = torch.iinfo(torch.int64).max
 """The key of a table entry without an n-gram."""
 
 
-class NgramEmbedding(nn.Module):
+class ContextEmbedding(nn.Module, ABC):
+    """Base of what is added to the embedding of each token by the tokens before it."""
+
+    @abstractmethod
+    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BC: Tensor | None = None) -> Tensor:
+        """Returns what is added (B, T, D).
+
+        Args:
+            positions_PT: position of each token in its text, before whose beginning nothing is read.
+            preceding_BC: the tokens before them, if any.
+        """
+
+    def embed_batch(self, batch: Batch, positions_PT: Tensor) -> Tensor:
+        """Returns what is added (B, T, D) to all tokens of a batch; the tokens before them are beyond its padding."""
+        if batch.keep_BT is None:
+            return self.forward(batch.tokens_BT, positions_PT)
+        # tokens are moved after the padding of their row, and back afterwards
+        order_BT = batch.keep_BT.long().argsort(dim=1, stable=True)
+        positions_BT = positions_PT.expand(len(order_BT), -1).gather(1, order_BT)
+        x_BTD = self.forward(batch.tokens_BT.gather(1, order_BT), positions_BT)
+        return x_BTD.gather(1, order_BT.argsort(1)[..., None].expand_as(x_BTD))
+
+
+class Smear(ContextEmbedding):
+    """s sigmoid(w . x_t) x_(t-1), x being the embeddings of tokens (modded-nanogpt; nanochat, there of their first
+    numbers only)."""
+
+    def __init__(self, tokens: nn.Embedding, embedding_scale: float) -> None:
+        super().__init__()
+        # in a tuple, so that it is not registered here too
+        self._tokens, self._embedding_scale = (tokens,), embedding_scale
+        self.gate = nn.Linear(tokens.embedding_dim, 1, bias=False)
+        self.scale = nn.Parameter(torch.empty(1))
+        nn.init.zeros_(self.scale)
+
+    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BC: Tensor | None = None) -> Tensor:
+        text_BS = tokens_BT if preceding_BC is None else torch.cat((preceding_BC, tokens_BT), 1)
+        T = tokens_BT.shape[1]
+        text_BS = F.pad(text_BS, (T + 1 - text_BS.shape[1], 0))
+        # not by the module, whose outputs are read and changed as those of the tokens themselves
+        x_BSD = F.embedding(text_BS, self._tokens[0].weight) * self._embedding_scale
+        gate_BT1 = self.scale * torch.sigmoid(self.gate(x_BSD)[:, 1:]) * (positions_PT > 0)[..., None]
+        return gate_BT1 * x_BSD[:, :-1]
+
+
+class NgramEmbedding(ContextEmbedding):
     """The sum of the embeddings of the frequent n-grams of 2 to `max_n` tokens that end at each token.
 
     What a small model would have to compute from two or three tokens, it looks up (Huang et al. 2025, Over-Tokenized
@@ -39,12 +86,6 @@ class NgramEmbedding(nn.Module):
         self.register_buffer("keys_K", torch.full((spec.entries,), _UNUSED_KEY))
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BC: Tensor | None = None) -> Tensor:
-        """Returns embeddings (B, T, D).
-
-        Args:
-            positions_PT: position of each token in its text, before whose beginning no n-gram reaches.
-            preceding_BC: the tokens before them, if any.
-        """
         text_BS = tokens_BT if preceding_BC is None else torch.cat((preceding_BC, tokens_BT), 1)
         # cut or padded to the tokens that n-grams can reach
         text_BS = F.pad(text_BS, (tokens_BT.shape[1] + self.max_n - 1 - text_BS.shape[1], 0))
@@ -65,16 +106,6 @@ class NgramEmbedding(nn.Module):
             x_BTD = vector_BTD if x_BTD is None else x_BTD + vector_BTD
         assert x_BTD is not None
         return x_BTD
-
-    def embed_batch(self, batch: Batch, positions_PT: Tensor) -> Tensor:
-        """Returns embeddings (B, T, D) of all tokens of a batch; n-grams reach across its padding."""
-        if batch.keep_BT is None:
-            return self.forward(batch.tokens_BT, positions_PT)
-        # tokens are moved after the padding of their row, and back afterwards
-        order_BT = batch.keep_BT.long().argsort(dim=1, stable=True)
-        positions_BT = positions_PT.expand(len(order_BT), -1).gather(1, order_BT)
-        x_BTD = self.forward(batch.tokens_BT.gather(1, order_BT), positions_BT)
-        return x_BTD.gather(1, order_BT.argsort(1)[..., None].expand_as(x_BTD))
 
     @torch.no_grad()
     def select_ngrams_(self, tokens_N: Tensor) -> None:

@@ -3,7 +3,7 @@
 Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 where all rows have the same positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -31,6 +31,8 @@ class Sublayer(nn.Module):
     """A mixer f with a residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by norm_place.
 
     residual: if False, f(norm(x)) or norm(f(x)).
+    x_scale, x0_scale: of the stream and of the embeddings, whose sum its layer reads; of the first sublayer of a layer,
+        if any.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Sublayer(nn.Module):
         self.norm_place = norm_place
         self.dropout = dropout
         self.residual = residual
+        self.x_scale: nn.Parameter | None = None
+        self.x0_scale: nn.Parameter | None = None
 
     def forward(
         self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, input_BTD: Tensor | None = None
@@ -114,6 +118,11 @@ class Stack(nn.Module):
         if not spec.norm.first:
             self.sublayers_in_order()[0].norm = nn.Identity()
         self.sublayers_per_layer = len(self.sublayers) * self.n_passes // spec.n_layers
+        if spec.x0:
+            for first in cast(Iterable[Sublayer], self.sublayers[:: self.sublayers_per_layer]):
+                first.x_scale, first.x0_scale = (nn.Parameter(torch.empty(1)) for _ in range(2))
+                nn.init.ones_(first.x_scale)
+                nn.init.zeros_(first.x0_scale)
         for part in find_attention_modules(self).values():
             part.n_layers = self.n_passes
         self.parallel = spec.parallel
@@ -179,11 +188,13 @@ class Stack(nn.Module):
             attend_fully = AttentionOp(full_mask, T, positions_PS, self.position, source)
         recomputes = self.recomputes_activations and self.training and torch.is_grad_enabled()
         outputs: list[SublayerState] = []
+        x0_BTD = x_BTD
         for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
             if layer_outputs is not None:
                 layer_outputs.append(x_BTD)
             part = slice(first, first + self.sublayers_per_layer)
-            inputs = sublayers[part], x_BTD, attend_fully if layer in self.full_layers else attend, caches[part]
+            attend_here = attend_fully if layer in self.full_layers else attend
+            inputs = sublayers[part], x_BTD, x0_BTD, attend_here, caches[part]
             if recomputes:
                 x_BTD, others = checkpoint(self._run_layer, *inputs, shares_bias=False, use_reentrant=False)
             else:
@@ -199,16 +210,21 @@ class Stack(nn.Module):
         self,
         sublayers: Sequence[Sublayer],
         x_BTD: Tensor,
+        x0_BTD: Tensor,
         attend: AttentionOp,
         caches: Caches,
         shares_bias: bool = True,
     ) -> tuple[Tensor, list[SublayerState]]:
         """Returns the output of one layer, and what each of its sublayers leaves besides.
 
+        x0_BTD: the input of the first layer.
         shares_bias: whether a positional bias with a gradient is shared with other layers.
         """
         attend = attend if shares_bias else attend.without_shared_bias()
         outputs = []
+        first = sublayers[0]
+        if first.x_scale is not None and first.x0_scale is not None:
+            x_BTD = first.x_scale * x_BTD + first.x0_scale * x0_BTD
         input_BTD = x_BTD
         for sublayer, cache in zip(sublayers, caches, strict=True):
             read_BTD = input_BTD if self.parallel else x_BTD
@@ -256,7 +272,9 @@ def build_mixer(spec: Transformer) -> Mixer:
     """Builds the token mixer of a layer."""
     match spec.mixer:
         case "attention":
-            return attention.SelfAttention(_head_sizes(spec), spec.dropout, _build_score(spec), _build_qk_norms(spec))
+            heads = _head_sizes(spec)
+            gate_width = {"none": 0, "headwise": 1, "elementwise": heads.value_width}[spec.attention_gate]
+            return attention.SelfAttention(heads, spec.dropout, _build_score(spec), _build_qk_norms(spec), gate_width)
         case "plain-attention":
             return attention.PlainAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 

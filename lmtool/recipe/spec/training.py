@@ -211,7 +211,8 @@ class Constant(Spec):
 
 
 class Linear(Spec):
-    """Linear warm-up, then linear decay (BERT), with or without a plateau between them (Hu et al. 2024)."""
+    """Linear warm-up, then linear decay (BERT), with or without a plateau between them (warmup-stable-decay, WSD; Hu et
+    al. 2024)."""
 
     kind: Literal["linear"]
     warmup_steps: NonNegativeInt = 0
@@ -259,6 +260,9 @@ class Evaluation(Spec):
     accuracy by what a row is, and else loss."""
     baseline: bool = False
     """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
+    interpolate: bool = True
+    """Keep the 5-gram model of `baseline` in the run, and interpolate with it in generate, eval and serve, if that
+    predicts the validation text by at least 1 % fewer bits (Jelinek and Mercer 1980)."""
     gradient_norms: bool = False
     """Log, at each validation, the norm of the gradient of a loss in the states up to 64 steps before it; for causal
     language models trained by gradients."""

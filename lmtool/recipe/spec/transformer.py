@@ -107,6 +107,7 @@ _SHAPE_OF_KEY = {
     "n_segments": "encoder",
     "causal_mask": "decoder",
     "ngram_embedding": "decoder",
+    "smear": "decoder",
 }
 """Keys of one shape each, and this shape."""
 
@@ -141,9 +142,10 @@ class Transformer(VectorsSpec):
     norms in place post is norm(x + f(norm(x + attention(x))))."""
     context: PositiveInt
     """Context length in tokens."""
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
-    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SiLU, SwiGLU, GEGLU
-    with the tanh approximation (T5 1.1), or with the exact GELU (ModernBERT)."""
+    activation: Literal["relu", "relu-squared", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
+    """Nonlinearity of the feed-forward network: ReLU, its square (Primer; So et al. 2021), exact GELU, its tanh
+    approximation (GPT-2), SiLU, SwiGLU, GEGLU with the tanh approximation (T5 1.1), or with the exact GELU
+    (ModernBERT)."""
     feed_forward: AnyFeedForward = DenseFeedForward()
     """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
     mixer: MixerName = "attention"
@@ -164,8 +166,14 @@ class Transformer(VectorsSpec):
     """Width of the hidden layer of an additive score; the head's width by default."""
     qk_norm: Literal["none", "head", "joint"] = "none"
     """RMSNorm of queries and keys, of each head (Qwen3) or of all heads jointly (OLMo 2)."""
+    attention_gate: Literal["none", "headwise", "elementwise"] = "none"
+    """What self-attention gives is multiplied by sigmoid(W x), one gate for each head or each number, x being what the
+    queries are made of (Qiu et al. 2025, Gated Attention for Large Language Models)."""
     parallel: bool = False
     """The sublayers of a layer read the same input, and their outputs are added at once (GPT-NeoX)."""
+    x0: bool = False
+    """The input of each layer is a x + b x0, x0 being the embeddings, with two learned scalars of the layer, at first 1
+    and 0 (modded-nanogpt; Jordan et al. 2024)."""
     n_segments: NonNegativeInt = 0
     """Segment embeddings for the texts of a row; BERT has 2."""
     norm: Norm = Norm()
@@ -200,6 +208,9 @@ class Transformer(VectorsSpec):
     """Initial weights."""
     ngram_embedding: NgramTable | None = None
     """Add to the embedding of a token those of the n-grams that end with it, in a decoder (Huang et al. 2025)."""
+    smear: bool = False
+    """Add to the embedding of a token that of the one before it, by a gate that reads the token and a learned scalar,
+    at first 0, in a decoder (modded-nanogpt; nanochat, Karpathy 2025)."""
 
     @property
     def title(self) -> str:
@@ -319,7 +330,10 @@ class Transformer(VectorsSpec):
                 yield "residual_from has no effect: with d_ff 0 a layer has one sublayer; take sublayer"
         if self.mixer == "plain-attention":
             of_maps = ("head_width", "value_width", "n_kv_heads", "qkv_bias")
-            given = {key: getattr(self, key) for key in of_maps} | {"qk_norm": self.qk_norm}
+            given = {key: getattr(self, key) for key in of_maps} | {
+                "qk_norm": self.qk_norm,
+                "attention_gate": self.attention_gate,
+            }
             for key, value in given.items():
                 if value not in (None, "none"):
                     yield f"{key} {value} is for heads with maps, which mixer plain-attention does not have"

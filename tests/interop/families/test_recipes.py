@@ -155,7 +155,10 @@ CHANGES: list[dict[str, Any]] = [
     {"d_ff": 20},
     {"d_ff": None},
     {"context": 40},
-    *({"activation": one} for one in ("relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact")),
+    *(
+        {"activation": one}
+        for one in ("relu", "relu-squared", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact")
+    ),
     *({"position": {"kind": kind}} for kind in ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")),
     {"position": {"kind": "learned", "size": 50}},
     {"position": {"kind": "learned", "offset": 2}},
@@ -184,6 +187,9 @@ CHANGES: list[dict[str, Any]] = [
     *({"qkv_bias": flag} for flag in (True, False)),
     *({"tie_embeddings": flag} for flag in (True, False)),
     {"head_bias": True},
+    {"x0": True},
+    {"smear": True},
+    {"attention_gate": "headwise"},
     *({"scale_embedding": flag} for flag in (True, False)),
     {"embedding_width": 8, "tie_embeddings": False},
     {"scale_head": True},
@@ -221,6 +227,7 @@ def test_changed_decoders(name: str, tmp_path: Path) -> None:
             wanted, logits = peer(tokens_BT).logits, built.logits(built(Batch(tokens_BT)).hidden_BTD)
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()), msg=str(change))
     keys = ("shape", "vocab_size", "position.kind", "norm.place", "qk_norm", "head_bias", "scale_head")
+    keys += ("x0", "smear", "attention_gate")
     assert {f"model.{key}" for key in keys} <= refused
 
 

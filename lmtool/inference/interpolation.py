@@ -1,0 +1,33 @@
+"""Keeps an n-gram model in a run, with which its language model is then interpolated; `load_packed` loads both.
+
+It is a run of its own in the folder `ngrams` of the run. Its weight in the interpolation is among the run's results.
+"""
+
+from lmtool import durable
+from lmtool.durable import atomic_output_folder
+from lmtool.model.ngram import NGramModel
+from lmtool.recipe.dump import dump
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.run.creation import create_run
+from lmtool.run.directory import NGRAMS, RECIPE, Run
+from lmtool.run.files import RunInfo
+from lmtool.run.saving import Snapshot
+from lmtool.tokenization.tokenizer import Tokenizer
+
+
+def save_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
+    """Writes the n-gram model of a run's training text in place of an earlier one; None writes none.
+
+    Raises ResourceError.
+    """
+    folder = run.path / NGRAMS
+    durable.remove_path(folder)
+    if ngram is None:
+        return
+    counted = load("ngram").recipe.with_values({"tokenizer": recipe.tokenizer, "data": recipe.data})
+    info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
+    files = {RECIPE: dump(counted).encode(), **tokenizer.serialize_files()}
+    snapshot = Snapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
+    with atomic_output_folder(folder) as new, create_run(new, info, files) as kept:
+        kept.save_checkpoint(snapshot, keep_last=1)
