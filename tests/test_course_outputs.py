@@ -547,6 +547,47 @@ def is_worth_pretraining(o: Printed, by: float) -> bool:
     return ours - deviation > scratch + other + by and ours > max(counted) and scratch < min(counted)
 
 
+def is_a_pair(o: Printed, by: float) -> bool:
+    """A pretrained model above counted words, and one from nothing below them; a row with marks around two texts."""
+    ours, scratch = o.all("test: .*?accuracy")
+    counted = [figure / 100 for figure in o.all("words and pairs")]
+    marks = re.findall(r"'\[(\w+)\]'", o.text)
+    return (
+        ours > max(counted) + 0.03 and ours - scratch > by and scratch < min(counted) and marks == ["BOS", "SEP", "CLS"]
+    )
+
+
+def adds_segments(o: Printed) -> bool:
+    """What the first layer reads is the sum of three vectors; and pairs are told apart in the end."""
+    *parts, sums = (o.matrix(title) for title in ("token vectors", "position vectors", "segment vectors", "their sum"))
+    added = all(
+        abs(math.fsum(part[i][j] for part in parts) - sums[i][j]) < 2e-4
+        for i in range(len(sums))
+        for j in range(len(sums[0]))
+    )
+    first, *_, last = parts[2]
+    segments = [cells[3] for line in o.lines if len(cells := line.split()) > 3 and cells[0].isdigit()]
+    told = first != last and segments == sorted(segments) and {*segments} == {"0", "1"}
+    return added and told and len(sums) == 4 and o.all('accuracy":')[-1] > 0.85
+
+
+def corrupts_spans(o: Printed) -> bool:
+    """Two sentinels in the source, the last at its end, and the same in the target, each before a removed span."""
+    source, target = (re.split(r"<extra_id_(\d)>", line.partition(":")[2]) for line in o.lines[:2])
+    marks = source[1::2] == target[1::2] == ["0", "1"]
+    lengths = all(source[0:3:2]) and not source[-1] and all(target[2::2])
+    return (
+        marks and lengths and target[0].endswith("[BOS]") and falls([4, *o.all('loss":')]) and o.all('loss":')[-1] < 3.5
+    )
+
+
+def has_a_task_before(o: Printed) -> bool:
+    alone, after = o.all("test: .*?accuracy")
+    counted = min(o.all("words and pairs")) / 100
+    words = o.lines[0].partition(",")[0].split()
+    return alone < counted and after > alone + 0.2 and words == sorted(words) and "warning: the head" in o.text
+
+
 def has_related_texts(o: Printed) -> bool:
     roberta, albert = o.all("transformer encoder")
     alone, student = o.row("best loss")
@@ -598,12 +639,12 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Dropout": drops_out,
     "Masked language modelling": fills_gaps,
     "How much to mask": has_a_best_rate,
-    "Next sentence prediction": lambda o: o.all('accuracy":')[-1] > 0.85,
-    "Span corruption": lambda o: falls([4, *o.all('loss":')]),
+    "Next sentence prediction": adds_segments,
+    "Span corruption": corrupts_spans,
     "Classification by [CLS]": lambda o: is_worth_pretraining(o, by=0.1),
-    "Classification by a decoder": lambda o: accuracies(o)[0] > 0.65,
-    "Several tasks as text": lambda o: accuracies(o)[0] > 0.45 and accuracies(o)[1] > 0.9,
-    "A task before the task": lambda o: rises(accuracies(o), by=0.08),
+    "Classification by a decoder": lambda o: is_a_pair(o, by=0.2),
+    "Several tasks as text": lambda o: 0.45 < accuracies(o)[0] < 0.5 and accuracies(o)[1] > 0.95,
+    "A task before the task": has_a_task_before,
     "Features of a language model": lambda o: accuracies(o)[0] > 0.95 > 0.67 > accuracies(o)[1],
     "Mask-predict": mask_predicts,
     "Vectors in context": is_in_context,

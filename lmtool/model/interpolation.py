@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.model.language_model import Interpolation
 from lmtool.model.ngram import NGramModel
 
 
 @dataclass(frozen=True, eq=False)
-class NGramInterpolation:
+class NGramInterpolation(Interpolation):
     """p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980).
 
     ngram: on the CPU; it has at most as many ids as the language model. weight: w, between 0 and 1.
@@ -27,26 +28,19 @@ class NGramInterpolation:
     weight: float
 
     def describe(self) -> str:
-        """Returns a short description, such as "interpolated with a 5-gram model, weight 0.21"."""
         return f"interpolated with a {self.ngram.order}-gram model, weight {self.weight:.2f}"
 
     def get_contexts(self, ids: Sequence[int], positions: Iterable[int]) -> list[Sequence[int]]:
-        """Returns the tokens up to each of these positions of a text that the n-gram model reads."""
         n = self.ngram.n_context_tokens
         return [ids[max(0, at + 1 - n) : at + 1] for at in positions]
 
     def interpolate_logits(self, logits_BV: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Returns log p of the token after each text (B, V), given the language model's logits.
-
-        Each row depends on its own text alone, so that it is the same in any batch.
-        """
         rows = [self.ngram.next_token_probabilities(text[-self.ngram.n_context_tokens :]) for text in texts]
         ngram_BV = torch.from_numpy(np.log(np.stack(rows))).to(logits_BV)
         ngram_BV = F.pad(ngram_BV, (0, logits_BV.shape[-1] - ngram_BV.shape[-1]), value=-torch.inf)
         return self._interpolate(logits_BV.log_softmax(-1), ngram_BV)
 
     def interpolate_log_probs(self, logprobs_N: Tensor, batch: Batch, is_scored_BT: Tensor) -> Tensor:
-        """Returns log p of the scored targets of a batch (N,), given those of the language model."""
         cpu = self.ngram.grams_GN.device
         batch, is_scored_BT = batch.to(cpu), is_scored_BT.to(cpu)
         context_NC = self.ngram(batch).hidden_BTD[is_scored_BT]

@@ -6,7 +6,7 @@ Shapes: B rows, T new positions, D model width, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.state import DecodeState, KeyValueCache, LayerState, Memory, RowTokens
 from lmtool.recipe.spec.model import Reads
-
-if TYPE_CHECKING:
-    from lmtool.model.interpolation import NGramInterpolation
 
 __all__ = ["DecodeState", "KeyValueCache", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
 
@@ -51,6 +48,28 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+class Interpolation(Protocol):
+    """Predictions of a language model, interpolated with those of another model that reads the same tokens.
+
+    `lmtool.model.interpolation` has the one with an n-gram model.
+    """
+
+    def describe(self) -> str:
+        """Returns a short description, such as "interpolated with a 5-gram model, weight 0.21"."""
+
+    def get_contexts(self, ids: Sequence[int], positions: Iterable[int]) -> list[Sequence[int]]:
+        """Returns the tokens up to each of these positions of a text that the other model reads."""
+
+    def interpolate_logits(self, logits_BV: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Returns log p of the token after each text (B, V), given the language model's logits.
+
+        Each row depends on its own text alone, so that it is the same in any batch.
+        """
+
+    def interpolate_log_probs(self, logprobs_N: Tensor, batch: Batch, is_scored_BT: Tensor) -> Tensor:
+        """Returns log p of the scored targets of a batch (N,), given those of the language model."""
+
+
 ModulesByDepth = list[Sequence[nn.Module | None]]
 """The modules at each depth of a model; None for those its recipe omits."""
 
@@ -70,7 +89,7 @@ class LanguageModel(nn.Module, ABC):
     variable_length_tensors: names of tensors whose length depends on the training data.
     description: family, layers and width, for people.
     counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
-    interpolation: an n-gram model with which its predictions are interpolated at inference; None for none.
+    interpolation: with another model, of its predictions at inference; None for none.
     """
 
     max_positions: int | None = None
@@ -79,7 +98,7 @@ class LanguageModel(nn.Module, ABC):
     step_threads: int | None = None
     variable_length_tensors: frozenset[str] = frozenset()
     counts_V: Tensor | None
-    interpolation: "NGramInterpolation | None" = None
+    interpolation: Interpolation | None = None
 
     def __init__(self, vocab_size: int, context: int | None, description: str) -> None:
         super().__init__()
