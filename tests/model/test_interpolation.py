@@ -17,7 +17,7 @@ from lmtool.model import LanguageModel, NGramModel, build
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.recipe.spec.words import NGram
 from lmtool.tokenization.prompt_format import Prompt
-from tests.model import tiny
+from tests.support import tiny
 
 WEIGHT = 0.3
 
