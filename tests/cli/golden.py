@@ -59,7 +59,7 @@ def describe_refusal(outcome: Outcome) -> str:
 
 
 VARYING = {
-    r"(/[^/\s,']+)+/pytest-\d+": "...",  # temporary folders
+    r"(/[^/\s,']+)+/pytest-\d+(/popen-gw\d+)?": "...",  # temporary folders, also of several processes of tests
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00)?": "N",  # moments
     r"\d{4}-\d\d-\d\d-(\w+)-[0-9a-f]{4}(?![\w-])": r"N-\1-N",  # names of runs
     r"(lmtool [\d.]+), python .*": r"\1 ...",  # the environment of a session
