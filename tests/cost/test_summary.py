@@ -107,7 +107,8 @@ WINDOWED = {"pattern": {"kind": "window", "size": 3, "dilation": 2, "global_toke
         0,
         3,
         7,
-        11,
+        9,
+        12,
         unpack=True,
     ),
 )

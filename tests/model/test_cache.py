@@ -24,7 +24,7 @@ kinds_of_state = pytest.mark.parametrize(
     "family",
     nightly_but(
         CACHED,
-        *("gpt2", "full layers among windows", "n-grams", "t5", "prefix with windows"),
+        *("gpt2", "full layers among windows", "n-grams", "smear", "t5", "prefix with windows"),
         *("gru with a memory", "bahdanau", "3-gram"),
     ),
 )
