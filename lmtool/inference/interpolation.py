@@ -7,8 +7,9 @@ from lmtool import durable
 from lmtool.durable import atomic_output_folder
 from lmtool.model.ngram import NGramModel
 from lmtool.recipe.dump import dump
-from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Training
+from lmtool.recipe.spec.words import NGram
 from lmtool.run.creation import create_run
 from lmtool.run.directory import NGRAMS, RECIPE, Run
 from lmtool.run.files import RunInfo
@@ -25,7 +26,13 @@ def save_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramMode
     durable.remove_path(folder)
     if ngram is None:
         return
-    counted = load("ngram").recipe.with_values({"tokenizer": recipe.tokenizer, "data": recipe.data})
+    counted = Recipe(
+        description=f"The {ngram.order}-grams of the training text of {run.name}",
+        model=NGram(kind="ngram", order=ngram.order, context=recipe.model.context),
+        tokenizer=recipe.tokenizer,
+        data=recipe.data,
+        training=Training(steps=1, batch_size=1),
+    )
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
     files = {RECIPE: dump(counted).encode(), **tokenizer.serialize_files()}
     snapshot = Snapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})

@@ -330,5 +330,5 @@ def is_named(axis: str, value: str, message: str) -> bool:
     words: set[str] = set()
     for setting in AXES[axis][value]:
         key, _, rest = setting.partition("=")
-        words |= {part for part in re.findall(r"[\w-]{3,}", f"{key} {rest}") if part not in GENERAL}
+        words |= {part for part in re.findall(r"[\w-]{2,}", f"{key} {rest}") if part not in GENERAL}
     return any(re.search(rf"\b{re.escape(word)}\b", message) for word in words)
