@@ -7,14 +7,14 @@ from pathlib import Path
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import directory
-from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.directory import CHECKPOINTS, FEATURES, NGRAMS, Run
 from lmtool.run.files import read_saved_state
 from lmtool.run.listing import read_evaluations
 from lmtool.run.paths import RUN_INFO_FILE
 
 
 def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yields each damaged file of a run directory, and why.
+    """Yields each damaged file of a run directory and of the runs inside it, and why.
 
     Does not check recipe.yaml, the tokenizer and the values of weights, which depend on each other. A run that is being
     trained may seem incomplete.
@@ -33,6 +33,9 @@ def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
             read_saved_state(checkpoint)
         except CheckpointError as error:
             yield Path(error.where or folder), error.what
+    for name in (FEATURES, NGRAMS):
+        if (path / name).exists():
+            yield from verify_run(path / name)
 
 
 def find_damaged_records(run: Run) -> Iterator[tuple[str, str]]:

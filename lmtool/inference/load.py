@@ -255,7 +255,13 @@ def _load_interpolation(source: Reference) -> NGramInterpolation | None:
     weight = results.get("ngram_weight")
     if weight is None or results.get("step") != source.checkpoint.step:
         return None
-    ngram = load_run(str(folder), CPU).model
+    try:
+        ngram = load_run(str(folder), CPU).model
+    except CheckpointError as error:
+        fix = "restore this folder from a copy, or delete it: the model then predicts alone"
+        raise CheckpointError(
+            f"the n-grams of the run are damaged: {error.what}", where=str(folder), fix=fix
+        ) from error
     assert isinstance(ngram, NGramModel)
     return NGramInterpolation(ngram, weight)
 

@@ -3,12 +3,14 @@
 import json
 import math
 import random
+import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from lmtool.checks.runs import verify_run
 from lmtool.cli import app
 from lmtool.errors import CheckpointError
 from lmtool.inference.load import load_packed, load_run
@@ -106,8 +108,12 @@ def test_damaged_ngrams_are_told(work: Work) -> None:
     work.pretrain("tokenizer={kind: bpe, vocab_size: 320}", BASELINE)
     (weights,) = (work.run() / "ngrams").rglob("model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         load_packed(str(work.run()))
+    assert caught.value.where == str(work.run() / "ngrams")
+    assert [path for path, _ in verify_run(work.run())] == [weights]
+    shutil.rmtree(work.run() / "ngrams")
+    assert load_packed(str(work.run())).model.interpolation is None
 
 
 def test_one_token_has_no_halves(work: Work) -> None:
