@@ -25,7 +25,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmtool.data.table import open_table
 from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.reference import resolve_run_name
+from lmtool.inference.reference import import_if_published
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.results import Results
@@ -106,7 +106,7 @@ def compare(given: argparse.Namespace) -> None:
     """Time and accuracy of lmtool and of a plain loop."""
     flags = [Setting("data.train", [str(given.train)], "TRAIN"), Setting("data.test", str(given.test), "TEST")]
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
-    plan = plan_finetuning(resolve_run_name(str(given.source)), None, parse_settings([f"seed={given.seed}"], flags))
+    plan = plan_finetuning(import_if_published(str(given.source)), None, parse_settings([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
         events = train(plan, SessionOptions([], ignore_progress, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()

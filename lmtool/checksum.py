@@ -29,7 +29,7 @@ def prepend_checksum(content: bytes) -> bytes:
     return f"{xxh3(content)}\n".encode() + content
 
 
-def strip_checksum(raw: bytes) -> bytes:
+def verify_and_strip_checksum(raw: bytes) -> bytes:
     """Returns the content that `prepend_checksum` was given. Raises ValueError when it has changed since."""
     stated, _, content = raw.partition(b"\n")
     if stated != xxh3(content).encode():

@@ -22,7 +22,7 @@ from lmtool.run.listing import iterate_ancestors
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, open_tables
-from lmtool.tasks.reading import stream_rows
+from lmtool.tasks.reading import stream_unlabelled_rows
 
 MIN_SHARED_FRACTION = 0.8
 """A row is leaked if this fraction of its words is in n-grams of the training text (Touvron et al. 2023)."""
@@ -84,7 +84,7 @@ def _open_training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
     def rows_of(one: TaskTables) -> Iterator[str]:
         held = split and split.split_of_task(one.name)
         left_out = {*held.test} if held else ()
-        rows = stream_rows(one.table, one.columns, SkippedRows())
+        rows = stream_unlabelled_rows(one.table, one.columns, SkippedRows())
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
 
     texts = chain.from_iterable(map(rows_of, tables))

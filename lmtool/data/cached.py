@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lmtool import durable
-from lmtool.checksum import prepend_checksum, sha256, strip_checksum
+from lmtool.checksum import prepend_checksum, sha256, verify_and_strip_checksum
 from lmtool.data.store import MAX_CACHE_FILE_BYTES, TokenStore
 from lmtool.durable import cache_folder, convert_write_errors, hold_lock, replace_path, write_file
 from lmtool.errors import DataError
@@ -84,6 +84,6 @@ def find_damaged_entries() -> Iterator[tuple[Path, str]]:
 def _read_entry(path: Path) -> bytes:
     """Returns the content of an entry. Raises OSError, and ValueError when its checksum does not match."""
     try:
-        return strip_checksum(durable.read_file(path, MAX_CACHE_FILE_BYTES))
+        return verify_and_strip_checksum(durable.read_file(path, MAX_CACHE_FILE_BYTES))
     except ValueError as error:
         raise ValueError(f"{path.name[:12]}... {error}") from None

@@ -192,7 +192,7 @@ def compute_perplexity(
         raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
     score = objective.score_text if model.interpolation is None else _score_interpolated
     metrics = () if model.interpolation is None else (MODEL_ALONE,)
-    items = windows.items(model, objective.collate_spans, score, compute, metrics)
+    items = windows.items(model, objective.collate_for_scoring, score, compute, metrics)
     sums = evaluate_items(model, replace(items, one_pass=objective.scores_text_in_one_pass), compute, report)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
@@ -314,7 +314,7 @@ def measure_perplexity(
         n_unseen = None
         if isinstance(lm, NGramModel):
             windows = EvaluationWindows(store, sliding_windows(store, context, stride))
-            items = windows.items(lm, objective.collate_spans, _count_unseen, loaded.compute)
+            items = windows.items(lm, objective.collate_for_scoring, _count_unseen, loaded.compute)
             n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
         return PerplexityResult(perplexity, loaded, entropy_limit(sources, data), n_unseen)
 

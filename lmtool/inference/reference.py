@@ -122,10 +122,10 @@ def resolve_reference(name: str) -> Reference:
 
     Raises CheckpointError as `run.find.find_run` does, and for a model that cannot be imported.
     """
-    return Reference(*find_run(resolve_run_name(name)))
+    return Reference(*find_run(import_if_published(name)))
 
 
-def resolve_run_name(name: str) -> str:
+def import_if_published(name: str) -> str:
     """Imports a model if it is published, and returns the directory of its run; returns other names as they are.
 
     Raises CheckpointError for a model that cannot be imported.
@@ -140,7 +140,7 @@ def resolve_run_name(name: str) -> str:
 
 
 def resolve_recorded_run(name: str) -> str:
-    """Resolves a name from a file as `resolve_run_name`, but downloads nothing: only names that are typed may do that.
+    """Resolves a name from a file as `import_if_published`, but downloads nothing: only names that are typed may do that.
 
     Raises CheckpointError for a name of the Hub that was not imported before.
     """
@@ -148,7 +148,7 @@ def resolve_recorded_run(name: str) -> str:
         what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
         fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {printable(name)[:120]}"
         raise CheckpointError(what, where=printable(name)[:120], fix=fix, code="run_not_found")
-    return resolve_run_name(name)
+    return import_if_published(name)
 
 
 def find_base(run: Run) -> Reference:
@@ -255,7 +255,7 @@ def resolve_for_text(
 
 
 def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) -> ResolvedRecipe:
-    """Replaces names of models in a recipe by their runs; see `resolve_run_name`.
+    """Replaces names of models in a recipe by their runs; see `import_if_published`.
 
     base: the recipe of the run that it continues, whose names are resolved already.
     Raises CheckpointError for a model that cannot be imported.
@@ -276,9 +276,9 @@ def _model_names(recipe: Recipe) -> dict[str, str]:
 
 
 MODEL_NAME_RESOLVERS: Mapping[str, Callable[[str], str]] = {
-    "distillation.teacher": resolve_run_name,
-    "model.features.run": resolve_run_name,
-    "model.embeddings": resolve_run_name,
+    "distillation.teacher": import_if_published,
+    "model.features.run": import_if_published,
+    "model.embeddings": import_if_published,
     "tokenizer.path": find_tokenizer,
 }
 """Functions that resolve the keys of a recipe that name a model. Embeddings and tokenizers may also be files."""

@@ -12,7 +12,7 @@ from lmtool.data.table import Row, SkippedRows, Table, format_csv_row, open_tabl
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import SEPARATOR, normalize_label_cell, split_label_names
-from lmtool.tasks.reading import stream_rows
+from lmtool.tasks.reading import stream_unlabelled_rows
 from lmtool.tasks.schema import choose_columns, infer_label_column
 
 MAX_CLASSES = 500
@@ -47,7 +47,7 @@ class TableToLabel:
         name = reading.label_column or infer_label_column(table, reading) or "label"
         known = find_matching_column(name, table.names)
         columns = choose_columns(table, reading.with_values({"label_column": known}), labelled=known is not None)
-        rows = [(row, item.texts) for row, item in stream_rows(table, columns, skipped)]
+        rows = [(row, item.texts) for row, item in stream_unlabelled_rows(table, columns, skipped)]
         if not any(text.strip() for _, texts in rows for text in texts):
             raise DataError(
                 "no row has a text", where=display_path(table.path), fix="name a column: --text-column NAME"

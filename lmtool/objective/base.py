@@ -158,7 +158,7 @@ class Objective(ABC):
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Collates examples to a batch, after all corruption. training_fraction: fraction of training completed."""
 
-    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Collates rows of any length for evaluation. Raises TypeError where a text has no probability.
 
         Args:
@@ -168,7 +168,7 @@ class Objective(ABC):
 
     def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Collates rows for validation during training, in the same way each time."""
-        return self.collate_spans(spans)
+        return self.collate_for_scoring(spans)
 
     def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """Returns the batch with tokens sampled from the model where `draws_BT` is set, as training would read it."""
@@ -198,5 +198,5 @@ class Objective(ABC):
         return []
 
     def score_text(self, model: LanguageModel, batch: Batch) -> Loss:
-        """Returns the summed -log p of the targets of rows from `collate_spans`."""
+        """Returns the summed -log p of the targets of rows from `collate_for_scoring`."""
         return self.score(model, batch)

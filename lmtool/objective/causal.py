@@ -55,8 +55,8 @@ class CausalObjective(TokenObjective):
         draws_BT = draw_sampling_numbers(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], training_fraction)
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
-    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Right-pads rows of any length for evaluation; see `Objective.collate_spans`."""
+    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        """Right-pads rows of any length for evaluation; see `Objective.collate_for_scoring`."""
         rows = [tokens[:-1] for tokens, _ in spans]
         targets = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
         return Batch(pad_rows(rows, 0)[0], pad_rows(targets, IGNORE)[0])

@@ -48,8 +48,8 @@ class DistillationObjective(Objective):
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         return self.student_objective.collate(examples, training_fraction)
 
-    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        return self.student_objective.collate_spans(spans)
+    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        return self.student_objective.collate_for_scoring(spans)
 
     def count_targets(self, batch: Batch) -> int:
         return self.student_objective.count_targets(batch)

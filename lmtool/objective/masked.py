@@ -90,7 +90,7 @@ class MaskedObjective(Objective):
             return batch
         return replace(batch, labels_B=torch.tensor([int(example.second_follows) for example in examples]))
 
-    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_for_scoring(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates uncorrupted rows; targets are all scored tokens except special ones. See `score_text`."""
         rows = []
         for tokens, first in spans:

@@ -69,7 +69,7 @@ class SkipGramObjective(Objective):
             parts.append(self._draw_pairs(words_L[kept_L], document_L[kept_L], example.rng))
         return self._collate_pairs(parts)
 
-    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Makes pairs for evaluation: without subsampling, and with the same window sizes and noise each time."""
         parts = []
         for tokens, first in spans:

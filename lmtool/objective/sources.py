@@ -74,7 +74,7 @@ class PrefixObjective(TokenObjective):
             pairs.append(self._split_at(example.tokens, split))
         return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
-    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_for_scoring(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows whose prefix is everything before the first scored token, at least one token."""
         first = int(self.shares_row)
         pairs = [self._split_at(tokens, start - first) for tokens, start in spans]
@@ -148,7 +148,7 @@ class SpanCorruptionObjective(TokenObjective):
             target.append(self.vocabulary.eos)
         return np.array(source), np.array(target)
 
-    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_for_scoring(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows whose scored tokens form one removed span at the end."""
         sentinel = self.vocabulary.sentinels[0]
         pairs = []

@@ -16,7 +16,7 @@ from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import normalize_label_cell
-from lmtool.tasks.reading import stream_rows
+from lmtool.tasks.reading import stream_unlabelled_rows
 from lmtool.tasks.schema import choose_columns
 
 
@@ -83,7 +83,7 @@ def _read_table(
     where = display_path(table.path)
     ids = None if id_column is None else require_column(id_column, table.names, where, "--id-column")
     counted = skipped if reading.skip_bad_rows else None
-    for row, item in stream_rows(table, columns, counted):
+    for row, item in stream_unlabelled_rows(table, columns, counted):
         if text := " ".join(filter(str.strip, item.texts)):
             name = row.number if ids is None else normalize_label_cell(row.values[table.names.index(ids)])
             if name and not isinstance(name, tuple):

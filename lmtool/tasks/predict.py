@@ -21,7 +21,7 @@ from lmtool.tasks.embedding import with_inferred_loss
 from lmtool.tasks.heads import HeadTask
 from lmtool.tasks.labels import LabelKind, LabelMap
 from lmtool.tasks.prepare import get_task_names
-from lmtool.tasks.reading import LabelledRow, LabelledTable, read_labelled_table, stream_rows
+from lmtool.tasks.reading import LabelledRow, LabelledTable, read_labelled_table, stream_unlabelled_rows
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns, choose_columns
@@ -163,7 +163,9 @@ def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS
     table, columns, trained_columns = _open_with_columns(loaded, source, task, reading, labelled=False)
     trained_task = build_trained_task(loaded, task, trained_columns, ())
     skipped = SkippedRows() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
-    rows = _predict_chunks(loaded, trained_task, stream_rows(table, columns, skipped, chat=loaded.prompt_format.chat))
+    rows = _predict_chunks(
+        loaded, trained_task, stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
+    )
     description = columns.describe() if columns.are_inferred else ""
     return TablePredictions(table, trained_task.output_columns, rows, skipped, trained_task, description)
 

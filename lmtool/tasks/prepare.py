@@ -28,7 +28,7 @@ from lmtool.tasks.reading import (
     find_label_index,
     make_shared_rows_notice,
     read_labelled_table,
-    stream_rows,
+    stream_unlabelled_rows,
 )
 from lmtool.tasks.schema import Columns, RowKind, choose_columns
 from lmtool.tasks.split import apply_split, hold_out
@@ -111,7 +111,7 @@ def parse_task_tables(data: Data) -> dict[str, tuple[str, float]]:
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool) -> list[str]:
     """Returns the joined texts of each of the first training rows. Raises a RowError as `read_labelled_table` does."""
-    rows = stream_rows(tables.table, tables.columns, SkippedRows() if skip_bad_rows else None)
+    rows = stream_unlabelled_rows(tables.table, tables.columns, SkippedRows() if skip_bad_rows else None)
     return ["\n".join(item.texts) for _, item in islice(rows, MAX_SAMPLE_ROWS)]
 
 

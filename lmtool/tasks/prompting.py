@@ -29,7 +29,7 @@ from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import LabelMap, normalize_label_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
 from lmtool.tasks.predict import AS_IN_TRAINING, CHUNK_ROWS, TablePredictions, open_table_like_training
-from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_rows
+from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import Cells
 
@@ -257,7 +257,7 @@ def generate_answers(
     skipped = SkippedRows() if trained.skip_bad_rows or reading.skip_bad_rows else None
 
     def generate_rows() -> Iterator[tuple[Row, Cells]]:
-        rows = stream_rows(table, columns, skipped)
+        rows = stream_unlabelled_rows(table, columns, skipped)
         while chunk := list(islice(rows, CHUNK_ROWS)):
             prompts = [prompt.fill(columns, item.texts) for _, item in chunk]
             completions = generator.completions(prompts, params)

@@ -149,7 +149,7 @@ class LabelledTable:
         return replace(self, items=tuple(self.items[i] for i in indices), notices=(), skipped=SkippedRows())
 
 
-def stream_rows(
+def stream_unlabelled_rows(
     table: Table, columns: Columns, skipped: SkippedRows | None = None, chat: ChatFormat | None = None
 ) -> Iterator[tuple[Row, LabelledRow]]:
     """Yields rows with their texts, without labels, in order and in bounded memory.

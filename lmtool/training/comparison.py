@@ -132,7 +132,7 @@ def compute_log_probabilities(
         for first in range(0, len(text.windows), WINDOWS_PER_BATCH):
             windows = text.windows[first : first + WINDOWS_PER_BATCH]
             rows = [(text.store.read(span.start, span.stop), span.first_scored - span.start) for span in windows]
-            batch = objective.collate_spans(rows).to(compute.device)
+            batch = objective.collate_for_scoring(rows).to(compute.device)
             scored_BT = batch.required_targets_BT != IGNORE
             hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.required_targets_BT[scored_BT]
             if isinstance(model, CountingModel):

@@ -370,7 +370,7 @@ def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
     """Whether any window of a document has a target. Reads the text up to the first one."""
     documents = map(store.document_range, range(store.n_documents))
     starts = ((start, min(end, start + window)) for begin, end in documents for start in range(begin, end, window))
-    return any(objective.collate_spans([(store.read(*span), 1)]).n_targets for span in starts)
+    return any(objective.collate_for_scoring([(store.read(*span), 1)]).n_targets for span in starts)
 
 
 def make_prompt(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:

@@ -22,7 +22,7 @@ from lmtool.export.exporting import export
 from lmtool.generation.generate import TextGenerator
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.inference.reference import resolve_run_name
+from lmtool.inference.reference import import_if_published
 from lmtool.interop.importing import import_run, import_to_cache
 from lmtool.interop.references import is_published
 from lmtool.run.directory import Run
@@ -244,7 +244,7 @@ def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, t
 
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     assert not is_published(str(tmp_path))
-    assert resolve_run_name(str(tmp_path)) == str(tmp_path)
+    assert import_if_published(str(tmp_path)) == str(tmp_path)
     assert not is_published(str(tmp_path / "missing.gguf"))
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         import_to_cache(str(tmp_path))
@@ -255,7 +255,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
 )
 def test_wrong_names_of_the_hub(reference: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        resolve_run_name(reference)
+        import_if_published(reference)
     assert "does not name a model" in caught.value.what
 
 

@@ -75,7 +75,9 @@ def test_collate_equals_loops(rows: list[list[int]]) -> None:
 
 
 def test_spans_are_padded_behind_and_score_what_is_asked() -> None:
-    batch = objective().collate_spans([(np.array([BOS, 4, 5, 6]), 1), (np.array([7, 8, 9]), 2), (np.array([3, 2]), 1)])
+    batch = objective().collate_for_scoring(
+        [(np.array([BOS, 4, 5, 6]), 1), (np.array([7, 8, 9]), 2), (np.array([3, 2]), 1)]
+    )
     assert batch.tokens_BT.tolist() == [[BOS, 4, 5], [7, 8, 0], [3, 0, 0]]
     assert batch.targets_BT is not None
     assert batch.targets_BT.tolist() == [[4, 5, 6], [IGNORE, 9, IGNORE], [2, IGNORE, IGNORE]]
@@ -90,8 +92,8 @@ def test_a_span_in_a_batch_scores_as_it_does_alone(data: st.DataObject) -> None:
         length = data.draw(st.integers(2, 9))
         spans.append((examples(1, length, seed)[0], data.draw(st.integers(1, length - 1))))
     model = tiny.model()
-    together = objective().loss(model, objective().collate_spans(spans))
-    alone = [objective().loss(model, objective().collate_spans([span])) for span in spans]
+    together = objective().loss(model, objective().collate_for_scoring(spans))
+    alone = [objective().loss(model, objective().collate_for_scoring([span])) for span in spans]
     assert together.count == sum(loss.count for loss in alone) == sum(len(row) - first for row, first in spans)
     torch.testing.assert_close(together.total, torch.stack([loss.total for loss in alone]).sum())
 

@@ -216,7 +216,7 @@ def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
     model = encoder()
     texts = [np.array([BOS, 9, 30, 12, EOS]), np.array([8, 55, 21])]
     own = objective()
-    batch = own.collate_spans([(texts[0], 1), (texts[1], 1)])
+    batch = own.collate_for_scoring([(texts[0], 1), (texts[1], 1)])
     found = own.score_text(model, batch)
     total = 0.0
     for text, first in ((texts[0], 1), (texts[1], 1)):
@@ -255,7 +255,7 @@ def test_splits_of_a_batch_give_the_same_gradient(changes: dict[str, Any]) -> No
 def test_the_longest_window_that_is_measured_fills_the_context() -> None:
     own = objective()
     tokens = np.arange(own.max_scored_tokens(16) + 1) + SPECIALS
-    for batch in (own.collate_spans([(tokens, 1)]), own.collate_validation([(tokens, 1)])):
+    for batch in (own.collate_for_scoring([(tokens, 1)]), own.collate_validation([(tokens, 1)])):
         assert batch.tokens_BT.shape == (1, 16)
 
 
@@ -354,7 +354,7 @@ def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
         assert batch.tokens_BT[i, : len(row)].tolist() == row
         wanted += plain.permuted(row, order, MASK)
     assert float(own.loss(model, batch).total.detach()) == pytest.approx(wanted, rel=1e-9)
-    measured = own.score_text(model, own.collate_spans([(texts[0], 0), (texts[1], 1)]))
+    measured = own.score_text(model, own.collate_for_scoring([(texts[0], 0), (texts[1], 1)]))
     scored = [(texts[0], range(1, 10)), (texts[1], range(2, 5))]
     each = (plain.permuted([CLS, *text.tolist(), SEP], [t], MASK) for text, places in scored for t in places)
     assert float(measured.total.detach()) == pytest.approx(sum(each), rel=1e-6)

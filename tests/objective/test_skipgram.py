@@ -142,7 +142,7 @@ def test_no_split_changes_a_batch() -> None:
 
 def test_measuring_is_the_same_every_time_and_leaves_nothing_out() -> None:
     spans = [(np.array([BOS, 7, 8, 9, 10, EOS]), 1), (np.array([9, 8, 7]), 1)]
-    one, two = (objective(subsample=1e-9).collate_spans(spans) for _ in range(2))
+    one, two = (objective(subsample=1e-9).collate_for_scoring(spans) for _ in range(2))
     assert one.tokens_BT[:, 0].tolist() == [7, 8, 9, 10, 9, 8, 7]
     for name in ("targets_BT", "negatives_BK"):
         assert torch.equal(getattr(one, name), getattr(two, name))

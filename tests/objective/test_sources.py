@@ -119,11 +119,11 @@ def test_a_text_is_scored_whole(form: str) -> None:
     """Every token from the first one that is scored, given all before it, whatever the batch."""
     own = prefix(form)
     spans = [(np.array([BOS, *text(6)]), 1), (text(9, 1), 4)]
-    batch = own.collate_spans(spans)
+    batch = own.collate_for_scoring(spans)
     assert batch.n_targets == 6 + 5
     model = tiny.model(shape=form, vocab_size=V)
     together = own.score(model, batch)
-    alone = [own.score(model, own.collate_spans([span])) for span in spans]
+    alone = [own.score(model, own.collate_for_scoring([span])) for span in spans]
     assert int(together.count) == 11
     assert float(together.total.detach()) == pytest.approx(sum(float(one.total.detach()) for one in alone), rel=1e-6)
 

@@ -127,7 +127,7 @@ def test_glove_is_weighted_least_squares_of_logarithms():
 def test_both_are_evaluated_by_the_softmax_over_context_words(kind):
     model = counted(TEXT, 5).double() if kind == "cooccurrence" else randomised(GloveModel(Glove(kind="glove"), V))
     spec = objective(kind)
-    batch = spec.collate_spans([(np.array([BOS, 7, 8, 9, EOS]), 1)])
+    batch = spec.collate_for_scoring([(np.array([BOS, 7, 8, 9, EOS]), 1)])
     assert batch.negatives_BK is None
     found = spec.score(model, batch)
     total = 0.0

@@ -13,7 +13,7 @@ from lmtool.data.table import RowError, Table, open_table
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.cells import parse_messages
-from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_rows
+from lmtool.tasks.reading import LabelledRow, read_labelled_table, stream_unlabelled_rows
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.text_to_text import TextToTextTask
 from lmtool.tokenization.chat import ChatFormat, Message
@@ -52,7 +52,7 @@ def test_lists_of_objects_are_conversations(tmp_path: Path, ending: str, name: s
 def test_a_conversation_is_learnt_up_to_the_last_answer_and_asked_up_to_the_last_question(tmp_path: Path) -> None:
     own = table(tmp_path, MESSAGES[:3], MESSAGES[:4], MESSAGES[:1] + MESSAGES[1:2] * 2)
     assert [item.messages for item in read(own)] == [EXPECTED[:2], EXPECTED, (*EXPECTED[:2], EXPECTED[1])]
-    asked = [item for _, item in stream_rows(own, choose_columns(own))]
+    asked = [item for _, item in stream_unlabelled_rows(own, choose_columns(own))]
     assert [item.messages for item in asked] == [EXPECTED[:3], EXPECTED[:3], EXPECTED[:1]]
     assert {item.target for item in asked} == {None}
 
@@ -111,7 +111,7 @@ def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
 def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
     own = table(tmp_path, [ANSWER])
     with pytest.raises(RowError, match="there is no message to answer"):
-        list(stream_rows(own, choose_columns(own)))
+        list(stream_unlabelled_rows(own, choose_columns(own)))
 
 
 def test_an_input_follows_its_instruction(tmp_path: Path) -> None:

@@ -12,7 +12,13 @@ import pytest
 from lmtool.data.table import RowError, SkippedRows, open_table
 from lmtool.errors import DataError
 from lmtool.tasks.labels import LabelMap
-from lmtool.tasks.reading import LEFT_OUT_ROWS, LabelledTable, make_shared_rows_notice, read_labelled_table, stream_rows
+from lmtool.tasks.reading import (
+    LEFT_OUT_ROWS,
+    LabelledTable,
+    make_shared_rows_notice,
+    read_labelled_table,
+    stream_unlabelled_rows,
+)
 from lmtool.tasks.schema import choose_columns
 from tests.tasks.labelled import labelled, read
 
@@ -279,9 +285,9 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
     table = open_table(str(tmp_path / "b.csv"))
     columns = choose_columns(table)
     with pytest.raises(RowError, match="2 fields"):
-        list(stream_rows(table, columns))
+        list(stream_unlabelled_rows(table, columns))
     skipped = SkippedRows()
-    found = list(stream_rows(table, columns, skipped))
+    found = list(stream_unlabelled_rows(table, columns, skipped))
     assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "")]
     assert [(example.texts, example.label) for _, example in found] == [(("t",), None), (("v",), None)]
     assert str(skipped) == "skipped 1 bad row: ragged row 1"
@@ -290,7 +296,7 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
 def test_without_labels_empty_texts_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("text,id\na,1\n,2\n", encoding="utf-8")
     table = open_table(str(tmp_path / "b.csv"))
-    found = [example for _, example in stream_rows(table, choose_columns(table, labelled=False))]
+    found = [example for _, example in stream_unlabelled_rows(table, choose_columns(table, labelled=False))]
     assert [(example.texts, example.label) for example in found] == [(("a",), None), (("",), None)]
 
 

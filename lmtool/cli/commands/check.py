@@ -59,7 +59,7 @@ def check(
     lmtool check --device
     """
     from lmtool.data.files import name_without_compression
-    from lmtool.inference.reference import resolve_run_name
+    from lmtool.inference.reference import import_if_published
     from lmtool.interop.references import HUB_PREFIX
 
     if run is not None and fix is None and not names:
@@ -70,7 +70,7 @@ def check(
     if not names and (fix is not None or not (with_cache or with_device)):
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache or --device")
     if names and len(names) == 1 and not names[0].startswith(HUB_PREFIX):  # there a name is of a dataset
-        names = [resolve_run_name(names[0])]
+        names = [import_if_published(names[0])]
     if run is not None and fix is None:
         raise UsageError("--run needs --fix, which then drops nearly equal rows", fix="name a new file: --fix FILE")
     if near is not None and run is None:

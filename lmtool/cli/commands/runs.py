@@ -256,7 +256,7 @@ def rm(
     """
     from lmtool.run import removal
     from lmtool.run.listing import folder_size
-    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep
+    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep_files
 
     if bool(runs) == (older_than is not None):
         raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
@@ -282,7 +282,7 @@ def rm(
         if path.exists():
             tell(f"kept in {path}: files that are not the run's")
     for folder, inside in sweeps.items():
-        if not remove_sweep(folder, inside):
+        if not remove_sweep_files(folder, inside):
             tell(f"kept in {folder}: files that are not the sweep's")
     if len(paths) > 1:
         put(f"{decimal(freed)} freed in all")
