@@ -22,8 +22,8 @@ from lmtool.data.extraction import (
     TableRow,
     join_documents,
     read_archive_members,
-    read_emails,
-    shuffle_items,
+    read_emails_with_folders,
+    shuffle_with_fixed_seed,
     split_train_test_files,
 )
 from lmtool.errors import LmtoolError
@@ -54,7 +54,9 @@ class Packages:
 
     def catalogued(self, name: str) -> dict[str, bytes]:
         """The parts of a data set of the catalogue, by file name."""
-        return CATALOGUE.make_files(name, archive(CATALOGUE.packages[CATALOGUE.data[name].package], self.folder))
+        return CATALOGUE.build_dataset_files(
+            name, archive(CATALOGUE.packages[CATALOGUE.data[name].package], self.folder)
+        )
 
     def text(self, name: str) -> str:
         """Both parts of a text of the catalogue."""
@@ -104,7 +106,7 @@ def python_files(packages: Packages) -> list[str]:
     """Python's standard library and its tests, from this interpreter. PSF licence."""
     folder = Path(sysconfig.get_path("stdlib"))
     outside = {"site-packages", "lib2to3"}
-    return shuffle_items(read(path) for path in files(folder, "*.py") if not outside & set(path.parts))
+    return shuffle_with_fixed_seed(read(path) for path in files(folder, "*.py") if not outside & set(path.parts))
 
 
 def fortunes(packages: Packages, language: str) -> list[str]:
@@ -112,14 +114,14 @@ def fortunes(packages: Packages, language: str) -> list[str]:
     folder = packages.debian(f"fortunes-{language}" if language != "en" else "fortunes")
     paths = {path.stem: path for path in files(folder / "usr/share/games/fortunes", "*") if path.suffix != ".dat"}
     split = [quote.strip() for path in paths.values() for quote in re.split(r"^%.*\n", read(path), flags=re.M)]
-    return shuffle_items(sorted({quote for quote in split if quote and "\ufffd" not in quote}))
+    return shuffle_with_fixed_seed(sorted({quote for quote in split if quote and "\ufffd" not in quote}))
 
 
 def manuals(packages: Packages, language: str) -> list[str]:
     """Manual pages of one language without most of their markup; licences in the package."""
     folder = packages.debian(f"manpages-{language}") / "usr/share/man"
     pages = {path.name: read(path) for path in files(folder, "*.gz")}
-    return shuffle_items(
+    return shuffle_with_fixed_seed(
         re.sub(r"^[.'].*\n|\\f.|\\[&,/]", "", page, flags=re.M).replace("\\-", "-") for page in pages.values()
     )
 
@@ -134,7 +136,7 @@ def debian_records() -> list[TableRow]:
 
 def described_packages() -> list[TableRow]:
     """One package of each description, in random order."""
-    return shuffle_items({record["Description"]: record for record in debian_records()}.values())
+    return shuffle_with_fixed_seed({record["Description"]: record for record in debian_records()}.values())
 
 
 TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
@@ -163,7 +165,9 @@ TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
     "manual": (
         "Python's documentation in reStructuredText, python3.11-doc (Debian)",
         lambda packages: join_documents(
-            first(shuffle_items(read(path) for path in files(packages.debian("python3.11-doc"), "*.rst.txt")), 3)
+            first(
+                shuffle_with_fixed_seed(read(path) for path in files(packages.debian("python3.11-doc"), "*.rst.txt")), 3
+            )
         ),
     ),
     "quotations-de": (
@@ -188,7 +192,7 @@ TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
             first(
                 (
                     text
-                    for group, text in read_emails(packages.stdlib("package/spam-assassin/data/*.txt"))
+                    for group, text in read_emails_with_folders(packages.stdlib("package/spam-assassin/data/*.txt"))
                     if "ham" in group
                 ),
                 3,
@@ -213,7 +217,7 @@ TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
     ),
     "package-names": (
         "names of Debian packages, apt-cache dumpavail",
-        lambda packages: lines(sorted(record["Package"] for record in debian_records())),
+        lambda packages: lines(sorted(record["PublishedPackage"] for record in debian_records())),
     ),
     "one-liners": (
         "short descriptions of Debian packages, a line each, apt-cache dumpavail",
@@ -234,7 +238,7 @@ def tags(packages: Packages) -> list[TableRow]:
     for record in described_packages():
         found = sorted(set(re.findall(kinds, record.get("Tag", ""))))
         if found and "role::program" in record["Tag"]:
-            text = f"{record['Package']}: {record['Description']}"
+            text = f"{record['PublishedPackage']}: {record['Description']}"
             rows.append({"text": text, "label": ";".join(tag.replace("::", " ") for tag in found)})
     frequent = Counter(tag for row in rows for tag in row["label"].split(";")).most_common(25)
     kept = {tag for tag, _ in frequent}
@@ -246,7 +250,7 @@ def tags(packages: Packages) -> list[TableRow]:
 def languages(packages: Packages) -> list[TableRow]:
     """The beginnings of quotations to the language that they are in."""
     spoken = ("br", "cs", "de", "en", "es", "it", "pl", "ru")
-    return shuffle_items(
+    return shuffle_with_fixed_seed(
         {"text": " ".join(quote.split()[:6]), "label": language}
         for language in spoken
         for quote in fortunes(packages, language)[:1500]
@@ -262,7 +266,7 @@ def modules(packages: Packages) -> list[TableRow]:
             found = re.findall(r"^ *def \w+\(.*\n(?:.*\n){0,6}", read(path), flags=re.M)
             rows += [{"code": code, "label": part} for code in found]
     frequent = {label for label, _ in Counter(row["label"] for row in rows).most_common(20)}
-    return shuffle_items(row for row in rows if row["label"] in frequent)
+    return shuffle_with_fixed_seed(row for row in rows if row["label"] in frequent)
 
 
 TABLES: dict[str, tuple[str, Callable[[Packages], list[TableRow]]]] = {

@@ -33,14 +33,14 @@ from lmtool.tasks.rows import BATCHES_PER_POOL
 from lmtool.training.events import Ended, FitStarted, Stepped
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
-from lmtool.training.plan import Plan
+from lmtool.training.plan import TrainingPlan
 from lmtool.training.train import train
 
 
 class Plain:
     """A plain loop over published weights, as one finds it in tutorials, but with rows bucketed by length."""
 
-    def __init__(self, plan: Plan, given: argparse.Namespace) -> None:
+    def __init__(self, plan: TrainingPlan, given: argparse.Namespace) -> None:
         (table,) = plan.tables
         train = read_labelled_table(table.table, table.columns, kind="class")
         assert train.labels is not None

@@ -27,7 +27,7 @@ from training import ours, same_weights, theirs
 from transformers import GPT2Config
 
 from lmtool.batch import Batch, Mask
-from lmtool.compute.device import Compute, choose_compute
+from lmtool.compute.device import Compute, configure_compute
 from lmtool.cost.footprint import AllocationTracker
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
@@ -141,7 +141,7 @@ def training(setup: Setup) -> None:
         schedule=Constant(kind="constant"),
     )
     tokens = RandomTokens(sizes.vocab_size, 1000 * sizes.context)
-    examples = Windows(tokens, CausalObjective(Causal(), -1, False).text_cut(sizes.context), seed=1)  # type: ignore[arg-type]  # read like a store
+    examples = Windows(tokens, CausalObjective(Causal(), -1, False).choose_text_cut(sizes.context), seed=1)  # type: ignore[arg-type]  # read like a store
     own = setup.model(sizes.vocab_size)
     n_parameters = sum(parameter.numel() for parameter in own.parameters()) - sizes.context * sizes.width
     other = same_weights(setup.model(sizes.vocab_size), sizes.config(sizes.vocab_size), "sdpa").to(device)
@@ -285,7 +285,7 @@ def main() -> None:
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}")
     transformers.utils.logging.set_verbosity_error()
-    compute = choose_compute(given.device, "float32" if given.quick else "bfloat16")
+    compute = configure_compute(given.device, "float32" if given.quick else "bfloat16")
     sizes = TINY if given.quick else Sizes()
     setup = Setup(
         replace(sizes, batch=given.batch or sizes.batch), compute, 1 if given.quick else given.rounds, given.quick

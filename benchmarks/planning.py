@@ -56,29 +56,29 @@ def high_water() -> int:
 
 def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]:
     """Of a training in this process, which has done nothing else. counts: the bytes of tensors, which takes time."""
-    from lmtool.compute.device import choose_compute
+    from lmtool.compute.device import configure_compute
     from lmtool.compute.processes import World
     from lmtool.cost.footprint import AllocationTracker
     from lmtool.inference.load import build_for_training
     from lmtool.objective import build_objective
-    from lmtool.training.data import read_text
-    from lmtool.training.fit import Trainable, fit
+    from lmtool.training.data import prepare_text
+    from lmtool.training.fit import ModelAndOptimizers, fit
     from lmtool.training.optimizer import Optimizers
 
     recipe = load(name, [*settings(steps, batch), Setting("data.train", [TEXT], "TEXT")]).recipe
-    compute = choose_compute("cpu", recipe.training.precision)
-    recipe, data = read_text(recipe, None, World(), lambda *_: None)
+    compute = configure_compute("cpu", recipe.training.precision)
+    recipe, data = prepare_text(recipe, None, World(), lambda *_: None)
 
     def train(rows: int, n: int) -> tuple[LanguageModel, Objective]:
         changed = recipe.training.model_copy(update={"batch_size": rows, "steps": n})
         own = recipe.model_copy(update={"training": changed})
         tokenizer = data.prompt_format.tokenizer
-        lm, _ = build_for_training(own, tokenizer, compute, data.set_statistics)
+        lm, _ = build_for_training(own, tokenizer, compute, data.initialize_from_data_)
         objective = build_objective(own, data.prompt_format.tokenizer, lm.counts_V)
         for parameter in objective.unused_parameters(lm):
             parameter.requires_grad_(False)
         optimizers = Optimizers(own.optimizer, lm, compute, own.tuning)
-        for _ in fit(Trainable(lm, objective, optimizers), data.examples(objective), own, compute):
+        for _ in fit(ModelAndOptimizers(lm, objective, optimizers), data.examples(objective), own, compute):
             pass
         return lm, objective
 

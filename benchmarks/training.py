@@ -22,7 +22,7 @@ import torch
 from bench import describe_machine, medians, options_of, print_head, print_row, run_in_turns
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmtool.compute.device import Compute, choose_compute
+from lmtool.compute.device import Compute, configure_compute
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
@@ -30,7 +30,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.order import sample_numbers_for_rank
-from lmtool.training.fit import Trainable, fit
+from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 
@@ -65,7 +65,9 @@ def invented_text(n_characters: int) -> str:
 def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
     """Losses of lmtool's own training loop, per step."""
     optimizers = Optimizers(recipe.optimizer, model, compute)
-    for step in fit(Trainable(model, CausalObjective(Causal(), -1, False), optimizers), examples, recipe, compute):
+    for step in fit(
+        ModelAndOptimizers(model, CausalObjective(Causal(), -1, False), optimizers), examples, recipe, compute
+    ):
         yield step.loss
 
 
@@ -159,8 +161,8 @@ def contender(given: argparse.Namespace) -> Iterator[float]:
         optimizer=AdamW(lr=1e-3),
         schedule=Constant(kind="constant"),
     )
-    examples = Windows(tokens, CausalObjective(Causal(), -1, False).text_cut(given.context), seed=1)  # type: ignore[arg-type]
-    compute = choose_compute(given.device, precision)
+    examples = Windows(tokens, CausalObjective(Causal(), -1, False).choose_text_cut(given.context), seed=1)  # type: ignore[arg-type]
+    compute = configure_compute(given.device, precision)
     torch.manual_seed(1)
     model = build(spec, tokens.vocab_size).to(compute.device)
     if library == "lmtool":
@@ -221,7 +223,7 @@ def main() -> None:
     given = options()
     if given.take_turns:
         return take_turns(given)
-    fast = choose_compute(given.device, "auto")
+    fast = configure_compute(given.device, "auto")
     contenders = {f"lmtool {precision}": True for precision in (fast.precision, "float32")}
     peers = [
         f"transformers {precision} {kind}" for precision in (fast.precision, "float32") for kind in ("eager", "sdpa")

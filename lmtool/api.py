@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from lmtool import analysis
 from lmtool.analysis.attention import TextAttention
 from lmtool.analysis.gradients import Contraction, GradientFlow
-from lmtool.compute.device import InferenceName, choose_compute
+from lmtool.compute.device import InferenceName, configure_compute
 from lmtool.compute.processes import world_size
-from lmtool.data.python_rows import cache_rows, rows_to_dicts
-from lmtool.data.stdin import open_text_sources
+from lmtool.data.python_rows import cache_labelled_rows, rows_to_dicts
+from lmtool.data.stdin import temporary_text_files
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.generation.chat import Conversation
@@ -33,7 +33,7 @@ from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import ScoredText, score_texts
-from lmtool.loggers.dashboards import Loggers
+from lmtool.loggers.dashboards import DashboardLoggers
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
@@ -41,8 +41,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarize_run
-from lmtool.search.entries import read_entries, text_columns_of_run
-from lmtool.search.index import Index, add_texts
+from lmtool.search.entries import get_text_columns_to_index, read_entries
+from lmtool.search.index import Index, add_or_replace_texts
 from lmtool.tasks.predict import LabelPredictor, build_trained_task, get_text_columns, make_task_model
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.schema import Columns
@@ -51,7 +51,7 @@ from lmtool.tokenization.chat import Message
 from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import SessionOptions
-from lmtool.training.plan import Plan, plan_pretraining
+from lmtool.training.plan import TrainingPlan, plan_pretraining
 from lmtool.training.train import train
 
 
@@ -73,7 +73,7 @@ class TrainedModel(TextGenerator):
     def _unpacked(self) -> LoadedModel:
         """The same model in float32, without packed weights."""
         device = cast(DeviceName, self.loaded.device.type)
-        return load_run(self.loaded.reference, choose_compute(device, "float32"))
+        return load_run(self.loaded.reference, configure_compute(device, "float32"))
 
     def attention(self, *texts: str, source: str | None = None, target: str | None = None) -> TextAttention:
         """The attention weights on a text, or on a source and its target, as `lmtool attention` shows them.
@@ -101,11 +101,11 @@ class TrainedModel(TextGenerator):
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
-        return analysis.gradients.compute_gradient_flow(self._unpacked, text, token)
+        return analysis.gradients.compute_gradient_flow_of_text(self._unpacked, text, token)
 
     def two_starts(self, text: str, seed: int = 0) -> Contraction:
         """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
-        return analysis.gradients.measure_convergence(self._unpacked, text, seed)
+        return analysis.gradients.measure_state_contraction_on_text(self._unpacked, text, seed)
 
     def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[ScoredText]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
@@ -130,8 +130,8 @@ class TrainedModel(TextGenerator):
         reading: keys of `data` by which tables are read, such as text_columns and encoding.
         """
         data = Data(**{"column": self.recipe.data.column, **reading})
-        entries = read_entries(files, data, id_column, text_columns_of_run(self.recipe))
-        add_texts(Path(path), self.loaded, list(entries), no_progress)
+        entries = read_entries(files, data, id_column, get_text_columns_to_index(self.recipe))
+        add_or_replace_texts(Path(path), self.loaded, list(entries), no_progress)
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Any) -> list[Prediction]:
@@ -217,7 +217,7 @@ def pretrain(
     """
     given = [str(path) for path in ([text] if isinstance(text, str | Path) else text)]
     paths, texts = ([one for one in given if ("\n" in one) is is_text] for is_text in (False, True))
-    with open_text_sources(paths, texts) as files:
+    with temporary_text_files(paths, texts) as files:
         parsed = _parse_settings(files, settings)
         return _train_and_load(lambda report: plan_pretraining(source, recipe, parsed, report), out)
 
@@ -231,7 +231,7 @@ def finetune(
     tuples of one text or several and a label. Rows are kept in the cache. source: the run, or published model, that is
     fine-tuned. Its scores are in `figures`.
     """
-    path = str(table) if isinstance(table, str | Path) else cache_rows(table)
+    path = str(table) if isinstance(table, str | Path) else cache_labelled_rows(table)
     parsed = _parse_settings([path], settings)
     return _train_and_load(lambda report: plan_finetuning(source, recipe, parsed, report), out)
 
@@ -241,13 +241,13 @@ def _parse_settings(train_files: list[str], settings: Values) -> list[Setting]:
     return parse_settings(assignments, [Setting("data.train", train_files, "the first argument")])
 
 
-def _train_and_load(make_plan: Callable[[Progress], Plan], out: str) -> TrainedModel:
+def _train_and_load(make_plan: Callable[[Progress], TrainingPlan], out: str) -> TrainedModel:
     if world_size() > 1:
         raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
     folder = Path(out) if out else None
     options = SessionOptions(["lmtool", "from", "Python"], no_progress, lambda: False, folder)
     run = ""
-    with closing(Loggers()) as loggers:
+    with closing(DashboardLoggers()) as loggers:
         for event in train(make_plan(no_progress), options):
             if isinstance(event, Started):
                 run = str(event.path)

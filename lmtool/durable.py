@@ -159,7 +159,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def make_scratch_folder(parent: Path) -> Iterator[Path]:
+def make_parent_and_scratch_folder(parent: Path) -> Iterator[Path]:
     """Makes `parent` if need be, and yields a scratch folder in it. Raises ResourceError when it cannot be made."""
     with ExitStack() as stack:
         with convert_write_errors(parent):

@@ -115,7 +115,7 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
-def is_written_by_others(status: os.stat_result) -> bool:
+def is_owned_or_writable_by_others(status: os.stat_result) -> bool:
     """Returns whether a user other than this one and root owns a file or folder or can write to it.
 
     False on Windows, where only the user can write to the folders of a profile.
@@ -125,13 +125,13 @@ def is_written_by_others(status: os.stat_result) -> bool:
     return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & 0o022)
 
 
-def deny_others_writing(path: Path) -> bool:
+def try_to_deny_others_writing(path: Path) -> bool:
     """Lets only its owner write to a file or folder; returns whether that is this user or root. Raises OSError."""
     status = path.stat()
     if sys.platform != "win32" and status.st_uid == os.geteuid() and status.st_mode & 0o022:
         path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
         status = path.stat()
-    return not is_written_by_others(status)
+    return not is_owned_or_writable_by_others(status)
 
 
 def is_mmap_unsupported(error: OSError) -> bool:

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lmtool.analysis.attention import compute_attention
-from lmtool.analysis.gradients import compute_gradient_flow
+from lmtool.analysis.gradients import compute_gradient_flow_of_text
 from lmtool.inference.load import load_run
-from lmtool.report.charts import HeatMap, Line, LineChart, to_svg_file
+from lmtool.report.charts import HeatMap, Line, LineChart, to_standalone_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "build" / "pictures"
@@ -75,7 +75,7 @@ def main(names: list[str]) -> None:
 def write(name: str, picture: str, folder: Path = PICTURES) -> None:
     """Write a picture of a page as NAME.svg of a folder."""
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.svg").write_text(to_svg_file(picture), encoding="utf-8")
+    (folder / f"{name}.svg").write_text(to_standalone_svg(picture), encoding="utf-8")
 
 
 def pictures_of(page: Path) -> list[str]:
@@ -112,7 +112,7 @@ def gradients_of_recurrent_models(name: str) -> str:
     for colour, (title, one, state) in enumerate(STATES):
         points = [
             (k, norm)
-            for k, norm in enumerate(compute_gradient_flow(load_run(run(one)), text).gradient.norms[state])
+            for k, norm in enumerate(compute_gradient_flow_of_text(load_run(run(one)), text).gradient.norms[state])
             if norm
         ]
         last = points[0][1]

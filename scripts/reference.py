@@ -30,7 +30,7 @@ from lmtool.interop.families import FAMILIES, GGUF_FAMILIES, tables
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report import drawing
-from lmtool.report.charts import to_svg_file
+from lmtool.report.charts import to_standalone_svg
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ("cli.md", "recipe.md", "python.md", "serve.md")
@@ -223,7 +223,7 @@ def recipes() -> Iterator[str]:
         recipe = load(name).recipe
         drawn = drawing.draw_model(recipe, name)
         yield from (f"### {name}", "", f"{recipe.description}. *{drawn.title.partition(': ')[2]}*", "")
-        lines = drawing.format_lines(drawn, 100)
+        lines = drawing.format_model_lines(drawn, 100)
         tree = [str(line) for line in lines]
         end = next((i for i, line in enumerate(tree) if line.startswith("FLOPs are")), len(tree) - 1)
         yield from ("<details markdown><summary>Drawing</summary>", "", "```text", *tree[2 : end + 1], "```", "")
@@ -249,9 +249,9 @@ def picture_files() -> dict[str, str]:
 @cache
 def pictures() -> dict[str, list[tuple[str, str]]]:
     """What each picture of a recipe shows, and the picture, by the name of the recipe."""
-    pages = {name: drawing.render_page(drawing.draw_model(load(name).recipe, name)) for name in shipped_recipes()}
+    pages = {name: drawing.render_model_page(drawing.draw_model(load(name).recipe, name)) for name in shipped_recipes()}
     return {
-        name: [(re.search(r'aria-label="([^"]*)"', one)[1], to_svg_file(one)) for one in PICTURE.findall(page)]
+        name: [(re.search(r'aria-label="([^"]*)"', one)[1], to_standalone_svg(one)) for one in PICTURE.findall(page)]
         for name, page in pages.items()
     }
 

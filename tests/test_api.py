@@ -10,12 +10,12 @@ import torch
 
 from lmtool import SamplingParams, finetune, load, pretrain
 from lmtool.analysis.attention import compute_attention
-from lmtool.analysis.gradients import compute_gradient_flow, measure_convergence
+from lmtool.analysis.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.tasks.predict import predict as predict_table
+from lmtool.tasks.predict import predict_table_lazily as predict_table
 from tests.support.errors import refuses
 from tests.support.peers import CASES, PLAIN, peer_in, word_pieces
 from tests.support.training import Work, words
@@ -39,7 +39,7 @@ def test_the_lines_of_the_page_run(
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     peer_in(tmp_path / "model", "llama")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lmtool.interop.importing.download_model", lambda reference: (tmp_path / "model", "c0ffee"))
+    monkeypatch.setattr("lmtool.interop.importing.download_hub_model", lambda reference: (tmp_path / "model", "c0ffee"))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert len(blocks) > 5
     exec("\n".join(blocks), {})
@@ -112,7 +112,7 @@ def test_what_is_inside_is_what_the_commands_show(trained: Work) -> None:
     np.testing.assert_array_equal(
         lm.attention(text).part(None).weights_LNTS, compute_attention(loaded, [text]).part(None).weights_LNTS
     )
-    assert lm.gradients(text, 3) == compute_gradient_flow(loaded, text, 3)
+    assert lm.gradients(text, 3) == compute_gradient_flow_of_text(loaded, text, 3)
     with pytest.raises(UsageError, match="no state"):
         lm.two_starts(text)
 
@@ -146,7 +146,9 @@ def test_recurrent_states_come_together(work: Work) -> None:
     recurrent = "model={kind: recurrent, cell: gru, d_model: 8, context: 8}"
     work.pretrain(recurrent, name="runs/gru")
     text = words(5)
-    assert load("gru", device="cpu").two_starts(text, 2) == measure_convergence(load_run("gru", CPU), text, 2)
+    assert load("gru", device="cpu").two_starts(text, 2) == measure_state_contraction_on_text(
+        load_run("gru", CPU), text, 2
+    )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

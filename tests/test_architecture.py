@@ -248,7 +248,7 @@ def test_the_command_line_and_recipes_load_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
-KEYS = {"top_k", "layer_types", "merge_labels"}
+KEYS = {"top_k", "layer_types"}
 """Functions that have the name of a key, which messages may name."""
 
 

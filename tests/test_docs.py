@@ -111,7 +111,7 @@ def put_stand_ins(tmp_path, monkeypatch):
     for name, case in (("HuggingFaceTB/SmolLM2-135M", "llama"), ("sentence-transformers/all-MiniLM-L6-v2", "bert")):
         folder = tmp_path / "published" / case
         peer_in(folder, case)
-        monkeypatch.setattr(importing, "download_model", lambda reference, folder=folder: (folder, "c0ffee"))
+        monkeypatch.setattr(importing, "download_hub_model", lambda reference, folder=folder: (folder, "c0ffee"))
         importing.import_to_cache(f"hf:{name}")
 
 

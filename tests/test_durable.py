@@ -15,7 +15,7 @@ import pytest
 from lmtool import durable
 from lmtool.durable import TEMPORARY_PREFIX
 from lmtool.errors import ResourceError
-from lmtool.labelling.journal import Journal
+from lmtool.labelling.journal import LockedAnswerJournal
 from lmtool.run import creation
 from lmtool.run.lock import RunLock, is_run_locked
 from tests.run.killing import die_at_event, in_child
@@ -185,7 +185,7 @@ def test_without_locks_nothing_is_written_that_two_processes_could_write(number,
         (tmp_path / "cache" / "key.lock", lambda: durable.hold_lock(tmp_path / "cache" / "key.lock").__enter__()),
         (tmp_path / ".lock", lambda: RunLock(tmp_path)),
         (tmp_path / "run", lambda: creation.check_output_folder(tmp_path / "run")),
-        (tmp_path / "answers", lambda: Journal(tmp_path / "answers", {})),
+        (tmp_path / "answers", lambda: LockedAnswerJournal(tmp_path / "answers", {})),
     ):
         with pytest.raises(ResourceError) as caught:
             use()

@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from lmtool import TextClassifier, TextRegressor, finetune
-from lmtool.data.python_rows import cache_rows, rows_to_dicts
+from lmtool.data.python_rows import cache_labelled_rows, rows_to_dicts
 from lmtool.errors import DataError
 from tests.support.errors import refuses
 
@@ -59,26 +59,26 @@ def test_rows_give_the_model_of_the_same_table(kind: str, folder: Path) -> None:
 
 
 def test_rows_are_kept_for_resuming_under_a_name_of_their_content(folder: Path) -> None:
-    path = cache_rows(ROWS)
+    path = cache_labelled_rows(ROWS)
     assert [json.loads(line) for line in Path(path).read_text().splitlines()] == [
         {"text": text, "label": label} for text, label in ROWS
     ]
-    assert cache_rows(pd.DataFrame(ROWS, columns=["text", "label"])) == path
-    assert cache_rows(ROWS[1:]) != path
+    assert cache_labelled_rows(pd.DataFrame(ROWS, columns=["text", "label"])) == path
+    assert cache_labelled_rows(ROWS[1:]) != path
 
 
 def test_rows_of_several_texts_and_numbers_have_columns() -> None:
     assert rows_to_dicts([("a", "b", "c")], has_labels=True) == [{"text1": "a", "text2": "b", "label": "c"}]
     assert rows_to_dicts([("a", "b")], has_labels=False) == [{"text1": "a", "text2": "b"}]
     assert rows_to_dicts(np.array(["a", "b"]), has_labels=False) == [{"text": "a"}, {"text": "b"}]
-    kept = Path(cache_rows([("a", np.float64(1.5)), ("b", None)])).read_text().splitlines()
+    kept = Path(cache_labelled_rows([("a", np.float64(1.5)), ("b", None)])).read_text().splitlines()
     assert [json.loads(line)["label"] for line in kept] == [1.5, None]
 
 
 def test_what_is_no_row_is_refused_with_its_number() -> None:
     for rows, where in (([("a", "b"), "c"], "row 2"), ([3], "row 1"), ([("a", object())], "row 1")):
         with pytest.raises(DataError) as caught:
-            cache_rows(rows)
+            cache_labelled_rows(rows)
         assert caught.value.where == where
     with refuses("usage"):
         TextClassifier().fit(["a", "b"], ["x"])

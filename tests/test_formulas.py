@@ -24,11 +24,11 @@ from lmtool.compute.device import CPU
 from lmtool.model import LanguageModel, add_objective_head, build
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.heads import Classifier, HeadedModel, TokenHeadModel
-from lmtool.model.recurrent import BidirectionalModel
+from lmtool.model.recurrent import BidirectionalLanguageModel
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
-from lmtool.objective import Example, Vocabulary
-from lmtool.objective import build_with_vocabulary as build_objective
-from lmtool.recipe.finetuning import ParentRun, TableShape, resolve_continued_training, resolve_finetuning
+from lmtool.objective import Example, VocabularyInfo
+from lmtool.objective import build_objective_for_vocabulary as build_objective
+from lmtool.recipe.finetuning import ParentRun, TableProperties, resolve_continued_training, resolve_finetuning
 from lmtool.recipe.load import parse_settings, shipped_recipes
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
@@ -36,7 +36,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.training import Lbfgs, Muon
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, NGram
-from lmtool.sweeping.grid import list_grid_points, list_single_changes, parse_key_values
+from lmtool.sweeping.grid import list_grid_points, list_one_at_a_time_points, parse_fixed_and_swept_settings
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import learning_rate_factor
 from lmtool.training.updates import MuonMatrices
@@ -91,7 +91,7 @@ class Training:
         if self.words[1] == "pretrain":
             return resolve_continued_training(parent, None, parse_settings(settings)).recipe
         kinds = {".conll": "tagging", ".json": "question-answering"}
-        shape = TableShape(1000, "--task" in options, kinds.get(Path(self.words[2]).suffix, "classification"))
+        shape = TableProperties(1000, "--task" in options, kinds.get(Path(self.words[2]).suffix, "classification"))
         return resolve_finetuning(parent, shape, parse_settings(settings)).recipe
 
     def small(self) -> Recipe:
@@ -186,8 +186,8 @@ def points_of(words: list[str]) -> list[list[str]]:
     """The commands that train each point of a sweep; another command as it is."""
     if words[1] != "sweep":
         return [words]
-    fixed, axes = parse_key_values([value for option, value in pairwise(words) if option == "-s"])
-    points = list_single_changes(axes, []) if "--one-at-a-time" in words else list_grid_points(axes)
+    fixed, axes = parse_fixed_and_swept_settings([value for option, value in pairwise(words) if option == "-s"])
+    points = list_one_at_a_time_points(axes, []) if "--one-at-a-time" in words else list_grid_points(axes)
     verb = "pretrain" if words[2].endswith(".txt") else "finetune"
     others = [word for before, word in pairwise(["", *words[3:]]) if "-s" not in (before, word)]
     settings = [[*fixed, *(f"{key}={value}" for key, value in point.items())] for point in points]
@@ -280,7 +280,7 @@ def halves(body: LanguageModel, spec: Recurrent, tokens_T: torch.Tensor) -> list
     """Embeddings and layers of two networks that read in opposite directions, beside each other."""
     weights = recurrent_weights.Weights(body, spec)
     xs = weights.embed(tokens_T)
-    assert isinstance(body, BidirectionalModel)
+    assert isinstance(body, BidirectionalLanguageModel)
     forth, _ = recurrent.run_layers(weights.layers("forth.cells"), xs, residual=spec.residual)
     back, _ = recurrent.run_layers(weights.layers("back.cells"), xs[::-1], residual=spec.residual)
     rows = zip([xs, *forth], [xs, *(layer[::-1] for layer in back)], strict=True)
@@ -312,7 +312,7 @@ def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
         np.testing.assert_allclose(array(found), by_loops(model, spec, source_S, tokens_T)[0], **EXACT)
         return
     found = model.logits(model(Batch(tokens_T[None])).hidden_BTD)[0]
-    if isinstance(model, BidirectionalModel):
+    if isinstance(model, BidirectionalLanguageModel):
         layers = halves(model, spec, tokens_T)
         for ours, wanted in zip(model.layer_outputs(Batch(tokens_T[None])), layers, strict=True):
             np.testing.assert_allclose(array(ours[0]), np.stack(wanted), **EXACT)
@@ -332,12 +332,12 @@ def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
     body, spec, tokens_BT = model.body, recipe.model, tiny.tokens(4, 6)
     assert isinstance(body, AveragingModel)
     assert isinstance(spec, Averaging)
-    model.fit_feature_statistics_([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
+    model.fit_counted_weights_([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
     features = [classifiers.features(text, tiny.VOCAB, spec.ngrams, spec.buckets) for text in tokens_BT.tolist()]
     if body.owner_K is not None:
         hashes = {h % spec.buckets for h in body.owner_K.tolist() if h >= 0}
         assert hashes
-        kept = [[body._collect_features(Batch(row[None]))] for row in tokens_BT]
+        kept = [[body._feature_ids_and_mask(Batch(row[None]))] for row in tokens_BT]
         features = [f_1F[0][k_1F[0]].tolist() for ((f_1F, k_1F),) in kept]
     width = tiny.VOCAB + spec.n_hashed
     if spec.tf_idf:
@@ -383,7 +383,7 @@ def compare_word_vectors(recipe: Recipe) -> None:
         found = array(model.words_VD @ model.contexts_VD.T)
         np.testing.assert_allclose(found, (u[:, :6] * s[:6]) @ v[:6], atol=1e-5)
         return
-    vocabulary = Vocabulary(size, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)), COUNTS)
+    vocabulary = VocabularyInfo(size, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)), COUNTS)
     objective, built = build_objective(recipe, vocabulary), randomised(build(recipe.model, size))
     v, u = array(built.centres.weight), array(built.neighbours.weight)
     rng = np.random.default_rng(0)
@@ -529,7 +529,7 @@ def compare_steps(recipe: Recipe) -> None:
     steps = small_optimizers.drawn_gradients(toy, len(small_optimizers.MULTIPLIERS))
     for share, step in zip(small_optimizers.MULTIPLIERS, steps, strict=True):
         small_optimizers.set_gradients(toy, step)
-        optimizers.update(share, 1.0, None)
+        optimizers.clip_and_step(share, 1.0, None)
     for name, w in small_optimizers.weights_of(toy).items():
         own = [step[name] for step in steps]
         assert w == pytest.approx(small_optimizers.plain(fields, start[name], own, small_optimizers.MULTIPLIERS))

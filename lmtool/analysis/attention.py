@@ -103,7 +103,7 @@ class AttentionWeights:
             for head, weights_TS in enumerate(weights_NTS):
                 attends_T = weights_TS.sum(1) > 0
                 weights_AS, index_A = weights_TS[attends_T], first + np.flatnonzero(attends_T)
-                means = _summarize_weights(weights_AS, index_A if is_self else None)
+                means = _mean_statistics_over_queries(weights_AS, index_A if is_self else None)
                 summary = HeadSummary(layer, head, **means)
                 summaries.append(summary._replace(next=None) if is_causal else summary)
         return summaries
@@ -137,7 +137,7 @@ class TextAttention:
         """Returns a JSON value."""
         return {"run": self.run, "step": self.step, "attention": [part.to_json() for part in self.parts]}
 
-    def save(self, path: Path) -> None:
+    def save_npz(self, path: Path) -> None:
         """Writes a .npz file: for each kind the weights (L, N, T, S), KIND_queries (T) and KIND_keys (S).
 
         Raises ResourceError.
@@ -177,7 +177,7 @@ def compute_attention(
     """
     if not find_attention_modules(loaded.model):
         raise _no_attention_error(loaded)
-    row = _make_input(loaded, texts, source, target)
+    row = _make_attention_input(loaded, texts, source, target)
     with torch.inference_mode(), loaded.compute.autocast(), record_attention_weights(loaded.model) as weights:
         # One forward pass, with the head of a classifier.
         (loaded.model.run_head if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
@@ -186,27 +186,35 @@ def compute_attention(
         raise _no_attention_error(loaded)
     by_kind: dict[AttentionKind, list[NDArray[np.float32]]] = {}
     for name, weights_BNTS in weights.items():
-        by_kind.setdefault(_classify_attention(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
+        by_kind.setdefault(_get_attention_kind(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
     kinds = sorted(by_kind, key=("cross", "self", "memory", "decoder", "encoder", "pooling").index)
-    parts = (AttentionWeights(kind, *_name_axes(loaded, kind, row), np.stack(by_kind[kind])) for kind in kinds)
+    parts = (
+        AttentionWeights(kind, *_display_query_and_key_tokens(loaded, kind, row), np.stack(by_kind[kind]))
+        for kind in kinds
+    )
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
 
 
-def _summarize_weights(weights_TS: NDArray[np.float64], index_T: NDArray[np.int64] | None) -> dict[str, float]:
-    """Returns the means of `HeadSummary` over rows of weights. index_T: positions of the queries among the keys."""
+def _mean_statistics_over_queries(
+    weights_TS: NDArray[np.float64], query_positions_T: NDArray[np.int64] | None
+) -> dict[str, float]:
+    """Returns the means of `HeadSummary` over rows of weights.
+
+    query_positions_T: positions of the queries among the keys; None where queries and keys are different tokens.
+    """
     shares_TS = weights_TS / weights_TS.sum(1, keepdims=True)
     entropy_T = -(shares_TS * np.log2(np.where(shares_TS > 0, shares_TS, 1.0))).sum(1)
     by_query = {"largest": weights_TS.max(1, initial=0.0), "entropy": entropy_T}
-    if index_T is not None:
-        back_TS = index_T[:, None] - np.arange(weights_TS.shape[1])
+    if query_positions_T is not None:
+        back_TS = query_positions_T[:, None] - np.arange(weights_TS.shape[1])
         for name, back in (("itself", 0), ("previous", 1), ("next", -1)):
             by_query[name] = np.where(back_TS == back, weights_TS, 0.0).sum(1)
         by_query |= {"first": weights_TS[:, 0], "distance": (shares_TS * np.abs(back_TS)).sum(1)}
     return {name: float(values.mean()) if len(values) else 0.0 for name, values in by_query.items()}
 
 
-def _classify_attention(model: LanguageModel, name: str) -> AttentionKind:
-    part: ObservableAttention | torch.nn.Module = model.get_submodule(strip_layer_number(name))
+def _get_attention_kind(model: LanguageModel, module_name: str) -> AttentionKind:
+    part: ObservableAttention | torch.nn.Module = model.get_submodule(strip_layer_number(module_name))
     match part:
         case Pooling():
             return "pooling"
@@ -214,11 +222,11 @@ def _classify_attention(model: LanguageModel, name: str) -> AttentionKind:
             return "cross" if model.reads == "source" else "memory"
         case CrossAttention():
             return "cross"
-    stack = name.removeprefix("body.").split(".")[0]
+    stack = module_name.removeprefix("body.").split(".")[0]
     return "encoder" if stack == "encoder" else "decoder" if stack == "decoder" else "self"
 
 
-def _name_axes(
+def _display_query_and_key_tokens(
     loaded: LoadedModel, kind: AttentionKind, row: AttentionInput
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the tokens of queries and keys."""
@@ -229,7 +237,9 @@ def _name_axes(
     return ("pooled",) if kind == "pooling" else queries, keys
 
 
-def _make_input(loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None) -> AttentionInput:
+def _make_attention_input(
+    loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None
+) -> AttentionInput:
     prompt_format, where = loaded.prompt_format, str(loaded.run_path)
     if source is not None and texts:
         raise UsageError("both a text and a source are given", fix="leave out one of them")
@@ -238,7 +248,7 @@ def _make_input(loaded: LoadedModel, texts: Sequence[str], source: str | None, t
     if source is not None:
         if not prompt_format.answers:
             raise UsageError("this model reads a text, not a source", where=where, fix="give the text without --source")
-        return _make_pair_input(loaded, prompt_format.make_prompt(source), target)
+        return _make_pair_input_or_generate_target(loaded, prompt_format.make_prompt(source), target)
     if prompt_format.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
     if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
@@ -271,7 +281,7 @@ def make_row_input(loaded: LoadedModel, texts: Sequence[str]) -> AttentionInput:
     return AttentionInput(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
 
 
-def _make_pair_input(loaded: LoadedModel, prompt: Prompt, target: str | None) -> AttentionInput:
+def _make_pair_input_or_generate_target(loaded: LoadedModel, prompt: Prompt, target: str | None) -> AttentionInput:
     """Encodes a source, or question, and a target; for a decoder both are one text."""
     prompt_format = loaded.prompt_format
     question = prompt.tokens if prompt.source is None else prompt.source

@@ -3,7 +3,7 @@
 Shapes: B rows, T positions, S keys, L layers, N heads, D width, C classes, M steps, W words.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.analysis.attention import TextAttention, make_row_input
-from lmtool.batch import Batch, pad_rows
+from lmtool.batch import Batch, pad_rows_right
 from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier
 from lmtool.printable import printable
@@ -32,16 +32,16 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Attribution:
+class WordAttribution:
     """The contribution of each word of the texts to the prediction of a classifier.
 
     Args:
         label: the predicted class, the most probable of several labels, or "" for a number.
         score: log-probability of the class, logit of the label, or the number.
         leave_one_out: how much lower the score is without the tokens of the word (Li, Monroe and Jurafsky 2016).
-        integrated_gradients: summed over the tokens of the word; see the function.
-        rollout: attention that arrives from the word, see `compute_rollout`; None without self-attention, and with max
-            pooling.
+        integrated_gradients: summed over the tokens of the word; see `compute_integrated_gradients`.
+        rollout: attention that arrives from the word, see `compute_attention_rollout`; None without self-attention, and
+            with max pooling.
     """
 
     label: str
@@ -61,7 +61,7 @@ class Attribution:
         return asdict(self)
 
 
-def attribute_words(loaded: LoadedModel, texts: Sequence[str], attention: TextAttention) -> Attribution:
+def attribute_words(loaded: LoadedModel, texts: Sequence[str], attention: TextAttention) -> WordAttribution:
     """Attributes the prediction of a classifier, which is not packed, to the words of texts.
 
     attention: of the classifier on the same texts. Raises UsageError as `make_row_input` does.
@@ -84,21 +84,23 @@ def attribute_words(loaded: LoadedModel, texts: Sequence[str], attention: TextAt
             case _:
                 return scores_BC[:, best]
 
-    words, tokens = _find_words(loaded, texts)
+    words, tokens = _find_words_and_token_positions(loaded, texts)
     whole = float(score(batch).detach())
-    per_token_T = integrated_gradients(score, _find_embedding(model), batch)
-    rollout_T = _compute_pooled_rollout(model, attention)
-    left_out_W = whole - score_without_words(score, batch, tokens, loaded.prompt_format.between[0])
+    vectors, modules = model.token_vectors(), iter(model.modules())
+    embedding = next(part for part in modules if isinstance(part, nn.Embedding) and part.weight is vectors)
+    per_token_T = compute_integrated_gradients(score, embedding, batch)
+    rollout_T = _compute_rollout_to_pooled_vector(model, attention)
+    left_out_W = whole - score_without_each_word(score, batch, tokens, loaded.prompt_format.between[0])
 
     def sum_by_word(values_T: Floats) -> tuple[float, ...]:
         return tuple(float(values_T[of_word].sum()) for of_word in tokens)
 
     rollout = None if rollout_T is None else sum_by_word(rollout_T)
     label = spec.labels[best] if spec.labels else ""
-    return Attribution(label, whole, tuple(words), tuple(left_out_W.tolist()), sum_by_word(per_token_T), rollout)
+    return WordAttribution(label, whole, tuple(words), tuple(left_out_W.tolist()), sum_by_word(per_token_T), rollout)
 
 
-def _find_words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+def _find_words_and_token_positions(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     """Returns the words of the texts, and for each the positions of its tokens in the row, at least one.
 
     Control characters in words are escaped. A token belongs to the first word that it has a character of.
@@ -107,18 +109,18 @@ def _find_words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], l
     first = len(loaded.prompt_format.before)
     for text in texts:
         ids, spans = loaded.tokenizer.encode_with_offsets(text)
-        for word, tokens in _match_words(text, spans):
+        for word, tokens in _match_words_to_tokens(text, spans):
             words.append(word)
             positions.append([first + i for i in tokens])
         first += len(ids) + len(loaded.prompt_format.between)
     return words, positions
 
 
-def find_row_words(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], list[list[int]]]:
+def find_words_and_positions_in_row(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], list[list[int]]]:
     """Returns the words of an encoded row, and for each the positions of its tokens, at least one.
 
-    Needs no text, unlike `_find_words`: special tokens separate texts, and the characters of a token are those that it
-    adds to the decoded tokens before it.
+    Needs no text, unlike `_find_words_and_token_positions`: special tokens separate texts, and the characters of a
+    token are those that it adds to the decoded tokens before it.
     """
     words, positions = [], []
     special = tokenizer.special_ids - {tokenizer.unk_id}
@@ -127,13 +129,13 @@ def find_row_words(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str],
             continue
         numbers, ids = zip(*run, strict=True)
         ends = [len(tokenizer.decode(list(ids[:n]))) for n in range(len(ids) + 1)]
-        for word, tokens in _match_words(tokenizer.decode(list(ids)), list(pairwise(ends))):
+        for word, tokens in _match_words_to_tokens(tokenizer.decode(list(ids)), list(pairwise(ends))):
             words.append(word)
             positions.append([numbers[i] for i in tokens])
     return words, positions
 
 
-def _match_words(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
+def _match_words_to_tokens(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
     """Yields each word of a text that has its own token, and the indices of its tokens. spans: characters of tokens."""
     free = list(range(len(spans)))
     for start, stop in find_word_spans(text):
@@ -144,36 +146,39 @@ def _match_words(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[
 
 
 def remove_tokens(
-    tokens_T: TokenIds, segments_T: TokenIds | None, positions: Sequence[int], filler: int
+    tokens_T: TokenIds, segments_T: TokenIds | None, positions: Sequence[int], token_if_empty: int
 ) -> tuple[TokenIds, TokenIds | None]:
-    """Returns a row and its segments without the tokens at some positions. filler: the only token of an empty row."""
+    """Returns a row and its segments without the tokens at some positions.
+
+    token_if_empty: the only token of a row that has lost all others.
+    """
     if len(positions) == len(tokens_T):
-        return np.array([filler]), None if segments_T is None else segments_T[:1]
+        return np.array([token_if_empty]), None if segments_T is None else segments_T[:1]
     return np.delete(tokens_T, positions), None if segments_T is None else np.delete(segments_T, positions)
 
 
 @torch.no_grad()
-def score_without_words(
-    score: Callable[[Batch], Tensor], batch: Batch, positions: Sequence[Sequence[int]], filler: int
+def score_without_each_word(
+    score: Callable[[Batch], Tensor], batch: Batch, positions: Sequence[Sequence[int]], token_if_empty: int
 ) -> Floats:
     """Computes the score (W) of a row without each word.
 
-    positions: of the tokens of each word. filler: the only token of an empty row.
+    positions: of the tokens of each word. token_if_empty: as in `remove_tokens`.
     """
     tokens_T = batch.tokens_BT[0].cpu().numpy()
     segments_T = None if batch.segments_BT is None else batch.segments_BT[0].cpu().numpy()
-    rows = [remove_tokens(tokens_T, segments_T, of_word, filler) for of_word in positions]
+    rows = [remove_tokens(tokens_T, segments_T, of_word, token_if_empty) for of_word in positions]
     scores = [np.zeros(0)]
     at_once = max(1, BATCH_POSITIONS // len(tokens_T))
     for chosen in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
-        tokens_BT, keep_BT = pad_rows([tokens for tokens, _ in chosen], filler)
+        tokens_BT, keep_BT = pad_rows_right([tokens for tokens, _ in chosen], token_if_empty)
         segments = [segments for _, segments in chosen if segments is not None]
-        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows(segments, 0)[0] if segments else None)
+        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows_right(segments, 0)[0] if segments else None)
         scores.append(score(part.to(batch.tokens_BT.device)).double().cpu().numpy())
     return np.concatenate(scores)
 
 
-def integrated_gradients(
+def compute_integrated_gradients(
     score: Callable[[Batch], Tensor], embedding: nn.Module, batch: Batch, steps: int = PATH_STEPS
 ) -> Floats:
     """Computes the share of each token of a row in its score (T) (Sundararajan, Taly and Yan 2017, equation 1).
@@ -207,7 +212,7 @@ def integrated_gradients(
     return shares_T
 
 
-def compute_rollout(weights_LNTS: NDArray[np.float32]) -> Floats:
+def compute_attention_rollout(weights_LNTS: NDArray[np.float32]) -> Floats:
     """Computes how much of each position's state comes from each input, as far as attention shows (T, S).
 
         R = A_L ... A_1,  A_l = (mean over heads of layer l's weights + I) / 2
@@ -221,12 +226,12 @@ def compute_rollout(weights_LNTS: NDArray[np.float32]) -> Floats:
     return rollout_TS
 
 
-def _compute_pooled_rollout(model: Classifier, attention: TextAttention) -> Floats | None:
+def _compute_rollout_to_pooled_vector(model: Classifier, attention: TextAttention) -> Floats | None:
     """Computes the rollout (T) from inputs to the pooled vector; None without self-attention, and for max pooling."""
     weights = {part.kind: part.weights_LNTS for part in attention.parts}
     if "self" not in weights or model.pool is None:
         return None
-    rollout_TS, n = compute_rollout(weights["self"]), weights["self"].shape[-1]
+    rollout_TS, n = compute_attention_rollout(weights["self"]), weights["self"].shape[-1]
     if model.pool.kind == "max":
         return None
     pooled = {"first": np.eye(n)[0], "last": np.eye(n)[-1], "mean": np.full(n, 1 / n)}
@@ -234,10 +239,3 @@ def _compute_pooled_rollout(model: Classifier, attention: TextAttention) -> Floa
         pooled["attention"] = weights["pooling"][0, 0, 0].astype(np.float64)
     rollout_T: Floats = pooled[model.pool.kind] @ rollout_TS
     return rollout_T
-
-
-def _find_embedding(model: Classifier) -> nn.Module:
-    """Returns the module that embeds the tokens."""
-    vectors = model.token_vectors()
-    modules: Iterable[nn.Module] = model.modules()
-    return next(part for part in modules if isinstance(part, nn.Embedding) and part.weight is vectors)

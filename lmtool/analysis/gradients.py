@@ -22,14 +22,14 @@ from lmtool.inference.load import LoadedModel
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import DecodeState, KeyValueCache, evaluation_mode
 from lmtool.model.layers.cells import CellState, record_step_states
-from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
 
 ROUNDING_SHARE = 1e-13
 """Share of the first distance below which a distance in float64 is a rounding error."""
 
 
-class GradientNorms(NamedTuple):
+class GradientNormsByStepsBack(NamedTuple):
     """Norms of the gradient of the loss of one prediction, k steps back from the position that makes it.
 
     Args:
@@ -48,7 +48,7 @@ class GradientFlow(NamedTuple):
 
     pieces: list[str]
     target: str
-    gradient: GradientNorms
+    gradient: GradientNormsByStepsBack
 
 
 class Contraction(NamedTuple):
@@ -72,15 +72,15 @@ class Contraction(NamedTuple):
     largest: list[float | None]
 
 
-def compute_gradient_flow(
-    loaded: LoadedModel, text: str, token: int | None = None, source: str | None = None
+def compute_gradient_flow_of_text(
+    loaded: LoadedModel, text: str, token_number: int | None = None, source: str | None = None
 ) -> GradientFlow:
     """Computes the gradient norms of a model, in float32 and not packed, on a text.
 
-    token: number, from 1, of the token whose loss is differentiated; the last by default. source: for a decoder that
-    answers sources, what stands before the text. Raises UsageError for a model that does not read from left to right or
-    counts n-grams, for a text longer than its context, for a token that is not in the text or has none before it, and
-    for a source that the model does not read.
+    token_number: number, from 1, of the token whose loss is differentiated; the last by default. source: for a decoder
+    that answers sources, what stands before the text. Raises UsageError for a model that does not read from left to
+    right or counts n-grams, for a text longer than its context, for a token that is not in the text or has none before
+    it, and for a source that the model does not read.
     """
     before = list(loaded.prompt_format.opening)
     if source is not None:
@@ -90,18 +90,18 @@ def compute_gradient_flow(
     tokens, pieces = _encode_text(loaded, text, before)
     n_before = len(before)
     n_tokens = len(tokens) - n_before
-    token = n_tokens if token is None else token
-    n_read = n_before + token - 1
-    if not 1 <= token <= n_tokens:
+    token_number = n_tokens if token_number is None else token_number
+    n_read = n_before + token_number - 1
+    if not 1 <= token_number <= n_tokens:
         fix = f"name one from 1 to {n_tokens}" if n_tokens else "write more"
-        raise UsageError(f"the text has no token {token}", fix=fix)
+        raise UsageError(f"the text has no token {token_number}", fix=fix)
     if n_read < 1:
         raise UsageError("nothing precedes the first token", fix="name a later one, or write more text")
     longest = loaded.model.context or loaded.model.max_positions
     if longest is not None and n_read > longest:
         what = f"the text has {n_read} tokens before the one predicted, but the model reads {longest}"
         raise UsageError(what, fix="shorten it, or name an earlier token")
-    norms = compute_gradient_norms(loaded.model, tokens[: n_read + 1])
+    norms = compute_norms_by_steps_back(loaded.model, tokens[: n_read + 1])
     return GradientFlow(pieces[:n_read], pieces[n_read], norms)
 
 
@@ -111,15 +111,15 @@ def _encode_text(loaded: LoadedModel, text: str, before: Sequence[int]) -> tuple
     return tokens, list(map(loaded.tokenizer.display_token, tokens))
 
 
-def _require_left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:
+def _require_left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalLanguageModel:
     """Returns the model. Raises UsageError unless it is a Transformer decoder or a recurrent language model."""
-    if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalModel) or lm.reads != "past":
+    if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalLanguageModel) or lm.reads != "past":
         what = "this model does not read from left to right by states that learn from gradients"
         raise UsageError(what, fix="name a run of a Transformer decoder, or of a recurrent language model")
     return lm
 
 
-def compute_gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
+def compute_norms_by_steps_back(lm: LanguageModel, tokens: Sequence[int]) -> GradientNormsByStepsBack:
     """Computes the norms for the prediction of the last token from all others. Leaves the model as it was.
 
     Raises UsageError for models other than Transformer decoders and recurrent language models.
@@ -128,23 +128,23 @@ def compute_gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> Gradient
     device = next(lm.parameters()).device
     tokens_1T = torch.tensor([list(tokens)], device=device)
     batch, target_1 = Batch(tokens_1T[:, :-1]), tokens_1T[:, -1]
-    with evaluation_mode(lm), _enable_all_gradients(lm), torch.enable_grad():
+    with evaluation_mode(lm), _unfreeze_temporarily(lm), torch.enable_grad():
         norms = {}
         if isinstance(lm, TransformerDecoder):
             layers = lm.layer_outputs(batch)
             loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
             for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
-                norms[f"layer {number}" if number else "embeddings"] = _compute_step_norms(gradient_TD)
+                norms[f"layer {number}" if number else "embeddings"] = _norms_by_steps_back(gradient_TD)
         else:
             with record_step_states(lm) as states_of:
                 hidden_1TD = lm.forward(batch).hidden_BTD
             loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
             for number, states in enumerate(filter(None, states_of), 1):
-                norms |= _compute_recurrent_norms(loss, f"layer {number}", states)
-    return GradientNorms(float(loss.detach()), norms)
+                norms |= _recurrent_norms_by_steps_back(loss, f"layer {number}", states)
+    return GradientNormsByStepsBack(float(loss.detach()), norms)
 
 
-def measure_convergence(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
+def measure_state_contraction_on_text(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
     """Measures how two states of a recurrent model, which is not packed, converge over a text; in float64 on the CPU.
 
     seed: of the random state. Raises UsageError for a model without a state from step to step, and for an empty text.
@@ -156,10 +156,10 @@ def measure_convergence(loaded: LoadedModel, text: str, seed: int = 0) -> Contra
     if isinstance(lm, TransformerDecoder):
         what = "a Transformer carries no state from step to step: each position reads all earlier ones"
         raise UsageError(what, fix="omit --starts, or name a run of a recurrent language model")
-    return measure_contraction(deepcopy(lm).cpu().double(), tokens, seed)._replace(tokens=pieces)
+    return measure_state_contraction(deepcopy(lm).cpu().double(), tokens, seed)._replace(tokens=pieces)
 
 
-def measure_contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
+def measure_state_contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
     """Measures how two states of a recurrent model converge over token ids."""
     zero_1S = _join_states(lm.initial_state(Batch(torch.tensor([[0]]))))
     random_1S = torch.rand(zero_1S.shape, generator=torch.Generator().manual_seed(seed)).to(zero_1S) * 2 - 1
@@ -199,7 +199,7 @@ def _advance_states(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
 
 
 @contextmanager
-def _enable_all_gradients(lm: LanguageModel) -> Iterator[None]:
+def _unfreeze_temporarily(lm: LanguageModel) -> Iterator[None]:
     """Lets frozen parameters require gradients, so that there is a graph below frozen layers too."""
     frozen = nn.ParameterList(parameter for parameter in lm.parameters() if not parameter.requires_grad)
     try:
@@ -209,17 +209,19 @@ def _enable_all_gradients(lm: LanguageModel) -> Iterator[None]:
         frozen.requires_grad_(False)
 
 
-def _compute_recurrent_norms(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:
+def _recurrent_norms_by_steps_back(
+    loss: Tensor, layer_name: str, states: Sequence[CellState]
+) -> dict[str, list[float | None]]:
     """Returns the norms at the states of a recurrent layer, the last step first, for each part of the state."""
     norms = {}
-    for part, title in zip(zip(*states, strict=True), (name, f"{name}, cells"), strict=False):
+    for part, title in zip(zip(*states, strict=True), (layer_name, f"{layer_name}, cells"), strict=False):
         # Nothing reads the last memory cells again.
         rows = torch.autograd.grad(loss, part, retain_graph=True, allow_unused=True, materialize_grads=True)
-        norms[title] = _compute_step_norms(torch.cat(rows))
+        norms[title] = _norms_by_steps_back(torch.cat(rows))
     return norms
 
 
-def _compute_step_norms(gradient_TD: Tensor) -> list[float | None]:
+def _norms_by_steps_back(gradient_TD: Tensor) -> list[float | None]:
     """Returns the norm at each step, the last step first."""
     # Squares of small gradients are below the smallest float32. Below its normal numbers a gradient is rounding error.
     rounded_TD = gradient_TD.where(gradient_TD.abs() >= torch.finfo(gradient_TD.dtype).tiny, 0.0)

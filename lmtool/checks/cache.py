@@ -17,7 +17,7 @@ from lmtool.data.store import read_store_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.references import IMPORTS_FOLDER
 from lmtool.printable import format_count
-from lmtool.run.removal import find_needed_runs
+from lmtool.run.removal import find_runs_needed_by_others
 
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
 
@@ -92,19 +92,19 @@ def find_cache_entries(kinds: Sequence[str] = (), unused_for: timedelta | None =
     if unknown := [kind for kind in kinds if kind not in CACHE_KINDS]:
         what = f"the cache has no {unknown[0]!r:.40}"
         raise UsageError(what, where="KIND", fix=f"name some of {', '.join(CACHE_KINDS)}")
-    found = [entry for kind in CACHE_KINDS if not kinds or kind in kinds for entry in _iterate_entries(kind)]
+    found = [entry for kind in CACHE_KINDS if not kinds or kind in kinds for entry in _iterate_cache_entries(kind)]
     if unused_for is not None:
         limit = datetime.now(UTC) - unused_for
         found = [entry for entry in found if entry.last_used <= limit]
     return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
 
-def remove_cache_entry(entry: CacheEntry) -> str:
+def remove_cache_entry_or_explain(entry: CacheEntry) -> str:
     """Removes an entry unless a process creates it or a run needs it; returns why it stays, or "".
 
     Raises ResourceError when it cannot be removed.
     """
-    if entry.kind == "models" and (needed_by := find_needed_runs([entry.path])):
+    if entry.kind == "models" and (needed_by := find_runs_needed_by_others([entry.path])):
         return f"{next(iter(needed_by.values()))[0]} holds only adapters to its weights"
     with durable.hold_lock(entry.lock, wait=False) as is_free:
         if not is_free:
@@ -117,7 +117,7 @@ def remove_cache_entry(entry: CacheEntry) -> str:
     return ""
 
 
-def _iterate_entries(kind: str) -> Iterator[CacheEntry]:
+def _iterate_cache_entries(kind: str) -> Iterator[CacheEntry]:
     folder = durable.cache_folder() / CACHE_KINDS[kind].folder
     with suppress(OSError):
         if folder.is_symlink():

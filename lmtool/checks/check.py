@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmtool.checks.runs import verify_run
+from lmtool.checks.runs import find_damaged_run_files
 from lmtool.checks.text import find_text_problems
 from lmtool.compute.device import CPU
 from lmtool.data.cached import find_damaged_entries
 from lmtool.data.files import TABLE_FORMATS, find_files, infer_format, name_without_compression
 from lmtool.data.hub import HUB_PREFIX
-from lmtool.data.prepare import compute_fingerprint, open_train_and_valid
+from lmtool.data.prepare import compute_tokenized_fingerprint, open_and_split_texts
 from lmtool.data.store import STORE_MANIFEST, TokenStore
 from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.load import load_trained_model
-from lmtool.inference.reference import Reference, read_tokenizer
+from lmtool.inference.reference import Reference, read_verified_tokenizer
 from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
@@ -29,7 +29,7 @@ from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find_run, find_run_directory
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
-from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, parse_task_tables, read_tables
+from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, parse_tables_and_weights, read_and_encode_tables
 from lmtool.tasks.schema import find_label_by_name, has_inferable_label
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -76,30 +76,32 @@ class CheckResult:
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
-def infer_subject(names: Sequence[str], data: Data, *, is_text: bool, by_cells: bool = False) -> Subject:
+def infer_check_subject(
+    names: Sequence[str], data: Data, *, is_text: bool, infer_labels_from_cells: bool = False
+) -> Subject:
     """Infers what names refer to. is_text: excludes tables.
 
     A file that may be a table or a text is a text if it has the text column, no column with a conventional name of a
-    label, and with `by_cells` no column whose cells may be labels. Raises the errors of `open_table`.
+    label, and with `infer_labels_from_cells` no column whose cells may be labels. Raises the errors of `open_table`.
     """
     if len(names) == 1 and not is_text:
         name = names[0]
         folder = Path(name)
         if any((folder / part / STORE_MANIFEST).exists() for part in _STORES):
             return "tokens"
-        if name == "last" or _find_run_path(name) is not None:
+        if name == "last" or _find_run_path_even_damaged(name) is not None:
             return "run"
         if data.test:
             return "table"
         if not folder.is_dir() and (name.startswith(HUB_PREFIX) or infer_format(folder) != ".txt"):
-            return "table" if _is_labelled(name, data, by_cells) else "text"
+            return "table" if _is_labelled_table(name, data, infer_labels_from_cells) else "text"
         if name_without_compression(folder).endswith(TABLE_FORMATS):
             return "table"
     return "text"
 
 
-def _find_run_path(name: str) -> Path | None:
-    """Finds the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
+def _find_run_path_even_damaged(name: str) -> Path | None:
+    """Returns the directory of the run that a name or checkpoint refers to, also if run.json is damaged; else None."""
     folder = Path(name)
     if (folder / CHECKPOINTS).is_dir():
         return folder
@@ -113,7 +115,7 @@ def _find_run_path(name: str) -> Path | None:
     return None
 
 
-def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
+def _is_labelled_table(source: str, data: Data, infer_labels_from_cells: bool) -> bool:
     """Returns whether a file of rows is a table: it has no text column, or also one of labels."""
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
@@ -121,7 +123,7 @@ def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
     return (
         data.column not in table.names
         or find_label_by_name(table) is not None
-        or (by_cells and has_inferable_label(table))
+        or (infer_labels_from_cells and has_inferable_label(table))
     )
 
 
@@ -153,9 +155,9 @@ def check_text(
 ) -> CheckResult:
     """Checks the text that `data` names against its validation text, or the part that `seed` would hold out."""
     whole = data.with_values({"stream": False})
-    ((train, valid),), data = open_train_and_valid(whole, seed=seed, report=report)
+    ((train, valid),), data = open_and_split_texts(whole, seed=seed, report=report)
     notices = tuple(find_text_problems(train, valid, tokenizer, usual_bytes_per_token, brief=False))
-    survey = train.text.stats
+    survey = train.text.counts
     kind = "one text" if data.split == "slice" else format_count(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
     line = f"{kind}, {survey.characters:,} characters; validation: {held}"
@@ -176,8 +178,8 @@ def check_run(name: str, report: Progress) -> CheckResult:
 
     Raises CheckpointError when there is no such run, or when it has not the checkpoint that is named.
     """
-    path = _find_run_path(name) or find_run_directory(name)
-    damage = dict.fromkeys(verify_run(path))
+    path = _find_run_path_even_damaged(name) or find_run_directory(name)
+    damage = dict.fromkeys(find_damaged_run_files(path))
     lines, notices = [str(path)], []
     try:
         run = Run.open(path)
@@ -185,7 +187,7 @@ def check_run(name: str, report: Progress) -> CheckResult:
         return CheckResult("run", name, tuple(lines), tuple(damage), ())
     find_run(name)  # a checkpoint that is named must be there
     try:
-        tokenizer = read_tokenizer(run)
+        tokenizer = read_verified_tokenizer(run)
     except CheckpointError as error:
         damage[run.tokenizer_path, error.what] = None
         return CheckResult("run", name, tuple(lines), tuple(damage), ())
@@ -204,23 +206,23 @@ def check_run(name: str, report: Progress) -> CheckResult:
         except LmtoolError as error:
             damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None
     if recipe is not None and run.info.origin is None:
-        changed = list(_find_changed_data(run, recipe, tokenizer, report))
+        changed = list(_find_changed_training_data(run, recipe, tokenizer, report))
         notices += changed
         lines += [] if changed else ["training data: unchanged, or no longer there"]
     return CheckResult("run", name, tuple(lines), tuple(damage), tuple(dict.fromkeys(notices)))
 
 
-def _find_changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Progress) -> Iterator[Notice]:
+def _find_changed_training_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Progress) -> Iterator[Notice]:
     """Yields a notice if the training data exist, and are not those that the run was started with."""
-    if not is_data_available(recipe.data):
+    if not is_data_on_disk(recipe.data):
         return
     try:
         if isinstance(recipe.objective, RowSpec):
             tables = open_tables(recipe.data, get_row_kind(recipe.objective))
-            _, rows = read_tables(recipe, tables, tokenizer, run.saved_split)
+            _, rows = read_and_encode_tables(recipe, tables, tokenizer, run.saved_split)
             fingerprint = rows.fingerprint
         else:
-            fingerprint = compute_fingerprint(recipe.data, tokenizer, seed=recipe.seed, report=report)
+            fingerprint = compute_tokenized_fingerprint(recipe.data, tokenizer, seed=recipe.seed, report=report)
     except LmtoolError as error:
         yield Notice("training data unusable", 1, f"the training data can no longer be read: {error.what}")
         return
@@ -230,10 +232,10 @@ def _find_changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: P
         yield Notice("training data changed", 1, text)
 
 
-def is_data_available(data: Data) -> bool:
+def is_data_on_disk(data: Data) -> bool:
     """Returns whether all files of `data` exist; does not download datasets."""
     try:
-        tables = [table for table, _ in parse_task_tables(data).values()]
+        tables = [table for table, _ in parse_tables_and_weights(data).values()]
         sources = [*data.sources, *tables, *data.valid, *([data.test] if data.test else [])]
         return all(not source.startswith(HUB_PREFIX) and find_files(source) for source in sources)
     except LmtoolError:

@@ -44,14 +44,14 @@ class FastPathCheck(NamedTuple):
     plain: float | None = None
 
 
-ComputationPair = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+FastAndPlainComputation = tuple[Callable[[], Tensor], Callable[[], Tensor]]
 """The fast and the plain computation of the same tensor."""
 
 
 def check_fast_paths(device: torch.device) -> Iterator[FastPathCheck]:
     """Compares each fast path of this device."""
     torch.manual_seed(0)
-    for name, ways in _list_fast_paths(device).items():
+    for name, ways in _list_fast_path_pairs(device).items():
         try:
             with torch.no_grad():
                 outputs, seconds = zip(*map(_run_and_time, ways()), strict=True)
@@ -73,9 +73,9 @@ def _synchronized_time() -> float:
     return time.perf_counter()
 
 
-def _list_fast_paths(device: torch.device) -> dict[str, Callable[[], ComputationPair]]:
-    """Returns functions that make the computation pairs of a device, by name."""
-    ways: dict[str, Callable[[], ComputationPair]] = {
+def _list_fast_path_pairs(device: torch.device) -> dict[str, Callable[[], FastAndPlainComputation]]:
+    """Returns for each fast path of a device a function that makes its two computations, by name."""
+    ways: dict[str, Callable[[], FastAndPlainComputation]] = {
         f"matrices in {name}": partial(_pair_packed_model, device, name)
         for name in ("bfloat16", "float16", "int8", "int4")
     }
@@ -85,16 +85,17 @@ def _list_fast_paths(device: torch.device) -> dict[str, Callable[[], Computation
             for name in ("float32", "int8", "int4")
         }
         ways |= {
-            f"{name} by a kernel, float32 beside float64": partial(_pair_kernel, name) for name in ops.KERNEL_CHECKS
+            f"{name} by a kernel, float32 beside float64": partial(_pair_kernel_with_float64, name)
+            for name in ops.KERNEL_CHECKS
         }
-        ways["training step by kernels, float32 beside float64"] = partial(_pair_gradients, device)
+        ways["training step by kernels, float32 beside float64"] = partial(_pair_gradients_with_float64, device)
     if device.type in gpu.GRAPH_DEVICES:
         ways["captured steps"] = partial(_pair_decoding_steps, device, None)
     ways["compiled model"] = partial(_pair_compiled_model, device, {})
     if device.type in gpu.FLEX_DEVICES:
         ways["compiled model with FlexAttention"] = partial(_pair_compiled_model, device, WINDOW)
     if device.type in gpu.FUSED_DEVICES:
-        ways["fused AdamW"] = partial(_pair_adamw, device)
+        ways["fused AdamW"] = partial(_pair_fused_adamw, device)
     return ways
 
 
@@ -106,7 +107,7 @@ def _random_tokens(device: torch.device, n: int) -> Tensor:
     return torch.randint(VOCAB, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _pair_packed_model(device: torch.device, precision: str) -> ComputationPair:
+def _pair_packed_model(device: torch.device, precision: str) -> FastAndPlainComputation:
     plain, batch = _build_model(device), Batch(_random_tokens(device, 64))
     fast = copy.deepcopy(plain)
     pack_weights_(fast, precision, device)
@@ -120,7 +121,7 @@ def _pair_packed_model(device: torch.device, precision: str) -> ComputationPair:
     return partial(compute, fast, precision), partial(compute, plain, "float32")
 
 
-def _pair_decoding_steps(device: torch.device, precision: str | None) -> ComputationPair:
+def _pair_decoding_steps(device: torch.device, precision: str | None) -> FastAndPlainComputation:
     """Pairs steps of one text after a prompt. precision: of a packed model."""
     model, tokens = _build_model(device), _random_tokens(device, 16 + N_STEPS)
     if precision is not None:
@@ -139,17 +140,17 @@ def _pair_decoding_steps(device: torch.device, precision: str | None) -> Computa
     return partial(compute, ModelRunner(model).decode_step), partial(compute, step)
 
 
-def _pair_kernel(name: str) -> ComputationPair:
+def _pair_kernel_with_float64(operator_name: str) -> FastAndPlainComputation:
     """Pairs the kernel of an operator and its gradient with the formula in float64."""
-    check, x = ops.KERNEL_CHECKS[name], ops.draw_input()
+    check, x = ops.KERNEL_CHECKS[operator_name], ops.draw_input()
 
     def compute(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return torch.cat([value.flatten() for value in check.compute(function, x)])
+        return torch.cat([value.flatten() for value in check.compute_with_gradient(function, x)])
 
     return partial(compute, check.kernel, x), partial(compute, check.formula, x.double())
 
 
-def _pair_gradients(device: torch.device) -> ComputationPair:
+def _pair_gradients_with_float64(device: torch.device) -> FastAndPlainComputation:
     """Pairs the gradients of a training step with those in float64, for which there are no kernels."""
     plain, tokens = _build_model(device), _random_tokens(device, MODEL_SPEC["context"])
 
@@ -161,14 +162,14 @@ def _pair_gradients(device: torch.device) -> ComputationPair:
     return partial(compute, copy.deepcopy(plain)), partial(compute, plain.double())
 
 
-def _pair_compiled_model(device: torch.device, changes: dict[str, Any]) -> ComputationPair:
-    plain, batch = _build_model(device, **changes), Batch(_random_tokens(device, MODEL_SPEC["context"]))
+def _pair_compiled_model(device: torch.device, spec_changes: dict[str, Any]) -> FastAndPlainComputation:
+    plain, batch = _build_model(device, **spec_changes), Batch(_random_tokens(device, MODEL_SPEC["context"]))
     fast = copy.deepcopy(plain)
     fast.compile()
     return lambda: fast(batch).hidden_BTD, lambda: plain(batch).hidden_BTD
 
 
-def _pair_adamw(device: torch.device) -> ComputationPair:
+def _pair_fused_adamw(device: torch.device) -> FastAndPlainComputation:
     weight, gradient = torch.randn(2, 512, 512, device=device).unbind()
 
     def update_fused() -> Tensor:

@@ -11,11 +11,11 @@ from lmtool.data.rowfile import DelimitedFile, JsonLinesFile
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.search.index import embed_texts
+from lmtool.search.index import embed_to_unit_vectors
 from lmtool.search.nearest import find_near_duplicates
-from lmtool.tasks.findings import find_duplicate_rows
-from lmtool.tasks.prepare import open_tables, read_task
-from lmtool.tasks.reading import LabelledTable, find_shared_rows, group_contradictory_rows
+from lmtool.tasks.findings import find_rows_equal_to_earlier
+from lmtool.tasks.prepare import open_tables, read_and_split_task_tables
+from lmtool.tasks.reading import LabelledTable, find_rows_with_texts_among, group_contradictory_rows
 
 RowsByPart = Mapping[str, LabelledTable]
 """Rows by part: "train" first, then the held-out parts."""
@@ -25,28 +25,30 @@ Removal = dict[str, str | int | float]
 resembles. similarity: of their vectors."""
 
 
-def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, float] | None) -> int:
+def write_cleaned_table(
+    recipe: Recipe, path: Path, removals_log: Path, *, embedding_model: LoadedModel | None, min_similarity: float
+) -> int:
     """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
 
-    log: file that lists these rows. near: a model, and the cosine similarity of its vectors from which rows are nearly
-    equal. Raises UsageError for a table of another format; the errors of tables; ResourceError when a file cannot be
-    written.
+    removals_log: file that lists these rows. embedding_model: also removes rows that are nearly equal, whose vectors
+    have at least this cosine similarity. Raises UsageError for a table of another format; the errors of tables;
+    ResourceError when a file cannot be written.
     """
     task, *others = open_tables(recipe.data, None)
     file = task.table.file
     if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display_path(file.path), fix=fix)
-    parts = read_task(task, recipe, None, None, None).parts
+    parts = read_and_split_task_tables(task, recipe, None, None, None).parts
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
     gone |= find_training_rows_to_remove(parts)
-    if near is not None:
-        gone |= find_near_removals(parts, gone, *near)
+    if embedding_model is not None:
+        gone |= find_near_duplicates_to_remove(parts, gone, embedding_model, min_similarity)
     begins = [line or 0 for line, _, _ in file.read_records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(path, "".join(kept).encode(file.encoding or "UTF-8"))
     lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))
-    durable.write_file(log, "".join(lines).encode())
+    durable.write_file(removals_log, "".join(lines).encode())
     return len(gone)
 
 
@@ -57,10 +59,10 @@ def find_training_rows_to_remove(parts: RowsByPart) -> Iterator[tuple[int, Remov
     for a row counts.
     """
     train = parts["train"].items
-    for item, row in find_duplicate_rows(train):
+    for item, row in find_rows_equal_to_earlier(train):
         yield item.row, Removal(reason="duplicate rows", part="train", other=row)
     for name, part in reversed([*parts.items()][1:]):
-        for item, row in find_shared_rows(train, part.items):
+        for item, row in find_rows_with_texts_among(train, part.items):
             yield item.row, Removal(reason="rows shared by train and test", part=name, other=row)
     for group in group_contradictory_rows(train):
         for item in group:
@@ -68,14 +70,14 @@ def find_training_rows_to_remove(parts: RowsByPart) -> Iterator[tuple[int, Remov
             yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)
 
 
-def find_near_removals(
+def find_near_duplicates_to_remove(
     parts: RowsByPart, removed_rows: Container[int], loaded: LoadedModel, min_similarity: float
 ) -> dict[int, Removal]:
     """Finds remaining training rows whose vectors are at least as similar to a held-out or earlier row."""
     held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
     named = held + [("train", item) for item in parts["train"].items if item.row not in removed_rows]
     near = {}
-    vectors_ND = embed_texts(loaded, (" ".join(item.texts) for _, item in named))
+    vectors_ND = embed_to_unit_vectors(loaded, (" ".join(item.texts) for _, item in named))
     for row, other, similarity in find_near_duplicates(vectors_ND, min_similarity, len(held)):
         part, like = named[other]
         near[named[row][1].row] = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)

@@ -6,11 +6,11 @@ from itertools import chain, islice
 
 import numpy as np
 
-from lmtool.checks.check import is_data_available
-from lmtool.checks.text import BRIEF_CHUNKS, NGRAM_WORDS, WORD, compute_overlap
-from lmtool.data.corpus import Chunk
+from lmtool.checks.check import is_data_on_disk
+from lmtool.checks.text import BRIEF_CHUNKS, NGRAM_WORDS, WORD, compute_ngram_overlap
+from lmtool.data.corpus import DocumentChunk
 from lmtool.data.files import quote
-from lmtool.data.prepare import open_train_and_valid
+from lmtool.data.prepare import open_and_split_texts
 from lmtool.data.survey import no_progress
 from lmtool.data.table import SkippedRows
 from lmtool.errors import LmtoolError
@@ -18,7 +18,7 @@ from lmtool.inference.reference import Reference
 from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
-from lmtool.run.listing import iterate_ancestors
+from lmtool.run.listing import iterate_run_and_ancestors
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
 from lmtool.tasks.prepare import TaskTables, open_tables
@@ -37,26 +37,30 @@ ROWS_PER_CHUNK = 1000
 """Rows of a training table that are compared at once."""
 
 
-def find_leaks(run: Run, texts: Iterable[tuple[str, str]], max_chunks: int = BRIEF_CHUNKS[0]) -> Iterator[Notice]:
+def find_rows_in_training_data(
+    run: Run, named_texts: Iterable[tuple[str, str]], max_training_chunks: int = BRIEF_CHUNKS[0]
+) -> Iterator[Notice]:
     """Yields notices about rows that are in the training data of a run or of its ancestors.
 
-    Reads only files that still exist, and no conversations. texts: name and text of each row. max_chunks: of a training
-    text that are compared; a notice says if there are more.
+    Reads only files that still exist, and no conversations. named_texts: name and text of each row.
+    max_training_chunks: of a training text that are compared; a notice says if there are more.
     """
-    read = iter(texts)
+    read = iter(named_texts)
     rows: list[tuple[str, str]] = []
-    for trained in iterate_ancestors(run):
+    for trained in iterate_run_and_ancestors(run):
         with suppress(LmtoolError):
-            source, chunks = _open_training_text(trained)
-            if not source:
+            if (opened := _open_existing_training_text(trained)) is None:
                 continue
+            source, chunks = opened
             # which only files that are there need
             left = MAX_ROW_CHARACTERS - sum(len(text) for _, text in rows)
             while left > 0 and (row := next(read, None)) is not None:
                 rows.append(row)
                 left -= len(row[1])
             row_W = np.repeat(np.arange(len(rows)), [len(WORD.findall(text.lower())) for _, text in rows])
-            shared = compute_overlap(islice(chunks, max_chunks), [Chunk([text for _, text in rows])])
+            shared = compute_ngram_overlap(
+                islice(chunks, max_training_chunks), [DocumentChunk([text for _, text in rows])]
+            )
             words_R, shared_R = (np.bincount(row_W, by, len(rows)) for by in (None, shared.is_shared_W))
             leaked = [rows[i] for i in np.flatnonzero((shared_R >= MIN_SHARED_FRACTION * words_R) & (words_R > 0))]
             is_part = next(chunks, None) is not None
@@ -70,14 +74,14 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], max_chunks: int = BRI
                 yield Notice("rows in the training text", len(leaked), text)
 
 
-def _open_training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
-    """Returns name and content of the training data of a run without held-out rows; nothing if they are gone."""
-    recipe = Reference(run).written_recipe()[0]
+def _open_existing_training_text(run: Run) -> tuple[str, Iterator[DocumentChunk]] | None:
+    """Returns name and content of the training data of a run without held-out rows; None if they are gone."""
+    recipe = Reference(run).read_unverified_recipe()[0]
     data = recipe.data
-    if run.info.origin is not None or data.messages_column is not None or not is_data_available(data):
-        return "", iter(())
+    if run.info.origin is not None or data.messages_column is not None or not is_data_on_disk(data):
+        return None
     if not isinstance(recipe.objective, RowSpec):
-        parts, _ = open_train_and_valid(data, seed=recipe.seed, report=no_progress)
+        parts, _ = open_and_split_texts(data, seed=recipe.seed, report=no_progress)
         return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
     tables, split = open_tables(data, get_row_kind(recipe.objective)), run.saved_split
 
@@ -88,5 +92,5 @@ def _open_training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
         return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
 
     texts = chain.from_iterable(map(rows_of, tables))
-    chunks = map(Chunk, iter(lambda: list(islice(texts, ROWS_PER_CHUNK)), []))
+    chunks = map(DocumentChunk, iter(lambda: list(islice(texts, ROWS_PER_CHUNK)), []))
     return ", ".join(one.table.path.name for one in tables), chunks

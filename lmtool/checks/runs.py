@@ -13,20 +13,20 @@ from lmtool.run.listing import read_evaluations
 from lmtool.run.paths import RUN_INFO_FILE
 
 
-def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
+def find_damaged_run_files(run_folder: Path) -> Iterator[tuple[Path, str]]:
     """Yields each damaged file of a run directory and of the runs inside it, and why.
 
     Does not check recipe.yaml, the tokenizer and the values of weights, which depend on each other. A run that is being
     trained may seem incomplete.
     """
     try:
-        run = Run.open(path)
+        run = Run.open(run_folder)
     except CheckpointError as error:
-        yield path / RUN_INFO_FILE, error.what
+        yield run_folder / RUN_INFO_FILE, error.what
         return
-    for name, problem in find_damaged_records(run):
-        yield path / name, problem
-    for _, folder in checkpoints.list_checkpoints(path / CHECKPOINTS):
+    for name, problem in find_damaged_record_files(run):
+        yield run_folder / name, problem
+    for _, folder in checkpoints.list_checkpoints(run_folder / CHECKPOINTS):
         try:
             # a finished run may have no optimizer state
             checkpoint = checkpoints.verify_checkpoint(folder, verify_optimizer=checkpoints.has_optimizer(folder))
@@ -34,11 +34,11 @@ def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
         except CheckpointError as error:
             yield Path(error.where or folder), error.what
     for name in (FEATURES, NGRAMS):
-        if (path / name).exists():
-            yield from verify_run(path / name)
+        if (run_folder / name).exists():
+            yield from find_damaged_run_files(run_folder / name)
 
 
-def find_damaged_records(run: Run) -> Iterator[tuple[str, str]]:
+def find_damaged_record_files(run: Run) -> Iterator[tuple[str, str]]:
     """Yields the name of each file of a run that is damaged or lacks records, and why."""
     readers: dict[str, Callable[[], object]] = {
         directory.VALIDATED: lambda: run.last_validation,

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.corpus import Chunk
+from lmtool.data.corpus import DocumentChunk
 from lmtool.data.files import quote
-from lmtool.data.prepare import TextPart
+from lmtool.data.prepare import CorpusSubset
 from lmtool.printable import format_count
 from lmtool.tasks.notices import MIN_TEXT_BYTES, Notice, make_language_notices, make_truncation_notices
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -47,18 +47,22 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def find_text_problems(
-    train: TextPart, valid: TextPart, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, *, brief: bool
+    train: CorpusSubset,
+    valid: CorpusSubset,
+    tokenizer: Tokenizer | None,
+    usual_bytes_per_token: float | None,
+    *,
+    brief: bool,
 ) -> Iterator[Notice]:
     """Yields notices about problems of a training and a validation text.
 
     tokenizer: one that was not trained on this text, or None. usual_bytes_per_token: see `make_language_notices`.
-    brief:
-    reads the beginnings only, for less than about a second.
+    brief: reads the beginnings only, for less than about a second.
     """
     most_train, most_valid = BRIEF_CHUNKS if brief else THOROUGH_CHUNKS
     if not train.text.corpus.stream:
-        yield from _find_duplicates(islice(train.chunks(), most_train))
-    shared = compute_overlap(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
+        yield from _find_duplicate_or_cut_documents(islice(train.chunks(), most_train))
+    shared = compute_ngram_overlap(islice(train.chunks(), most_train), islice(valid.chunks(), most_valid))
     if shared.percent >= MIN_SHARED_PERCENT:
         what = (
             f"{shared.percent:.1f} % of the {shared.n_words:,} words of the validation text are in {NGRAM_WORDS}-grams"
@@ -66,10 +70,10 @@ def find_text_problems(
         text = f"{what} of words that the training text has too; first: {quote(shared.example, 80)}"
         yield Notice("validation text in the training text", shared.n_shared, text)
     if tokenizer is not None:
-        yield from make_language_notices(_collect_long_lines(train.chunks()), tokenizer, usual_bytes_per_token, "text")
+        yield from make_language_notices(_first_long_lines(train.chunks()), tokenizer, usual_bytes_per_token, "text")
 
 
-def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
+def _find_duplicate_or_cut_documents(chunks: Iterable[DocumentChunk]) -> Iterator[Notice]:
     """Yields notices about documents that occur twice or were cut; ignores documents in several chunks."""
     lengths: list[int] = []
     seen: set[int] = set()
@@ -92,7 +96,7 @@ def _find_duplicates(chunks: Iterable[Chunk]) -> Iterator[Notice]:
     yield from make_truncation_notices(lengths, "document")
 
 
-def _collect_long_lines(chunks: Iterable[Chunk]) -> list[str]:
+def _first_long_lines(chunks: Iterable[DocumentChunk]) -> list[str]:
     """Returns the first lines that are long enough to judge."""
     lines = (
         line for chunk in chunks for text in chunk.texts for line in text.split("\n") if len(line) >= MIN_TEXT_BYTES
@@ -101,7 +105,7 @@ def _collect_long_lines(chunks: Iterable[Chunk]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class NgramOverlap:
     """Words of a validation text in n-grams of a training text.
 
     n_words: of the validation text. n_shared: those in an n-gram of the training text. example: the first such n-gram,
@@ -119,29 +123,29 @@ class Overlap:
         return 100 * self.n_shared / max(1, self.n_words)
 
 
-def compute_overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
+def compute_ngram_overlap(train: Iterable[DocumentChunk], valid: Iterable[DocumentChunk]) -> NgramOverlap:
     """Computes which words of `valid` are in n-grams of `train`, ignoring case and punctuation.
 
     Memory depends on `valid` alone: about 100 bytes for each word.
     """
     words: list[str] = []
     hashes, spans = [], []
-    for part in _read_words(valid):
+    for part in _read_words_with_carry(valid):
         keys, first, length = _hash_ngrams(part)
         hashes.append(keys)
         spans.append(np.stack([first + len(words) - part.carried, length]))
         words += part.words[part.carried :]
     if not any(map(len, hashes)):
         # no words, or the beginning of a document of fewer than N
-        return Overlap(len(words), 0, "", 0, np.zeros(len(words), dtype=bool))
+        return NgramOverlap(len(words), 0, "", 0, np.zeros(len(words), dtype=bool))
     keys = np.concatenate(hashes)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     seen = np.zeros(len(ordered), dtype=bool)
     trained = 0
-    for part in _read_words(train):
+    for part in _read_words_with_carry(train):
         trained += len(part.words) - part.carried
-        ngrams = _hash_ngrams(part)[0]
+        ngrams = _hash_ngrams(part).hashes
         at = np.minimum(np.searchsorted(ordered, ngrams), len(ordered) - 1)
         seen[at[ordered[at] == ngrams]] = True
     # of equal n-grams only the first was marked
@@ -157,7 +161,7 @@ def compute_overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
     if len(begin):
         earliest = int(np.argmin(begin))
         example = " ".join(words[begin[earliest] : begin[earliest] + length[earliest]])
-    return Overlap(len(words), int(is_shared_W.sum()), example, trained, is_shared_W)
+    return NgramOverlap(len(words), int(is_shared_W.sum()), example, trained, is_shared_W)
 
 
 class _ChunkWords(NamedTuple):
@@ -170,7 +174,7 @@ class _ChunkWords(NamedTuple):
     is_open: bool
 
 
-def _read_words(chunks: Iterable[Chunk]) -> Iterator[_ChunkWords]:
+def _read_words_with_carry(chunks: Iterable[DocumentChunk]) -> Iterator[_ChunkWords]:
     """Yields the words of each chunk, with the last words of a document that began before, so that no n-gram is
     missed."""
     tail: list[str] = []
@@ -185,8 +189,16 @@ def _read_words(chunks: Iterable[Chunk]) -> Iterator[_ChunkWords]:
             yield _ChunkWords(words, document, carried, not chunk.ends)
 
 
-def _hash_ngrams(part: _ChunkWords) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the hash, the first word and the number of words of each n-gram; short documents have shorter ones."""
+class _NgramHashes(NamedTuple):
+    """The hash, the index of the first word and the number of words of each n-gram."""
+
+    hashes: NDArray[np.uint64]
+    first_words: NDArray[np.int64]
+    n_words: NDArray[np.int64]
+
+
+def _hash_ngrams(part: _ChunkWords) -> _NgramHashes:
+    """Hashes the n-grams of NGRAM_WORDS words; a document that is shorter is one n-gram."""
     # every process has its own hashes of strings: they are compared here only
     codes = np.fromiter(map(hash, part.words), dtype=np.int64, count=len(part.words)).view(np.uint64)
     begins = np.flatnonzero(np.diff(part.document, prepend=-1))
@@ -205,4 +217,4 @@ def _hash_ngrams(part: _ChunkWords) -> tuple[NDArray[np.uint64], NDArray[np.int6
         keys.append(key)
         firsts.append(first)
         n_words.append(np.full(len(first), length))
-    return np.concatenate(keys), np.concatenate(firsts), np.concatenate(n_words)
+    return _NgramHashes(np.concatenate(keys), np.concatenate(firsts), np.concatenate(n_words))

@@ -108,10 +108,10 @@ class _MessageStream(io.TextIOWrapper):
 
 def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
     """Loads the model that is named on the command line."""
-    from lmtool.compute.device import choose_compute
-    from lmtool.inference.load import load_packed
+    from lmtool.compute.device import configure_compute
+    from lmtool.inference.load import load_merged_and_packed
 
-    return load_packed(run, choose_compute(device, precision))
+    return load_merged_and_packed(run, configure_compute(device, precision))
 
 
 def attach_draft(generator: "TextGenerator", draft: str | None, n_tokens: int | None) -> list[str]:
@@ -175,11 +175,11 @@ def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> 
 
     texts: (name, text) of the rows.
     """
-    from lmtool.checks.leaks import find_leaks
+    from lmtool.checks.leaks import find_rows_in_training_data
     from lmtool.compute.processes import is_main_process
     from lmtool.run.directory import Run
 
-    leaks = list(find_leaks(Run.open(loaded.run_path), texts)) if is_main_process() else []
+    leaks = list(find_rows_in_training_data(Run.open(loaded.run_path), texts)) if is_main_process() else []
     warn(map(str, leaks))
     return {"leaks": [asdict(one) for one in leaks]}
 

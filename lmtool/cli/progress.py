@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, TaskID
 
-    from lmtool.inference.evaluation import Validation
+    from lmtool.inference.evaluation import ValidationResult
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
     from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, Event, FitStarted
-    from lmtool.training.fit import Step
+    from lmtool.training.fit import CompletedStep
 
 LINE_SECONDS = 10
 """Seconds between two lines where there is no bar."""
@@ -80,7 +80,7 @@ class Display:
 
     def show(self, event: "Event") -> None:
         from lmtool.training import events
-        from lmtool.training.comparison import TextResults
+        from lmtool.training.comparison import BitsPerByteResults
 
         match event:
             case events.Started():
@@ -117,9 +117,9 @@ class Display:
             case events.Ended():
                 self._close_bar()
                 self._say(_describe_end(event, time.monotonic() - self._began, self._part))
-            case TextResults():
+            case BitsPerByteResults():
                 self._say(*event.lines())
-                self._warn(*(f"warning: {warning}" for warning in event.warnings()))
+                self._warn(*(f"warning: {warning}" for warning in event.warn_if_worse_than_ngrams()))
 
     def _say(self, *lines: str) -> None:
         if not self._quiet:
@@ -161,7 +161,7 @@ class Display:
         if self._console is not None:
             self._open_bar(_make_training_columns(self._console.width), plan.steps, plan.first_step)
 
-    def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
+    def _step(self, step: "CompletedStep", validation: "ValidationResult | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary, without the first, which includes warm-up.
         last = step.seconds, step.n_computed
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
@@ -293,7 +293,7 @@ def _describe_end(event: "Ended", seconds: float, part: str) -> str:
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
-def _describe_validation(validation: "Validation") -> str:
+def _describe_validation(validation: "ValidationResult") -> str:
     metrics = "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
     return f"loss {validation.loss:.4f}{metrics}"
 

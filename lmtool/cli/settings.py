@@ -38,20 +38,20 @@ def is_recipe(name: str) -> bool:
     if name in shipped_recipes() or name.endswith((".yaml", ".yml")):
         return True
 
-    from lmtool.data.files import FORMATS, suggest_files
+    from lmtool.data.files import FORMATS, suggest_similar_files
     from lmtool.data.hub import HUB_PREFIX
 
     is_other = name == "last" or os.path.exists(name) or name.startswith(HUB_PREFIX) or name.endswith(FORMATS)
-    return not is_other and bool(find_similar_recipes(name)) and not suggest_files(Path(name))
+    return not is_other and bool(find_similar_recipes(name)) and not suggest_similar_files(Path(name))
 
 
 def with_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> Sequence[Any]:
-    """Returns names of files, lists of them and Nones, with `-` replaced by a file; see `cache_stdin`."""
+    """Returns file names, lists of them and Nones, with `-` replaced; see `replace_stdin_by_cached_file`."""
     if "-" not in [one for name in names for one in (name if isinstance(name, list) else [name])]:
         return names
-    from lmtool.data.stdin import cache_stdin  # it imports much
+    from lmtool.data.stdin import replace_stdin_by_cached_file  # it imports much
 
-    return cache_stdin(kind, *names)
+    return replace_stdin_by_cached_file(kind, *names)
 
 
 KeyOptions = dict[str, tuple[Any, Any]]

@@ -37,7 +37,7 @@ def run_training(
     Returns the run directory, if this process has one.
     """
     from lmtool.compute.processes import is_main_process
-    from lmtool.loggers.dashboards import Loggers
+    from lmtool.loggers.dashboards import DashboardLoggers
     from lmtool.run.directory import REPORT
     from lmtool.tasks.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
@@ -45,7 +45,7 @@ def run_training(
 
     stop = StopAtStep(notify=is_main_process() and not quiet)
     reason = ""
-    loggers = Loggers()
+    loggers = DashboardLoggers()
     with Display(shown=is_main_process(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
         command = ["lmtool", *sys.argv[1:]]
@@ -99,9 +99,9 @@ def resume_if_begun(output: Path | None, quiet: bool, until: float, profiles: bo
         raise UsageError("--start-or-resume needs a run directory", fix="name it: -o DIR")
     if not has_checkpoint(output):
         return False
-    from lmtool.training.resuming import continue_run
+    from lmtool.training.resuming import resume_with_own_recipe
 
-    run_training(partial(continue_run, output), quiet, until=until, profiles=profiles)
+    run_training(partial(resume_with_own_recipe, output), quiet, until=until, profiles=profiles)
     return True
 
 

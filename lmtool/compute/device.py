@@ -12,7 +12,12 @@ import torch
 from lmtool.batch import widest_float_dtype
 from lmtool.compute import torch_private
 from lmtool.compute.device_kinds import find_peak_flops
-from lmtool.compute.machine import count_cores, has_thread_setting, keep_freed_memory, machine_memory_bytes
+from lmtool.compute.machine import (
+    count_cores,
+    has_thread_setting,
+    make_glibc_keep_freed_memory,
+    process_memory_limit_bytes,
+)
 from lmtool.compute.processes import World, join_processes, local_rank
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
@@ -42,7 +47,7 @@ def use_cpu_threads(n_threads: int | None) -> Iterator[None]:
 
 
 limit_threads()  # when torch is imported, so that programs may choose another number later
-keep_freed_memory()
+make_glibc_keep_freed_memory()
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,11 @@ class Compute:
 CPU = Compute(torch.device("cpu"), "float32")
 
 
-def choose_compute(device: DeviceName, precision: InferenceName) -> Compute:
+def configure_compute(device: DeviceName, precision: InferenceName) -> Compute:
     """Chooses the device and precision of a recipe; the best available for `auto`.
+
+    Of several GPUs it takes that of the local rank, and makes it the current one of torch. It also sets whether torch
+    may compute float32 products in TensorFloat-32.
 
     Raises ResourceError when the device is not available, and UsageError for a rank that is no number.
     """
@@ -123,7 +131,7 @@ def device_memory_bytes(device: torch.device) -> int | None:
     """The memory of a device: a GPU's own, or else that of the process; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return machine_memory_bytes()
+    return process_memory_limit_bytes()
 
 
 def _resolve_device(device: DeviceName) -> str:

@@ -30,7 +30,7 @@ class LayeredModule(Protocol):
         ...
 
 
-class Sharding:
+class ShardedModel:
     """A model whose weights are sharded over the processes.
 
     The matrices of a layer are gathered together, in the precision of matrix products; all else (embeddings, norms,
@@ -74,7 +74,7 @@ class Sharding:
             try:
                 yield
             finally:
-                self._reset_passes()
+                self._reset_fsdp_passes()
                 root.reshard()
 
     @contextmanager
@@ -89,13 +89,13 @@ class Sharding:
             with self._compute.autocast():
                 yield
         finally:
-            self._reset_passes()
+            self._reset_fsdp_passes()
             for part in self._sharded_modules:
                 part.reshard()
             root.set_reshard_after_forward(True)
             root.set_reshard_after_forward(False, recurse=False)
 
-    def _reset_passes(self) -> None:
+    def _reset_fsdp_passes(self) -> None:
         """Lets the next pass begin anew: decoding runs some maps of a layer without others, in one process only.
 
         A layer that waits for the others would otherwise keep its weights, which other processes gather again.

@@ -58,7 +58,7 @@ def has_thread_setting() -> bool:
     return not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}.isdisjoint(os.environ)
 
 
-def keep_freed_memory() -> None:
+def make_glibc_keep_freed_memory() -> None:
     """Lets glibc keep what tensors free for the next ones, unless a variable of the environment sets how it allocates.
 
     By default it returns memory to the system, which clears each page anew at the next step: a fifth of the time of
@@ -72,7 +72,7 @@ def keep_freed_memory() -> None:
         set_option(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
 
 
-def machine_memory_bytes(root: Path = Path("/")) -> int | None:
+def process_memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """The memory limit of this process: the machine's, or its control group's if lower; None if unknown.
 
     root: of the system's files.

@@ -146,11 +146,11 @@ class World:
             self.barrier()
         return result
 
-    def create_side_group(self) -> "SideGroup":
-        """Connects the processes once more; all must ask for it at the same time."""
+    def create_text_exchange_group(self) -> "TextExchangeGroup":
+        """Creates a second group of the processes, with its own connections; all must call this at the same time."""
         self.barrier()  # here one that has ended is an error, and in the call below a page of frames on stderr
         with convert_peer_errors():
-            return SideGroup(self.rank, self.size, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
+            return TextExchangeGroup(self.rank, self.size, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
 
     def barrier(self) -> None:
         """Waits for all processes."""
@@ -160,7 +160,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class SideGroup:
+class TextExchangeGroup:
     """Processes that exchange texts over connections of their own: in a thread, while another one trains."""
 
     rank: int
@@ -259,7 +259,7 @@ def _init_process_group(device: torch.device, size: int) -> None:
         fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
         raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {printable(address)[:100]}", fix=fix) from error
     atexit.register(_destroy_process_group)
-    watch_signals()
+    watch_signals_and_parent()
 
 
 def _destroy_process_group() -> None:
@@ -302,7 +302,7 @@ class PeerEnded(ResourceError):
     """Another process of the run has ended."""
 
 
-def watch_signals() -> None:
+def watch_signals_and_parent() -> None:
     """Makes this process exit at once at the second signal to stop, and takes the end of torchrun for a signal.
 
     The first one is for the handlers of the program. Does nothing outside of the main thread, which has these.
@@ -312,15 +312,18 @@ def watch_signals() -> None:
     received, sent = socketpair()  # Windows waits for no pipe
     sent.setblocking(False)
     signal.set_wakeup_fd(sent.detach(), warn_on_full_buffer=False)
-    Thread(target=_watch_signals, args=(received, os.getppid()), name="signals", daemon=True).start()
+    Thread(target=_watch_signals_and_parent, args=(received, os.getppid()), name="signals", daemon=True).start()
 
 
-def _watch_signals(wakeup: socket, parent_pid: int) -> None:
-    """wakeup: gets the number of each signal. Never returns."""
+def _watch_signals_and_parent(signal_socket: socket, parent_pid: int) -> None:
+    """Exits at the second signal, and sends itself SIGTERM when its parent has ended. Never returns.
+
+    signal_socket: receives the number of each signal.
+    """
     n_received, timeout_seconds = 0, POLL_SECONDS
     while True:
-        if select.select([wakeup], [], [], timeout_seconds)[0]:
-            for number in wakeup.recv(64):
+        if select.select([signal_socket], [], [], timeout_seconds)[0]:
+            for number in signal_socket.recv(64):
                 n_received += number in STOP_SIGNALS
                 if n_received > 1:
                     if os.isatty(2):

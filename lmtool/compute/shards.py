@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RowShard(NamedTuple):
-    """The rows that a process holds of a parameter without storage, and which these are."""
+    """The rows that a process holds of a parameter without storage, and their range."""
 
     rows: Tensor
     at: slice
@@ -68,7 +68,7 @@ class ShardedBuild(TorchFunctionMode):
         return tensor
 
     def _view_buffer(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Memory for one parameter, the same for all, so that freed memory does not lie in pieces between the rows."""
+        """Returns a view of a buffer that all parameters reuse, so that they leave no freed memory between the rows."""
         n = shape.numel()
         if len(self._buffer) < n or self._buffer.dtype != dtype:
             self._buffer = torch.empty(n, dtype=dtype)

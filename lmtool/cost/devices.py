@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lmtool.compute.device import choose_compute, device_memory_bytes
+from lmtool.compute.device import configure_compute, device_memory_bytes
 from lmtool.compute.device_kinds import DEVICE_KINDS
 from lmtool.recipe.spec.recipe import Recipe
 
@@ -26,13 +26,13 @@ class DeviceGroup:
     peak_flops: float | None = None
 
 
-def choose_devices(recipe: Recipe, n_devices: int, kind: str | None) -> DeviceGroup:
-    """Those of a named kind, or else of this machine."""
+def resolve_device_group(recipe: Recipe, n_devices: int, device_kind: str | None) -> DeviceGroup:
+    """Returns devices of a named kind, or else those of this machine."""
     device, precision = recipe.training.device, recipe.training.precision
-    if kind is None:
-        compute = choose_compute(device, precision)
+    if device_kind is None:
+        compute = configure_compute(device, precision)
         name, memory = compute.describe().partition(",")[0], device_memory_bytes(compute.device)
         return DeviceGroup(compute.precision, compute.device.type != "cpu", n_devices, name, memory)
-    named = DEVICE_KINDS[kind]
+    named = DEVICE_KINDS[device_kind]
     narrow = named.precision if precision == "auto" else precision
-    return DeviceGroup(narrow, True, n_devices, kind, named.memory, named.peak_flops)
+    return DeviceGroup(narrow, True, n_devices, device_kind, named.memory, named.peak_flops)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from lmtool.cost.devices import DeviceGroup
 from lmtool.model import LanguageModel, build
 from lmtool.model.features import find_frozen_features
 from lmtool.model.layers.kernels import force_fused_attention
-from lmtool.model.size import TrainingBytes
+from lmtool.model.size import PersistentTrainingBytes
 from lmtool.objective.cross_entropy import chunked_cross_entropy, rows_per_chunk
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec, Recurrent
@@ -55,7 +55,7 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True)
-class TracedBatch:
+class BatchToTrace:
     """A micro-batch to trace.
 
     batch: real tensors, of which only the shapes matter.
@@ -68,44 +68,48 @@ class TracedBatch:
     accumulates: bool
 
 
-def estimate_memory_per_device(
+def estimate_training_memory_per_device(
     spec: Model,
     vocab_size: int,
-    held: TrainingBytes,
-    rows_of: Callable[[int], TracedBatch],
+    persistent: PersistentTrainingBytes,
+    make_batch: Callable[[int], BatchToTrace],
     n_rows: int,
     devices: DeviceGroup,
 ) -> MemoryEstimate:
-    """The memory of training with micro-batches of `n_rows` rows.
+    """Estimates the memory of training with micro-batches of `n_rows` rows.
 
-    held: what stays from step to step. rows_of: a micro-batch of so many rows.
+    persistent: what stays from step to step. make_batch: makes a micro-batch of so many rows.
     """
     n_layers = dict(spec).get("n_layers", 0)
-    row = rows_of(1)
+    row = make_batch(1)
     chunk = rows_per_chunk(torch.device("meta" if devices.on_gpu else "cpu"), vocab_size)
     most_rows = max(2, int(MAX_TRACED_CHUNKS * chunk / max(1, row.scored_fraction * row.batch.tokens_BT.numel())))
     varied = isinstance(spec, Transformer) and isinstance(spec.pattern, WindowPattern) and spec.pattern.full_layers
 
     def at(layers: int, rows: int) -> tuple[float, ...]:
         changed = spec.with_values({"n_layers": layers}) if n_layers else spec
-        return _trace_micro_batch(changed, vocab_size, rows_of(rows), devices)
+        return _trace_micro_batch(changed, vocab_size, make_batch(rows), devices)
 
     def deep(rows: int) -> tuple[float, ...]:
         return (
-            at(n_layers, rows) if varied else _extrapolate(lambda layers: at(layers, rows), n_layers, MAX_TRACED_LAYERS)
+            at(n_layers, rows)
+            if varied
+            else _measure_or_extrapolate(lambda layers: at(layers, rows), n_layers, MAX_TRACED_LAYERS)
         )
 
-    activations, logits, peak = map(int, _extrapolate(deep, n_rows, most_rows))
-    stays = held.weights + held.moments
+    activations, logits, peak = map(int, _measure_or_extrapolate(deep, n_rows, most_rows))
+    stays = persistent.weights + persistent.moments
     # one CPU has gradients of the rows of an n-gram table that a step reads, which are traced
-    table = held.table_gradients if devices.on_gpu or devices.count > 1 else 0
-    gradients = held.gradients + table
+    table = persistent.table_gradients if devices.on_gpu or devices.count > 1 else 0
+    gradients = persistent.gradients + table
     # frozen weights have no gradients, which the trace does not know
-    baseline = max(peak + table - held.absent_gradients, activations + logits, gradients)
-    return MemoryEstimate(held.weights, gradients, held.moments, activations, logits, stays + baseline)
+    baseline = max(peak + table - persistent.absent_gradients, activations + logits, gradients)
+    return MemoryEstimate(persistent.weights, gradients, persistent.moments, activations, logits, stays + baseline)
 
 
-def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, max_measured: int) -> tuple[float, ...]:
+def _measure_or_extrapolate(
+    measure: Callable[[int], tuple[float, ...]], n: int, max_measured: int
+) -> tuple[float, ...]:
     """The measurement at n; beyond `max_measured` by the line through those at half of it and at it."""
     if n <= max_measured:
         return measure(n)
@@ -113,8 +117,16 @@ def _extrapolate(measure: Callable[[int], tuple[float, ...]], n: int, max_measur
     return tuple(a + (b - a) * (n - low) / (max_measured - low) for a, b in zip(at_low, at_high, strict=True))
 
 
-def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices: DeviceGroup) -> tuple[int, int, int]:
-    """Bytes, beside the weights, that a forward pass keeps, that the loss takes beside those, and at the peak."""
+class _TracedBytes(NamedTuple):
+    """Bytes beside the weights: that a forward pass keeps, that the loss takes beside those, and at the peak."""
+
+    activations: int
+    logits: int
+    peak: int
+
+
+def _trace_micro_batch(spec: Model, vocab_size: int, traced: BatchToTrace, devices: DeviceGroup) -> _TracedBytes:
+    """Runs the forward and backward pass of a micro-batch on fake tensors, and counts their bytes."""
     # recurrent layers look at what of a batch is text, and the kernel of LSTMs hides its workspace from fake tensors
     fake = None if isinstance(spec, Recurrent) else FakeTensorMode()
     with ExitStack() as stack:
@@ -123,27 +135,27 @@ def _trace_micro_batch(spec: Model, vocab_size: int, rows: TracedBatch, devices:
         lm = build(spec, vocab_size).train()
         if (part := find_frozen_features(lm)) is not None:
             part.attach_source(cast(LanguageModel, _FakeFeatureModel(spec)))
-        batch = rows.batch if fake is None else rows.batch.map_tensors(fake.from_tensor)
+        batch = traced.batch if fake is None else traced.batch.map_tensors(fake.from_tensor)
         if devices.on_gpu:
             stack.enter_context(force_fused_attention())
-            stack.enter_context(_AttentionWithoutDropout())
+            stack.enter_context(_DisableAttentionDropout())
         read = filter(torch.is_tensor, vars(batch).values())
         ledger = stack.enter_context(AllocationTracker([*lm.parameters(), *lm.buffers(), *read]))
-        for _ in range(1 + rows.accumulates):
+        for _ in range(1 + traced.accumulates):
             ledger.reset_peak()
             is_narrow = devices.precision != "float32"
             with torch.autocast("cpu", dtype=DTYPES[devices.precision], enabled=is_narrow):
                 hidden_MD = lm(batch).hidden_BTD.flatten(0, 1)
                 kept = ledger.live
-                total = _compute_loss(lm, hidden_MD, round(rows.scored_fraction * len(hidden_MD)))
+                total = _compute_loss_of_dummy_targets(lm, hidden_MD, round(traced.scored_fraction * len(hidden_MD)))
             loss = ledger.peak - kept
             del hidden_MD
             torch.autograd.backward(total)
             del total
-    return kept, max(0, loss), ledger.peak
+    return _TracedBytes(kept, max(0, loss), ledger.peak)
 
 
-def _compute_loss(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
+def _compute_loss_of_dummy_targets(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
     if not n_scored:
         return hidden_MD.sum()
     scored_MD = hidden_MD if n_scored == len(hidden_MD) else hidden_MD[:n_scored]
@@ -214,7 +226,7 @@ class _FakeFeatureModel(nn.Module):
         return [torch.zeros(*batch.tokens_BT.shape, self._width) for _ in range(self._n_layers)]
 
 
-class _AttentionWithoutDropout(TorchFunctionMode):
+class _DisableAttentionDropout(TorchFunctionMode):
     """Fused attention without dropout, which a GPU's kernel has inside, and a CPU's refuses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,14 +17,14 @@ from torch import nn
 from lmtool.batch import Mask
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.language_model import LanguageModel
-from lmtool.model.layers.attention import CrossAttention, PlainAttention, SelfAttention, output_widths
+from lmtool.model.layers.attention import CrossAttention, ProjectionFreeAttention, SelfAttention, output_widths
 from lmtool.model.layers.blocks import FeedForward, LanguageModelHead
 from lmtool.model.layers.cells import Cell
 from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
 from lmtool.model.layers.scores import AdditiveScore, BilinearScore, DisentangledScore, ReducedRankScore, Score
 from lmtool.model.layers.stack import Stack, Sublayer
-from lmtool.model.recurrent import BidirectionalModel, RecurrentModel
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentModel
 from lmtool.model.seq2seq import RecurrentEncoder, RecurrentEncoderDecoder
 from lmtool.model.size import build_on_meta
 from lmtool.model.transformer import TransformerEncoder, TransformerModel
@@ -37,7 +37,7 @@ WEIGHTLESS_PARTS = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", 
 
 MIXER_NAMES: Mapping[type, str] = {
     SelfAttention: "self-attention",
-    PlainAttention: "plain self-attention",
+    ProjectionFreeAttention: "plain self-attention",
     CrossAttention: "cross-attention",
     FeedForward: "feed-forward",
 }
@@ -87,16 +87,16 @@ class _InputSizes:
     width: int = 0
 
 
-def summarize_model(spec: Model, vocab_size: int, n_tokens: int, n_source: int | None = None) -> ModelPart:
+def summarize_model(spec: Model, vocab_size: int, n_tokens: int, n_source_tokens: int | None = None) -> ModelPart:
     """The tree of the model that `spec` describes, without a head for labels, and its FLOPs for a row of `n_tokens`.
 
-    n_source: tokens of the source of an encoder-decoder; as many as the target by default. A prefix LM's row begins
+    n_source_tokens: of the source of an encoder-decoder; as many as the target by default. A prefix LM's row begins
     with `default_prefix_length` it.
     Nothing is allocated, however large the model.
     """
     n_layers = dict(spec).get("n_layers", 0)
     model = build_on_meta(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
-    parts = _summarize_model_parts(model, spec, n_layers, n_tokens, n_source or n_tokens)
+    parts = _summarize_model_parts(model, spec, n_layers, n_tokens, n_source_tokens or n_tokens)
     return ModelPart(spec.title, "", children=tuple(parts))
 
 
@@ -132,46 +132,50 @@ def count_attention_pairs(mask: Mask, n_tokens: int) -> int:
     return int(torch.where(query_T < mask.n_global, end_T, local_T).sum())
 
 
-def _summarize_model_parts(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
-    """The parts of a model, which was built with at most two layers, for `n_layers`. T, S: tokens of row and source."""
-    row, text = _InputSizes(T), _InputSizes(1)
+def _summarize_model_parts(
+    model: LanguageModel, spec: Model, n_layers: int, n_tokens: int, n_source_tokens: int
+) -> Iterator[ModelPart]:
+    """The parts of a model, which was built with at most two layers, for `n_layers`. n_tokens: of a row."""
+    row, text = _InputSizes(n_tokens), _InputSizes(1)
     match model:
         case TransformerModel() if isinstance(spec, Transformer):
             of_text = (model.pooler, model.next_sentence) if isinstance(model, TransformerEncoder) else ()
             for name, module in model.named_children():
                 if isinstance(module, Stack):
-                    yield _summarize_stack(name, module, spec, S if name == "encoder" else T, S)
+                    yield _summarize_stack(
+                        name, module, spec, n_source_tokens if name == "encoder" else n_tokens, n_source_tokens
+                    )
                 elif module is not model.head:
-                    yield from _summarize_module(name, module, text if module in of_text else row, n_layers)
-            yield from _summarize_module("head", model.head, row, n_layers)
+                    yield from _summarize_nonempty_module(name, module, text if module in of_text else row, n_layers)
+            yield from _summarize_nonempty_module("head", model.head, row, n_layers)
         case RecurrentModel():
-            reach = _InputSizes(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
+            reach = _InputSizes(n_tokens, n_tokens * (n_tokens - 1) // 2, width=model.embedding.embedding_dim)
             if isinstance(model, RecurrentEncoderDecoder):
-                reach = replace(reach, source=S, cross_pairs=T * S)
+                reach = replace(reach, source=n_source_tokens, cross_pairs=n_tokens * n_source_tokens)
             for name, module in model.named_children():
                 if module is not model.head:
-                    yield from _summarize_module(name, module, reach, n_layers)
-            yield _summarize_recurrent_head(model, T)
+                    yield from _summarize_nonempty_module(name, module, reach, n_layers)
+            yield _summarize_recurrent_head(model, n_tokens)
         case AveragingModel():
             for name, module in model.named_children():
-                yield from _summarize_module(name, module, text, n_layers)
+                yield from _summarize_nonempty_module(name, module, text, n_layers)
         case SkipGramModel():
-            yield from _summarize_module("centres", model.centres, row, n_layers)
+            yield from _summarize_nonempty_module("centres", model.centres, row, n_layers)
             weight = model.neighbours.weight
-            yield ModelPart("neighbours", _format_shape(weight), weight.numel(), 2 * weight.numel() * T)
+            yield ModelPart("neighbours", _format_shape(weight), weight.numel(), 2 * weight.numel() * n_tokens)
             for name, bias in model.named_parameters(recurse=False):
                 yield ModelPart(name, _format_shape(bias), bias.numel(), 0)
 
 
-def _summarize_recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
+def _summarize_recurrent_head(model: RecurrentModel, n_tokens: int) -> ModelPart:
     """The output layer; a bidirectional model applies it to the states of both directions."""
     shape = f"{model.head_input_width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
     parameters = sum(part.numel() for part in model.head_parameters() if part is not model.embedding.weight)
-    times = 2 if isinstance(model, BidirectionalModel) else 1
-    return ModelPart("head", shape, parameters, times * 2 * model.head_input_width * model.vocab_size * T)
+    times = 2 if isinstance(model, BidirectionalLanguageModel) else 1
+    return ModelPart("head", shape, parameters, times * 2 * model.head_input_width * model.vocab_size * n_tokens)
 
 
-def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int) -> ModelPart:
+def _summarize_stack(name: str, stack: Stack, spec: Transformer, n_tokens: int, n_source_tokens: int) -> ModelPart:
     """A stack; all layers from the second on are as that one, but for their masks. Shared weights are the first's."""
     full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
     changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
@@ -180,20 +184,20 @@ def _summarize_stack(name: str, stack: Stack, spec: Transformer, T: int, S: int)
     for first, stop in pairwise(sorted({layer for layer in changes if layer <= spec.n_layers})):
         if (first in full) not in pairs:
             pairs[first in full] = count_attention_pairs(
-                make_layer_mask(spec, T, causal=stack.mask.causal, layer=first), T
+                make_layer_mask(spec, n_tokens, causal=stack.mask.causal, layer=first), n_tokens
             )
-        reach = _InputSizes(T, pairs[first in full], S, T * S)
+        reach = _InputSizes(n_tokens, pairs[first in full], n_source_tokens, n_tokens * n_source_tokens)
         built = 0 if spec.share_layers else min(first, 1) * stack.sublayers_per_layer
         sublayers = stack.sublayers[built : built + stack.sublayers_per_layer]
         parts: Iterable[ModelPart] = chain.from_iterable(
-            _summarize_module("", sublayer, reach, 1) for sublayer in sublayers
+            _summarize_nonempty_module("", sublayer, reach, 1) for sublayer in sublayers
         )
         if spec.share_layers and first:
             parts = map(_without_weights, parts)
         layers.append(ModelPart("layer", "", times=stop - first, children=tuple(parts)))
     below, above = (
-        _summarize_module("position", stack.position, _InputSizes(T), 1),
-        _summarize_module("norm", stack.norm, _InputSizes(T), 1),
+        _summarize_nonempty_module("position", stack.position, _InputSizes(n_tokens), 1),
+        _summarize_nonempty_module("norm", stack.norm, _InputSizes(n_tokens), 1),
     )
     equal = groupby(layers, lambda layer: replace(layer, times=1))
     merged = (replace(one, times=sum(layer.times for layer in group)) for one, group in equal)
@@ -205,13 +209,15 @@ def _without_weights(part: ModelPart) -> ModelPart:
     return replace(part, own_parameters=0, children=tuple(map(_without_weights, part.children)))
 
 
-def _summarize_module(name: str, module: nn.Module | None, sizes: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
-    """The part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
+def _summarize_nonempty_module(
+    name: str, module: nn.Module | None, sizes: _InputSizes, n_layers: int
+) -> Iterator[ModelPart]:
+    """Yields the part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
     match module:
         case None:
             return
         case nn.ModuleList():
-            yield from _summarize_layers(name, module, sizes, n_layers)
+            yield from _summarize_repeated_layers(name, module, sizes, n_layers)
         case Sublayer():
             yield _summarize_sublayer(module, sizes, n_layers)
         case Cell():
@@ -221,11 +227,11 @@ def _summarize_module(name: str, module: nn.Module | None, sizes: _InputSizes, n
             yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
         case _:
             below = chain.from_iterable(
-                _summarize_module(key, child, _child_input_sizes(key, module, sizes), n_layers)
+                _summarize_nonempty_module(key, child, _child_input_sizes(key, module, sizes), n_layers)
                 for key, child in module.named_children()
             )
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-            shape, flops = _shape_and_flops(module, sizes)
+            shape, flops = _own_shape_and_flops(module, sizes)
             part = ModelPart(name, shape, parameters, flops, children=tuple(below))
             if (
                 part.parameters
@@ -236,11 +242,15 @@ def _summarize_module(name: str, module: nn.Module | None, sizes: _InputSizes, n
                 yield part
 
 
-def _summarize_layers(name: str, modules: nn.ModuleList, sizes: _InputSizes, n_layers: int) -> Iterator[ModelPart]:
-    """Layers, all from the second on as the last one that was built."""
+def _summarize_repeated_layers(
+    name: str, modules: nn.ModuleList, sizes: _InputSizes, n_layers: int
+) -> Iterator[ModelPart]:
+    """Yields the layers, all from the second on as the last one that was built."""
     if not len(modules):
         return
-    (first,), (last,) = (_summarize_module("layer", module, sizes, n_layers) for module in (modules[0], modules[-1]))
+    (first,), (last,) = (
+        _summarize_nonempty_module("layer", module, sizes, n_layers) for module in (modules[0], modules[-1])
+    )
     # a bridge has a map for each part of the state of each layer
     times = n_layers * len(modules) // min(n_layers, 2)
     if last != first:
@@ -253,9 +263,9 @@ def _summarize_layers(name: str, modules: nn.ModuleList, sizes: _InputSizes, n_l
 def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers: int) -> ModelPart:
     """A mixer with its norm."""
     mixer = cast(nn.Module, module.mixer)
-    (part,) = _summarize_module(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, sizes, n_layers)
+    (part,) = _summarize_nonempty_module(MIXER_NAMES.get(type(mixer), type(mixer).__name__), mixer, sizes, n_layers)
     scales = () if module.x0_scale is None else (ModelPart("scales of x and x0", "1 + 1", 2),)
-    norms = tuple(_summarize_module(f"norm ({module.norm_place})", module.norm, sizes, n_layers))
+    norms = tuple(_summarize_nonempty_module(f"norm ({module.norm_place})", module.norm, sizes, n_layers))
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
@@ -263,25 +273,25 @@ def _summarize_sublayer(module: Sublayer, sizes: _InputSizes, n_layers: int) -> 
     )
 
 
-def _child_input_sizes(key: str, module: nn.Module, sizes: _InputSizes) -> _InputSizes:
+def _child_input_sizes(child_name: str, module: nn.Module, sizes: _InputSizes) -> _InputSizes:
     """What a child of a module is applied to."""
     if isinstance(module, RecurrentEncoder):
-        return _InputSizes(1 if key == "bridge" else sizes.source)
-    return _InputSizes(sizes.source) if isinstance(module, CrossAttention) and key == "kv" else sizes
+        return _InputSizes(1 if child_name == "bridge" else sizes.source)
+    return _InputSizes(sizes.source) if isinstance(module, CrossAttention) and child_name == "kv" else sizes
 
 
-def _shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, int]:
+def _own_shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, int]:
     """The shape of a module, and its FLOPs without those of its children."""
     n = sizes.positions
     match module:
-        case CrossAttention() | SelfAttention() | PlainAttention():
-            shape, n_heads, widths = _describe_heads(module), module.n_heads, (module.head_width, module.value_width)
+        case CrossAttention() | SelfAttention() | ProjectionFreeAttention():
+            heads = module.score, module.n_heads, module.head_width, module.value_width
             if isinstance(module, CrossAttention):
-                return shape, _attention_flops(module.score, n_heads, widths, n, sizes.source, sizes.cross_pairs)
-            return shape, _attention_flops(module.score, n_heads, widths, n, n, sizes.pairs)
+                return _describe_heads(module), _attention_flops(*heads, n, sizes.source, sizes.cross_pairs)
+            return _describe_heads(module), _attention_flops(*heads, n, n, sizes.pairs)
         case MemoryAttention():
             n_keys, pairs = (sizes.source, sizes.cross_pairs) if sizes.source else (n, sizes.pairs)
-            return module.select, _attention_flops(module.score, 1, (sizes.width, sizes.width), n, n_keys, pairs)
+            return module.select, _attention_flops(module.score, 1, sizes.width, sizes.width, n, n_keys, pairs)
         case LanguageModelHead():
             table = module.used_parameters()[0]
             shape = f"{table.shape[1]} -> {table.shape[0]}" + (_TIED if module.own is None else "")
@@ -296,21 +306,20 @@ def _shape_and_flops(module: nn.Module, sizes: _InputSizes) -> tuple[str, int]:
             return WEIGHTLESS_PARTS.get(type(module), _format_shape(weights[0]) if weights else ""), 0
 
 
-def _describe_heads(module: SelfAttention | PlainAttention | CrossAttention) -> str:
+def _describe_heads(module: SelfAttention | ProjectionFreeAttention | CrossAttention) -> str:
     values = "" if module.value_width == module.head_width else f", values of {module.value_width}"
     grouped = "" if module.n_kv_heads == module.n_heads else f", {module.n_kv_heads} of keys and values"
-    maps = ", without maps" if isinstance(module, PlainAttention) else ""
+    maps = ", without maps" if isinstance(module, ProjectionFreeAttention) else ""
     return f"{module.n_heads} heads of {module.head_width}{values}{grouped}{maps}"
 
 
 def _attention_flops(
-    score: Score | None, n_heads: int, widths: tuple[int, int], n_queries: int, n_keys: int, pairs: int
+    score: Score | None, n_heads: int, width: int, value_width: int, n_queries: int, n_keys: int, n_pairs: int
 ) -> int:
     """FLOPs of scores and weighted sums of the values, without linear maps into and out of the heads.
 
-    widths: of a head's queries and keys, and of its values.
+    width: of a head's queries and keys. n_pairs: of query and key that the mask allows.
     """
-    width, of_values = widths
     per_pair, per_query, per_key, of_table = width, 0, 0, 0
     match score:
         case None:
@@ -327,7 +336,7 @@ def _attention_flops(
             per_query = score.n_embeddings * n_heads * width
             per_key = per_query
             of_table = score.n_embeddings * (score.key_NDH.numel() + score.query_NDH.numel())
-    return 2 * (n_heads * pairs * (per_pair + of_values) + n_queries * per_query + n_keys * per_key + of_table)
+    return 2 * (n_heads * n_pairs * (per_pair + value_width) + n_queries * per_query + n_keys * per_key + of_table)
 
 
 def _format_shape(weight: torch.Tensor) -> str:

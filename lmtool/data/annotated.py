@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lmtool.data.delimited import Fault, RowRecord, find_field_fault
+from lmtool.data.delimited import RecordFault, RowRecord, find_field_fault
 from lmtool.data.files import display_path, read_text_blocks
 from lmtool.data.rowfile import TextRowFile, clean_text, describe_json_error
 from lmtool.errors import DataError
@@ -34,7 +34,7 @@ class ConllFile(TextRowFile):
     """
 
     @cached_property
-    def header(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         first = next(self._read_sentences(), None)
         if first is None:
             return ()
@@ -43,10 +43,10 @@ class ConllFile(TextRowFile):
         return (TOKENS_COLUMN, *middle, TAGS_COLUMN) if n_columns > 1 else (TOKENS_COLUMN,)
 
     def read_records(self) -> Iterator[RowRecord]:
-        width = len(self.header)
+        width = len(self.column_names)
         for sentence in self._read_sentences():
             faults = (
-                _column_count_fault(line, fields, width) or find_field_fault(fields, line, self.limit)
+                _column_count_fault(line, fields, width) or find_field_fault(fields, line, self.max_field_characters)
                 for line, fields in sentence
             )
             fault = next(filter(None, faults), None)
@@ -70,12 +70,14 @@ class ConllFile(TextRowFile):
         return f"CoNLL columns, {self.encoding or 'UTF-8'}"
 
 
-def _column_count_fault(line: int, fields: Sequence[str], expected: int) -> Fault | None:
+def _column_count_fault(line_number: int, fields: Sequence[str], expected: int) -> RecordFault | None:
     """Returns the fault of a line with another number of columns; None if there is none."""
     if (width := len(fields)) == expected:
         return None
     what = f"the line has {format_count(width, 'column')}, the first one of the file {expected}"
-    return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
+    return RecordFault(
+        "uneven columns", what, "give every word as many columns, and put blank lines between", line_number, None
+    )
 
 
 def format_conll_sentences(rows: Iterator[tuple[Sequence[Any], Sequence[Any]]]) -> Iterator[str]:
@@ -93,7 +95,7 @@ class SquadFile(TextRowFile):
     """
 
     @property
-    def header(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         return ("id", QUESTION, CONTEXT, ANSWERS)
 
     def read_records(self) -> Iterator[RowRecord]:
@@ -103,10 +105,12 @@ class SquadFile(TextRowFile):
                 impossible = qa.get("is_impossible") is True
                 answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
                 values = (*map(clean_text, (qa.get("id"), qa.get(QUESTION), context)), answers)
-                fault = _find_type_fault(values) or find_field_fault(values, None, self.limit)
+                fault = _non_text_fault(values[1], values[2]) or find_field_fault(
+                    values, None, self.max_field_characters
+                )
                 if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
-                    fault = Fault("impossible question", what, "remove one of the two", None, ANSWERS)
+                    fault = RecordFault("impossible question", what, "remove one of the two", None, ANSWERS)
                 yield None, values if fault is None else (), fault
 
     @cached_property
@@ -139,9 +143,9 @@ def _is_list_of_dicts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-def _find_type_fault(values: Sequence[Any]) -> Fault | None:
-    for name, value in zip((QUESTION, CONTEXT), values[1:3], strict=True):
+def _non_text_fault(question: Any, context: Any) -> RecordFault | None:
+    for name, value in ((QUESTION, question), (CONTEXT, context)):
         if not isinstance(value, str):
             what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"
-            return Fault("wrong type", what, "write text", None, name)
+            return RecordFault("wrong type", what, "write text", None, name)
     return None

@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Lock
 
 from lmtool import durable, system
-from lmtool.data.corpus import merge_chunks
-from lmtool.data.prepare import encode_chunks
+from lmtool.data.corpus import merge_small_chunks
+from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.split import CorpusPart
 from lmtool.data.store import STORE_MANIFEST, StoreWriter, TokenStore
 from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
@@ -29,7 +29,7 @@ STREAMS_FOLDER = "streams"
 _POLL_SECONDS = 0.05
 
 
-class BlockStores:
+class BackgroundBlockTokenizer:
     """The token stores of the blocks of a text, by block number.
 
     All processes have block 0 in the cache. One process writes the other stores, in a thread that drives the threads of
@@ -63,20 +63,20 @@ class BlockStores:
         self._next, start = first_block if first_block[0] else (1, text.head_end)
         self._last_end: Future[BlockPosition] = Future()
         self._last_end.set_result(start)
-        self._schedule_until(first_block[0] + PREFETCHED_BLOCKS)
+        self._schedule_blocks_through(first_block[0] + PREFETCHED_BLOCKS)
 
-    def _schedule_until(self, last: int) -> None:
-        """Schedules the tokenization of all blocks up to block `last`, in order."""
+    def _schedule_blocks_through(self, last_block: int) -> None:
+        """Schedules the tokenization of all blocks up to block `last_block`, in order."""
         with self._scheduling:
-            while self._thread is not None and self._next <= last:
-                end = self._thread.submit(self._tokenize_block, self._next, self._last_end)
+            while self._thread is not None and self._next <= last_block:
+                end = self._thread.submit(self._tokenize_nonempty_block, self._next, self._last_end)
                 self._last_end = self._ends[self._next] = end
                 self._next += 1
 
     def wait_for_store(self, number: int) -> TokenStore:
         """Returns the store of a block once it is complete. Raises what the tokenization raised, and ResourceError when
         the process that writes the stores has ended."""
-        self._schedule_until(number + PREFETCHED_BLOCKS)
+        self._schedule_blocks_through(number + PREFETCHED_BLOCKS)
         if number in self._ends:
             self._ends[number].result()
         if number in self._stores:
@@ -110,25 +110,25 @@ class BlockStores:
     def _store_path(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number:06d}")
 
-    def _tokenize_block(self, number: int, previous_end: Future[BlockPosition]) -> BlockPosition:
+    def _tokenize_nonempty_block(self, number: int, previous_end: Future[BlockPosition]) -> BlockPosition:
         """Writes the store of a block, skipping blocks without training text, and returns where the next one begins."""
         start = previous_end.result()
         while not self._is_closed:
             block = StreamBlock(self._text, start, self._part)
-            store = self._write_store(number, block)
+            store = self._write_store_unless_empty(number, block)
             if store is not None:
                 self._positions[number], self._stores[number] = start, store
                 return block.end
             start = block.end
         raise CancelledError
 
-    def _write_store(self, number: int, block: StreamBlock) -> TokenStore | None:
+    def _write_store_unless_empty(self, number: int, block: StreamBlock) -> TokenStore | None:
         """Returns None if all documents of the block are held out, or the tokenization is stopped."""
         key = cache_key("block", number, self._tokenizer.fingerprint)
         is_empty = True
         with StoreWriter(self._store_path(number), fingerprint=key, vocab_size=self._tokenizer.vocab_size) as writer:
-            chunks = merge_chunks(takewhile(lambda _: not self._is_closed, block.chunks()))
-            for chunk in encode_chunks(chunks, self._tokenizer):
+            chunks = merge_small_chunks(takewhile(lambda _: not self._is_closed, block.read_chunks_and_record_end()))
+            for chunk in encode_chunks_in_parallel(chunks, self._tokenizer):
                 writer.append(chunk)
                 is_empty = False
             return None if is_empty or self._is_closed else writer.finish()

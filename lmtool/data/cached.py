@@ -25,7 +25,7 @@ _ENTRY = ".entry"
 _LOG = logging.getLogger(__name__)
 
 
-def load_or_create(
+def load_or_create_cache_entry(
     folder: str, key: str, description: str, create: Callable[[], bytes], parse: Callable[[bytes], T]
 ) -> T:
     """Loads an entry of the cache, or creates and stores it if it is missing or damaged. A second process waits.
@@ -36,7 +36,7 @@ def load_or_create(
     path = cache_folder() / folder / f"{key}{_ENTRY}"
     with hold_lock(path.with_suffix(".lock")):
         try:
-            return parse(_read_entry(path))
+            return parse(_read_verified_entry(path))
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -71,7 +71,7 @@ def find_damaged_entries() -> Iterator[tuple[Path, str]]:
     for folder in (SURVEYS, TOKENIZERS):
         for path in sorted((cache / folder).glob(f"*{_ENTRY}")):
             try:
-                _read_entry(path)
+                _read_verified_entry(path)
             except (OSError, ValueError) as error:
                 yield path, str(error)
     for path in sorted((cache / TOKENS).glob("[!.]*")):
@@ -81,7 +81,7 @@ def find_damaged_entries() -> Iterator[tuple[Path, str]]:
             yield path, error.what
 
 
-def _read_entry(path: Path) -> bytes:
+def _read_verified_entry(path: Path) -> bytes:
     """Returns the content of an entry. Raises OSError, and ValueError when its checksum does not match."""
     try:
         return verify_and_strip_checksum(durable.read_file(path, MAX_CACHE_FILE_BYTES))

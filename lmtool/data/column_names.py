@@ -20,10 +20,10 @@ def normalize_name(name: str) -> str:
     return "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
 
 
-def _normalize_names(by_language: Mapping[str, str]) -> tuple[str, ...]:
+def _normalize_names_and_plurals(names_by_language: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the normalized names of all languages, each once, English first, and the English plurals last."""
-    names = chain.from_iterable(map(str.split, by_language.values()))
-    plurals = (f"{name}s" for name in by_language["en"].split())
+    names = chain.from_iterable(map(str.split, names_by_language.values()))
+    plurals = (f"{name}s" for name in names_by_language["en"].split())
     return tuple(dict.fromkeys(map(normalize_name, chain(names, plurals))))
 
 
@@ -32,24 +32,24 @@ def _normalize_pairs(by_language: Mapping[str, str]) -> tuple[tuple[str, str], .
     return tuple(dict.fromkeys((normalize_name(first), normalize_name(second)) for first, _, second in pairs))
 
 
-TEXT_NAMES = _normalize_names(_TABLES["texts"])
+TEXT_NAMES = _normalize_names_and_plurals(_TABLES["texts"])
 TITLE_NAMES = frozenset(("headline", "headlines", "title", "titles"))
 """Names of texts that another text often follows."""
 LABEL_SYNONYMS, RATING_NAMES, CATEGORY_NAMES = (
-    _normalize_names(_TABLES[kind]) for kind in ("label_synonyms", "ratings", "categories")
+    _normalize_names_and_plurals(_TABLES[kind]) for kind in ("label_synonyms", "ratings", "categories")
 )
 LABEL_NAMES = (*LABEL_SYNONYMS, *RATING_NAMES, *CATEGORY_NAMES)
 TEXT_PAIR_NAMES = _normalize_pairs(_TABLES["text_pairs"])
 SOURCE_TARGET_NAMES = _normalize_pairs(_TABLES["source_targets"])
-ID_SUFFIXES = frozenset(_normalize_names(_TABLES["id_suffixes"]))
-METADATA_SUFFIXES = ID_SUFFIXES | frozenset(_normalize_names(_TABLES["metadata_suffixes"]))
+ID_SUFFIXES = frozenset(_normalize_names_and_plurals(_TABLES["id_suffixes"]))
+METADATA_SUFFIXES = ID_SUFFIXES | frozenset(_normalize_names_and_plurals(_TABLES["metadata_suffixes"]))
 """Last words of names of columns that are no labels, unless they are the only other column."""
 CONVENTIONAL_NAMES = frozenset((*TEXT_NAMES, *LABEL_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)))
 LANGUAGE_NAMES = frozenset(map(normalize_name, _TABLES["languages"].split()))
 """Two columns with such names are a translation, from the first to the second."""
 
 
-def find_named_column(
+def find_conventional_column(
     columns: Iterable[str], conventional_names: Iterable[str], exclude: Iterable[str | None] = ()
 ) -> str | None:
     """Returns the column, not one of `exclude`, that has the earliest of the normalized names; None if none has."""

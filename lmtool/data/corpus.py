@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lmtool.data.delimited import DialectHints
-from lmtool.data.files import Extent, compression_suffix, display_path, find_files, infer_format, read_text_blocks
+from lmtool.data.files import ByteRange, compression_suffix, display_path, find_files, infer_format, read_text_blocks
 from lmtool.data.hub import HUB_PREFIX, download_dataset
 from lmtool.data.rowfile import DelimitedFile, JsonLinesFile, JsonListFile, ParquetFile, not_text_error, open_row_file
 from lmtool.errors import DataError
@@ -56,7 +56,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff
 """A word, or a character of a script without spaces."""
 
 
-class Chunk(NamedTuple):
+class DocumentChunk(NamedTuple):
     """Consecutive documents; the first may begin in an earlier chunk, and the last may continue in a later one.
 
     A document is cut before a space or line break that follows a non-space, where every tokenizer splits. If there is
@@ -100,20 +100,20 @@ class Corpus:
     def _is_divided(self, path: Path) -> bool:
         return infer_format(path) != ".txt" or self.documents != "whole"
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[DocumentChunk]:
         """Yields the documents in order, except blank ones, in chunks of about CHUNK_CHARACTERS."""
-        return merge_chunks(chain.from_iterable(map(self._read_file, self.files)))
+        return merge_small_chunks(chain.from_iterable(map(self._read_nonempty_file, self.files)))
 
     def is_divisible(self, path: Path) -> bool:
         """Returns whether documents can be found from any position of the file, at line ends or blank lines."""
         ending = infer_format(path)
         return not compression_suffix(path) and (ending == ".jsonl" or (ending == ".txt" and self.documents != "whole"))
 
-    def read_extent(self, path: Path, extent: Extent | None) -> Iterator[Chunk]:
-        """Yields the documents of a file, or of an extent of a divisible file; none if there is no text."""
-        return merge_chunks(self._read_documents(path, extent))
+    def read_byte_range(self, path: Path, byte_range: ByteRange | None) -> Iterator[DocumentChunk]:
+        """Yields the documents of a file, or of a byte range of a divisible file; none if there is no text."""
+        return merge_small_chunks(self._read_documents(path, byte_range))
 
-    def _read_file(self, path: Path) -> Iterator[Chunk]:
+    def _read_nonempty_file(self, path: Path) -> Iterator[DocumentChunk]:
         chunks = self._read_documents(path)
         if self.stream and self._is_divided(path):
             chunks = _append_line_breaks(chunks)
@@ -125,18 +125,18 @@ class Corpus:
             what, fix = "the file holds no text", "name a file with text in it"
             raise DataError(what, where=display_path(path), fix=fix)
 
-    def _read_documents(self, path: Path, extent: Extent | None = None) -> Iterator[Chunk]:
+    def _read_documents(self, path: Path, byte_range: ByteRange | None = None) -> Iterator[DocumentChunk]:
         ending = infer_format(path)
         if ending != ".txt":
-            rows = open_row_file(path, ending, _MAX_CELL_CHARACTERS, hints=_CORPUS_DIALECT, extent=extent)
-            return chunk_texts(_read_text_column(rows, self.column))
+            rows = open_row_file(path, ending, _MAX_CELL_CHARACTERS, hints=_CORPUS_DIALECT, byte_range=byte_range)
+            return cut_long_documents(_read_text_column(rows, self.column))
         match self.documents:
             case "whole":
                 return _chunk_single_document(read_text_blocks(path))
             case "line":
-                return _chunk_documents(read_text_blocks(path, extent=extent), _split_lines)
+                return _chunk_documents(read_text_blocks(path, byte_range=byte_range), _split_lines)
             case "blank-line":
-                return _chunk_documents(read_text_blocks(path, extent=extent), _BLANK_LINES.split)
+                return _chunk_documents(read_text_blocks(path, byte_range=byte_range), _BLANK_LINES.split)
 
 
 def open_corpus(sources: Iterable[str], column: str, documents: Literal["auto"] | DocumentDivision) -> Corpus:
@@ -155,7 +155,7 @@ def open_corpus(sources: Iterable[str], column: str, documents: Literal["auto"] 
     return Corpus(tuple(files), frozenset(named), column, division)
 
 
-def find_safe_cut(text: str) -> int:
+def find_last_pretoken_boundary(text: str) -> int:
     """Returns the last position where every tokenizer splits `text` whatever follows, or 0; see Chunk."""
     for window in (1 << 10, 1 << 16, len(text)):
         base = max(0, len(text) - window)
@@ -165,22 +165,22 @@ def find_safe_cut(text: str) -> int:
     return 0
 
 
-def _chunk_single_document(blocks: Iterator[str]) -> Iterator[Chunk]:
+def _chunk_single_document(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
     """Yields all the text as one document, unless it is blank."""
     held: list[str] = []
     starts, visible, size = True, False, 0
     for block in blocks:
         visible = visible or not block.isspace()
-        cut = find_safe_cut(block)
+        cut = find_last_pretoken_boundary(block)
         if not cut and visible and size + len(block) > 2 * CHUNK_CHARACTERS:
             cut = len(block)
         held.append(block[:cut] if cut else block)
         size += len(block)
         if cut:
-            yield Chunk(["".join(held)], starts, ends=False)
+            yield DocumentChunk(["".join(held)], starts, ends=False)
             starts, held, size = False, [block[cut:]], len(block) - cut
     if visible:
-        yield Chunk(["".join(held)], starts)
+        yield DocumentChunk(["".join(held)], starts)
 
 
 def _split_lines(text: str) -> list[str]:
@@ -188,7 +188,7 @@ def _split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines[:-1]] + lines[-1:] if "\r" in text else lines
 
 
-def _chunk_documents(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[Chunk]:
+def _chunk_documents(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[DocumentChunk]:
     """Yields documents between separators without leading blank lines; cuts very long ones into pieces."""
     rest, starts = "", True
     for block in chain(blocks, ["\n\n"]):
@@ -198,36 +198,36 @@ def _chunk_documents(blocks: Iterator[str], split: Callable[[str], list[str]]) -
         if done and not starts:
             texts.insert(0, done[0])
         if texts:
-            yield Chunk(texts, starts)
+            yield DocumentChunk(texts, starts)
         starts = starts or bool(done)
-        cut = find_safe_cut(rest) if len(rest) > CHUNK_CHARACTERS else 0
+        cut = find_last_pretoken_boundary(rest) if len(rest) > CHUNK_CHARACTERS else 0
         if not cut and len(rest) > 2 * CHUNK_CHARACTERS and not rest.isspace():
             cut = len(rest.rstrip())  # white space may begin a separator
         if cut:
-            yield Chunk([rest[:cut]], starts, ends=False)
+            yield DocumentChunk([rest[:cut]], starts, ends=False)
             rest, starts = rest[cut:], False
 
 
-def _append_line_breaks(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def _append_line_breaks(chunks: Iterator[DocumentChunk]) -> Iterator[DocumentChunk]:
     for chunk in chunks:
         texts = [text + "\n" for text in chunk.texts[: chunk.n_ends]]
         yield chunk._replace(texts=[*texts, *chunk.texts[chunk.n_ends :]])
 
 
-def chunk_texts(texts: Iterator[str]) -> Iterator[Chunk]:
+def cut_long_documents(documents: Iterator[str]) -> Iterator[DocumentChunk]:
     """Yields each text as a document, except blank ones; cuts very long ones into pieces."""
-    for text in texts:
+    for text in documents:
         if not text or text.isspace():
             continue
         start = 0
         while len(text) - start > 2 * CHUNK_CHARACTERS:
-            stop = start + (find_safe_cut(text[start : start + CHUNK_CHARACTERS]) or CHUNK_CHARACTERS)
-            yield Chunk([text[start:stop]], start == 0, ends=False)
+            stop = start + (find_last_pretoken_boundary(text[start : start + CHUNK_CHARACTERS]) or CHUNK_CHARACTERS)
+            yield DocumentChunk([text[start:stop]], start == 0, ends=False)
             start = stop
-        yield Chunk([text[start:]], start == 0)
+        yield DocumentChunk([text[start:]], start == 0)
 
 
-def merge_chunks(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def merge_small_chunks(chunks: Iterator[DocumentChunk]) -> Iterator[DocumentChunk]:
     """Joins small chunks to chunks of about CHUNK_CHARACTERS."""
     texts: list[str] = []
     size, starts, ends = 0, True, True
@@ -241,22 +241,22 @@ def merge_chunks(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
             texts += chunk.texts[1:]
         size, ends = size + chunk.size, chunk.ends
         if size >= CHUNK_CHARACTERS // 2:
-            yield Chunk(texts, starts, ends)
+            yield DocumentChunk(texts, starts, ends)
             texts, size = [], 0
     if texts:
-        yield Chunk(texts, starts, ends)
+        yield DocumentChunk(texts, starts, ends)
 
 
 def _read_text_column(file: DelimitedFile | JsonLinesFile | JsonListFile | ParquetFile, column: str) -> Iterator[str]:
     """Yields the texts of one column; skips nulls."""
-    for row, (line, values, fault) in enumerate(file.read_records(only=column), 1):
+    for row, (line, values, fault) in enumerate(file.read_records(only_column=column), 1):
         if fault is not None:
-            raise DataError(fault.what, where=file.where(row, fault.line, fault.column), fix=fault.fix)
+            raise DataError(fault.what, where=file.format_location(row, fault.line, fault.column), fix=fault.fix)
         text = values[0]
         if isinstance(text, str):
             yield text
         elif text is not None:
-            raise not_text_error(text, file.where(row, line, column))
+            raise not_text_error(text, file.format_location(row, line, column))
 
 
 def infer_document_division(files: Sequence[Path]) -> DocumentDivision:
@@ -266,7 +266,7 @@ def infer_document_division(files: Sequence[Path]) -> DocumentDivision:
     commands), or they are not wrapped and are no more similar to their neighbours than to other lines (captions).
     """
     heads = [next(read_text_blocks(path), "") for path in files[:_SAMPLED_FILES] if infer_format(path) == ".txt"]
-    if heads and all(_is_list_of_lines(head) for head in heads):
+    if heads and all(_are_lines_documents(head) for head in heads):
         return "line"
     several = False
     for head in heads:
@@ -277,7 +277,7 @@ def infer_document_division(files: Sequence[Path]) -> DocumentDivision:
     return "blank-line" if several else "whole"
 
 
-def _is_list_of_lines(head: str) -> bool:
+def _are_lines_documents(head: str) -> bool:
     # the last line may be cut
     lines = [line.removesuffix("\r") for line in head.split("\n")[:-1]]
     full = [line for line in lines if line.strip()]
@@ -300,11 +300,11 @@ def _is_list_of_lines(head: str) -> bool:
     )
 
 
-def _neighbour_similarity_ratio(words: Sequence[frozenset[str]]) -> float:
+def _neighbour_similarity_ratio(words_by_line: Sequence[frozenset[str]]) -> float:
     """Returns how many times as similar a line is to the next line as to a random line (Jaccard similarity)."""
-    shuffled = random.Random(0).sample(words, len(words))
-    near = sum(_jaccard_similarity(a, b) for a, b in pairwise(words))
-    far = sum(_jaccard_similarity(a, b) for a, b in zip(words, shuffled, strict=True) if a is not b)
+    shuffled = random.Random(0).sample(words_by_line, len(words_by_line))
+    near = sum(_jaccard_similarity(a, b) for a, b in pairwise(words_by_line))
+    far = sum(_jaccard_similarity(a, b) for a, b in zip(words_by_line, shuffled, strict=True) if a is not b)
     return near / far if far else float("inf") if near else 1.0
 
 

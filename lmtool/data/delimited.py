@@ -52,7 +52,7 @@ class DialectHints:
     sample: int = 1 << 20
 
 
-class Fault(NamedTuple):
+class RecordFault(NamedTuple):
     """What is wrong with a record. `kind` names it without details."""
 
     kind: str
@@ -70,17 +70,19 @@ def max_line_length(limit: int) -> int:
     return min(_MAX_FIELDS_OF_LINE * limit, MAX_LINE_CHARACTERS)
 
 
-RowRecord = tuple[int | None, Sequence[Any], Fault | None]
+RowRecord = tuple[int | None, Sequence[Any], RecordFault | None]
 """The line on which a record begins, where there are lines; its values; and its fault.
 
 A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
-def parse_records(blocks: Iterable[str], dialect: Dialect, limit: int = MAX_FIELD_CHARACTERS) -> Iterator[RowRecord]:
+def parse_records(
+    blocks: Iterable[str], dialect: Dialect, max_field_characters: int = MAX_FIELD_CHARACTERS
+) -> Iterator[RowRecord]:
     """Yields the records of text in blocks of whole lines; skips empty lines as csv does.
 
-    A field is a fault if it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
-    After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
+    A field is a fault if it has more than `max_field_characters`, is not closed, is closed before its end, or has a
+    NUL. After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
     """
     delimited = partial(csv.reader, delimiter=dialect.delimiter, skipinitialspace=dialect.skip_space, strict=True)
     source = iter(blocks)
@@ -91,18 +93,20 @@ def parse_records(blocks: Iterable[str], dialect: Dialect, limit: int = MAX_FIEL
             # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
             # 128 KiB, `_parse_record` continues.
             lines, n_done, start = iterate_lines(text), 0, 0
-            if "\0" not in text and len(text) < max_line_length(limit):
-                is_long = len(text) > limit
+            if "\0" not in text and len(text) < max_line_length(max_field_characters):
+                is_long = len(text) > max_field_characters
                 reader = delimited(lines, quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE)
                 with suppress(csv.Error):
                     for fields in reader:
-                        if is_long and max(map(len, fields), default=0) > limit:
+                        if is_long and max(map(len, fields), default=0) > max_field_characters:
                             break
                         if fields:
                             yield line + n_done, fields, None
                         n_done, start = reader.line_num, lines.tell()
             line += n_done
-            while start < len(text) and (parsed := _parse_record(text, start, line, is_last, dialect, limit)):
+            while start < len(text) and (
+                parsed := _parse_record(text, start, line, is_last, dialect, max_field_characters)
+            ):
                 record, stop = parsed
                 if record[2] or text[start] not in "\r\n":
                     yield record
@@ -123,7 +127,7 @@ def _read_at_least(size: int, source: Iterator[str]) -> str:
 
 
 def _parse_record(
-    text: str, start: int, line: int, is_last: bool, dialect: Dialect, limit: int
+    text: str, start: int, line: int, is_last: bool, dialect: Dialect, max_field_characters: int
 ) -> tuple[RowRecord, int] | None:
     """Parses the record that begins at `start`, and returns it with the position of the next one.
 
@@ -131,8 +135,8 @@ def _parse_record(
     """
     fields: list[str] = []
     position, stop = start, find_next_line(text, start)
-    if stop - start >= max_line_length(limit):
-        return (line, fields, long_line_fault(line, limit)), stop
+    if stop - start >= max_line_length(max_field_characters):
+        return (line, fields, long_line_fault(line, max_field_characters)), stop
     while True:
         while dialect.skip_space and text.startswith(" ", position):
             position += 1
@@ -145,8 +149,8 @@ def _parse_record(
             continue
         position, next_line = position + 1, stop
         # A field at its limit may be twice as long in the file, where all its characters are doubled quotes.
-        horizon = position + 2 * limit
-        window = min(find_next_line(text, horizon), position + max_line_length(limit))
+        horizon = position + 2 * max_field_characters
+        window = min(find_next_line(text, horizon), position + max_line_length(max_field_characters))
         close = text.find('"', position, window)
         while close >= 0 and text.startswith('"', close + 1):
             close = text.find('"', close + 2, window)
@@ -154,7 +158,7 @@ def _parse_record(
             return None
         opened = line + count_lines(text, start, position)
         if close < 0:
-            fault = _unclosed_quote_fault(opened, len(fields), limit if horizon < len(text) else None)
+            fault = _unclosed_quote_fault(opened, len(fields), max_field_characters if horizon < len(text) else None)
             return (line, fields, fault), next_line
         if close >= stop:
             stop = find_next_line(text, close)
@@ -167,64 +171,70 @@ def _parse_record(
             break
         position = close + 2
     nul = text.find("\0", start, stop)
-    misfitting = find_field_fault(fields, line + count_lines(text, start, max(start, nul)), limit, _NUL_FIX)
-    if any(len(part) >= max_line_length(limit) for part in iterate_lines(text[start:stop])):
-        misfitting = long_line_fault(line, limit)
+    misfitting = find_field_fault(
+        fields, line + count_lines(text, start, max(start, nul)), max_field_characters, _NUL_FIX
+    )
+    if any(len(part) >= max_line_length(max_field_characters) for part in iterate_lines(text[start:stop])):
+        misfitting = long_line_fault(line, max_field_characters)
     return (line, fields, misfitting), stop
 
 
-def _unclosed_quote_fault(line: int, column: int, limit: int | None) -> Fault:
-    if limit is None:
-        return Fault("unclosed quote", "a quote opens here and is never closed", "close it", line, column, at_end=True)
-    what = f"a quote opens here and is not closed within {limit:,} characters"
-    return Fault("unclosed quote", what, "close it, or shorten the field", line, column)
+def _unclosed_quote_fault(line: int, column: int, max_characters: int | None) -> RecordFault:
+    if max_characters is None:
+        return RecordFault(
+            "unclosed quote", "a quote opens here and is never closed", "close it", line, column, at_end=True
+        )
+    what = f"a quote opens here and is not closed within {max_characters:,} characters"
+    return RecordFault("unclosed quote", what, "close it, or shorten the field", line, column)
 
 
-def _text_after_quote_fault(opened: int, closed: int, column: int, rest: str) -> Fault:
+def _text_after_quote_fault(opening_line: int, closing_line: int, column: int, rest: str) -> RecordFault:
     follows = quote(rest, 20)
-    if opened == closed:
+    if opening_line == closing_line:
         what = f"a quoted field continues after its closing quote: {follows}"
         fix = 'write a quote inside a quoted field twice: ""'
-        return Fault("text after a closing quote", what, fix, opened, column)
-    what = f"a quote opens here and is not closed before the next one, on line {closed}, followed by {follows}"
-    return Fault("unclosed quote", what, "close it", opened, column)
+        return RecordFault("text after a closing quote", what, fix, opening_line, column)
+    what = f"a quote opens here and is not closed before the next one, on line {closing_line}, followed by {follows}"
+    return RecordFault("unclosed quote", what, "close it", opening_line, column)
 
 
-def find_field_fault(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "remove it") -> Fault | None:
-    """Returns the fault of the first text that is longer than `limit` or has a NUL; None if there is none."""
+def find_field_fault(
+    values: Sequence[Any], line: int | None, max_characters: int, nul_fix: str = "remove it"
+) -> RecordFault | None:
+    """Returns the fault of the first text that is longer than `max_characters` or has a NUL; None if there is none."""
     for column, value in enumerate(values):
         if isinstance(value, str):
-            if len(value) > limit:
-                what = f"the field has more than {limit:,} characters"
-                return Fault("field too long", what, "shorten or divide it", line, column)
+            if len(value) > max_characters:
+                what = f"the field has more than {max_characters:,} characters"
+                return RecordFault("field too long", what, "shorten or divide it", line, column)
             if "\0" in value:
-                return Fault("NUL byte", "a NUL byte, which is not text", nul_fix, line, column)
+                return RecordFault("NUL byte", "a NUL byte, which is not text", nul_fix, line, column)
     return None
 
 
-def long_line_fault(line: int, limit: int) -> Fault:
+def long_line_fault(line: int, limit: int) -> RecordFault:
     """Returns the fault of a line that was truncated."""
     what = f"the line has {max_line_length(limit):,} characters or more, the limit of a line"
-    return Fault("field too long", what, "shorten or divide its fields", line, None)
+    return RecordFault("field too long", what, "shorten or divide its fields", line, None)
 
 
-def infer_dialect(text: str, whole: bool, delimiters: str, hints: DialectHints) -> Dialect:
-    """Infers the dialect from the first lines of a text, or if `whole` from all of it, except what `hints` give.
+def infer_dialect(text: str, is_whole_text: bool, candidate_delimiters: str, hints: DialectHints) -> Dialect:
+    """Infers the dialect, except what `hints` give, from the first lines of a text, or all if `is_whole_text`.
 
     The delimiter is the one that occurs in the header and gives most records as many fields as the header has; ties go
-    to the first of `delimiters`. Quotes enclose fields unless the delimiter is a tab; then only if clearly used:
-    when fewer records are ragged with them, or when all fields with quotes are well-formed quoted fields, and one has
-    a doubled quote, or a whole column and its name are quoted.
-    Spaces after a delimiter are skipped when they follow every one, or when more records are good without them.
+    to the first of `candidate_delimiters`. Quotes enclose fields unless the delimiter is a tab; then only if clearly
+    used: when fewer records are ragged with them, or when all fields with quotes are well-formed quoted fields, and one
+    has a doubled quote, or a whole column and its name are quoted. Spaces after a delimiter are skipped when they
+    follow every one, or when more records are good without them.
     """
-    parse = cache(lambda dialect: _parse_sample(text, whole, dialect))
+    parse = cache(lambda dialect: _parse_sample(text, is_whole_text, dialect))
     delimiter, quoted = hints.delimiter, hints.quoted
     if delimiter is None:
         both = [True, False] if quoted is None else [quoted]
-        kinds = [Dialect(d, q) for d in delimiters for q in (both if d == "\t" else both[:1])]
+        kinds = [Dialect(d, q) for d in candidate_delimiters for q in (both if d == "\t" else both[:1])]
         delimiter = max(kinds, key=lambda dialect: _score_sample(parse(dialect))).delimiter
     if quoted is None:
-        quoted = delimiter != "\t" or _are_fields_quoted(
+        quoted = delimiter != "\t" or _are_tabbed_fields_quoted(
             text, *(_score_sample(parse(Dialect("\t", q))) for q in (False, True))
         )
     dialect = Dialect(delimiter, quoted)
@@ -237,13 +247,13 @@ def infer_dialect(text: str, whole: bool, delimiters: str, hints: DialectHints) 
     return dialect
 
 
-def _parse_sample(text: str, whole: bool, dialect: Dialect) -> list[RowRecord]:
+def _parse_sample(text: str, is_whole_text: bool, dialect: Dialect) -> list[RowRecord]:
     """Parses the records that end in a sample; none if the header has fewer than two fields."""
     rows = parse_records([text], dialect)
     header = next(rows, (1, [], None))
     if header[2] or len(header[1]) < 2:
         return []
-    return [header, *takewhile(lambda record: whole or not (record[2] and record[2].at_end), rows)]
+    return [header, *takewhile(lambda record: is_whole_text or not (record[2] and record[2].at_end), rows)]
 
 
 def _score_sample(sample: list[RowRecord]) -> float:
@@ -252,7 +262,7 @@ def _score_sample(sample: list[RowRecord]) -> float:
     return sum(good) / len(good) if good else -1.0
 
 
-def _are_fields_quoted(text: str, score_plain: float, score_quoted: float) -> bool:
+def _are_tabbed_fields_quoted(text: str, score_plain: float, score_quoted: float) -> bool:
     """Returns whether quotes in tab-separated text enclose fields; see `infer_dialect`."""
     if score_plain != score_quoted:
         return score_quoted > score_plain

@@ -66,7 +66,7 @@ def split_train_test_files(name: str, content: str | list[TableRow] | dict[str, 
     return parts
 
 
-def shuffle_items(items: Iterable[Item]) -> list[Item]:
+def shuffle_with_fixed_seed(items: Iterable[Item]) -> list[Item]:
     """Shuffles the items with a fixed seed."""
     listed = list(items)
     random.Random(SEED).shuffle(listed)
@@ -85,7 +85,7 @@ def _decode_members(files: Members) -> dict[str, str]:
 def _read_wikipedia_articles(files: Members) -> list[dict[str, Any]]:
     """Returns title, extract and topic of Wikipedia articles."""
     (content,) = files.values()
-    return shuffle_items(json.loads(content).values())
+    return shuffle_with_fixed_seed(json.loads(content).values())
 
 
 def _make_topic_rows(files: Members) -> list[TableRow]:
@@ -93,17 +93,19 @@ def _make_topic_rows(files: Members) -> list[TableRow]:
     return [{"title": one["title"], "text": one["extract"], "label": one["topic"]} for one in known]
 
 
-def _make_year_rows(files: Members) -> list[TableRow]:
+def _make_speech_year_rows(files: Members) -> list[TableRow]:
     """Makes passages of four sentences, at most 40 of a speech, with the year in the name of its file."""
     rows = []
     for path, speech in _decode_members(files).items():
         sentences = re.split(r"(?<=[.?!]) +", " ".join(speech.split()))
         passages = [" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4)]
-        rows += [{"text": text, "year": PurePosixPath(path).name[:4]} for text in shuffle_items(passages)[:40]]
-    return shuffle_items(rows)
+        rows += [
+            {"text": text, "year": PurePosixPath(path).name[:4]} for text in shuffle_with_fixed_seed(passages)[:40]
+        ]
+    return shuffle_with_fixed_seed(rows)
 
 
-def _read_brown_corpus(files: Members) -> list[tuple[str, list[str]]]:
+def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str]]]:
     """Returns genre and sentences of each text of the Brown corpus, without its tags."""
     texts = {PurePosixPath(path).name: text for path, text in _decode_members(files).items()}
     words = {
@@ -113,16 +115,16 @@ def _read_brown_corpus(files: Members) -> list[tuple[str, list[str]]]:
     return [(genre, words[name]) for name, genre in map(str.split, filter(None, texts["cats.txt"].split("\n")))]
 
 
-def _make_genre_rows(files: Members) -> list[TableRow]:
+def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     """Makes passages of three sentences."""
-    return shuffle_items(
+    return shuffle_with_fixed_seed(
         {"text": " ".join(sentences[i : i + 3]), "label": genre}
-        for genre, sentences in _read_brown_corpus(files)
+        for genre, sentences in _read_brown_genres_and_sentences(files)
         for i in range(0, len(sentences) - 2, 3)
     )
 
 
-def _count_first_names(files: Members) -> list[tuple[str, Counter[str]]]:
+def _count_first_names_by_sex(files: Members) -> list[tuple[str, Counter[str]]]:
     """Counts the children of each sex with a first name in lower case, the most frequent name first."""
     from pyarrow import parquet
 
@@ -135,19 +137,23 @@ def _count_first_names(files: Members) -> list[tuple[str, Counter[str]]]:
 
 def _make_name_sex_rows(files: Members) -> list[TableRow]:
     """Makes rows of those of the 20,000 most frequent names that nine in ten children of one sex have."""
-    common = [(name, sexes.most_common(1)[0], sexes.total()) for name, sexes in _count_first_names(files)[:20_000]]
-    return shuffle_items({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
+    common = [
+        (name, sexes.most_common(1)[0], sexes.total()) for name, sexes in _count_first_names_by_sex(files)[:20_000]
+    ]
+    return shuffle_with_fixed_seed({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
 
 
-def read_emails(files: Members) -> list[tuple[str, str]]:
+def read_emails_with_folders(files: Members) -> list[tuple[str, str]]:
     """Returns folder and source of each mail."""
-    return shuffle_items((PurePosixPath(path).parent.name, text) for path, text in _decode_members(files).items())
+    return shuffle_with_fixed_seed(
+        (PurePosixPath(path).parent.name, text) for path, text in _decode_members(files).items()
+    )
 
 
 def _make_spam_rows(files: Members) -> list[TableRow]:
     """Makes rows of the subject and the beginning of the body without markup."""
     rows = []
-    for group, text in read_emails(files):
+    for group, text in read_emails_with_folders(files):
         headers, _, body = text.partition("\n\n")
         if subject := re.search(r"^subject: *(.*)", headers, flags=re.I | re.M):
             plain = " ".join(re.sub(r"<[^>]*>", " ", body).split())[:1000]
@@ -155,16 +161,16 @@ def _make_spam_rows(files: Members) -> list[TableRow]:
     return rows
 
 
-def _make_rating_rows(files: Members) -> list[TableRow]:
+def _make_sentiment_rating_rows(files: Members) -> list[TableRow]:
     """Makes rows of sentences and the mean of twenty ratings from -4 to 4."""
     (text,) = _decode_members(files).values()
     fields = (line.split("\t") for line in text.splitlines())
-    return shuffle_items({"text": text, "rating": rating} for _, rating, text in fields)
+    return shuffle_with_fixed_seed({"text": text, "rating": rating} for _, rating, text in fields)
 
 
 def _make_polarity_rows(files: Members) -> list[TableRow]:
     """Makes rows of the sentences rated at least 0.5 from zero."""
-    rated = [(row["text"], float(row["rating"])) for row in _make_rating_rows(files)]
+    rated = [(row["text"], float(row["rating"])) for row in _make_sentiment_rating_rows(files)]
     return [{"text": text, "label": "positive" if r > 0 else "negative"} for text, r in rated if abs(r) >= 0.5]
 
 
@@ -190,17 +196,21 @@ DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str,
         f"{one['title']}\n{one['extract']}" for one in _read_wikipedia_articles(files)
     ),
     "brown": lambda files: join_documents(
-        "\n".join(sentences) for _, sentences in shuffle_items(_read_brown_corpus(files))
+        "\n".join(sentences) for _, sentences in shuffle_with_fixed_seed(_read_brown_genres_and_sentences(files))
     ),
-    "lines": lambda files: "".join(shuffle_items("".join(_decode_members(files).values()).splitlines(keepends=True))),
-    "names": lambda files: "".join(shuffle_items(f"{name}\n" for name, _ in _count_first_names(files)[:32_033])),
+    "lines": lambda files: "".join(
+        shuffle_with_fixed_seed("".join(_decode_members(files).values()).splitlines(keepends=True))
+    ),
+    "names": lambda files: "".join(
+        shuffle_with_fixed_seed(f"{name}\n" for name, _ in _count_first_names_by_sex(files)[:32_033])
+    ),
     "topics": _make_topic_rows,
     "spam": _make_spam_rows,
     "opinions": _make_polarity_rows,
-    "genres": _make_genre_rows,
+    "genres": _make_brown_genre_rows,
     "sexes": _make_name_sex_rows,
-    "ratings": _make_rating_rows,
-    "years": _make_year_rows,
+    "ratings": _make_sentiment_rating_rows,
+    "years": _make_speech_year_rows,
     "bigbench": _make_bigbench_files,
 }
 """Functions that make a text, rows whose last cell is the label, or task files from the members of an archive."""

@@ -50,7 +50,7 @@ _LINE_END = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"(?<=\n)\r?\n")
 
 
-class Extent(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes begin..end of a file, at the boundaries of documents."""
 
     begin: int
@@ -155,7 +155,7 @@ def _raise_error(error: OSError) -> None:
     raise error
 
 
-def suggest_files(path: Path) -> list[Path]:
+def suggest_similar_files(path: Path) -> list[Path]:
     """Returns at most three texts and tables that a missing path may mean, the likeliest first.
 
     Their names are similar, whatever the case and the suffix. They are in the folder of the path, else in the folders
@@ -201,7 +201,7 @@ def _file_not_found_error(path: Path) -> DataError:
     fix = f"check its name: `ls` lists what is {here}"
     if not os.path.isdir(path.parent):
         fix = f"there is no folder {path.parent} either"
-    if near := suggest_files(path):
+    if near := suggest_similar_files(path):
         fix = f"did you mean {join_with_or([display_path(other) for other in near])}?"
     return DataError("the file does not exist", where=display_path(path), fix=fix, code="file_not_found")
 
@@ -212,10 +212,10 @@ def convert_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        raise _read_error(path, error) from error
+        raise _convert_read_error(path, error) from error
 
 
-def _read_error(path: Path, error: Exception) -> LmtoolError:
+def _convert_read_error(path: Path, error: Exception) -> LmtoolError:
     where, again = display_path(path), "copy or compress it again"
     match error:
         case FileNotFoundError():
@@ -262,14 +262,14 @@ def infer_encoding(path: Path, fallback: str | None = None) -> str:
     return "UTF-8"
 
 
-def find_next_document(path: Path, offset: int, size: int, *, blank_lines: bool) -> int:
-    """Returns the first position from `offset` on after a line end, or with `blank_lines` after a blank line.
+def find_next_document_start(path: Path, offset: int, file_size: int, *, after_blank_line: bool) -> int:
+    """Returns the first position from `offset` on after a line end, or with `after_blank_line` after a blank line.
 
-    Returns `size`, that of the file, if none follows. Raises DataError if MAX_DOCUMENT_SEARCH_BYTES have none.
+    Returns `file_size`, that of the file, if none follows. Raises DataError if MAX_DOCUMENT_SEARCH_BYTES have none.
     """
-    if offset <= 0 or offset >= size:
-        return max(0, min(offset, size))
-    pattern, kept = (_BLANK_LINE, 3) if blank_lines else (_LINE_END, 1)
+    if offset <= 0 or offset >= file_size:
+        return max(0, min(offset, file_size))
+    pattern, kept = (_BLANK_LINE, 3) if after_blank_line else (_LINE_END, 1)
     with convert_read_errors(path), open(path, "rb") as file:
         at = max(0, offset - kept)
         file.seek(at)
@@ -285,7 +285,7 @@ def find_next_document(path: Path, offset: int, size: int, *, blank_lines: bool)
                 what = f"no document ends within {MAX_DOCUMENT_SEARCH_BYTES:,} bytes of offset {offset:,}"
                 fix = "set data.documents=line, break its lines, or set data.stream=false"
                 raise DataError(what, where=display_path(path), fix=fix)
-    return size
+    return file_size
 
 
 def count_lines_before(path: Path, offset: int) -> int:
@@ -301,8 +301,8 @@ def _read_first_bytes(path: Path, size: int) -> Iterator[bytes]:
             yield data
 
 
-def read_text_blocks(path: Path, encoding: str | None = None, extent: Extent | None = None) -> Iterator[str]:
-    """Yields the text of a file, or of an extent of an uncompressed one, in blocks without a byte order mark.
+def read_text_blocks(path: Path, encoding: str | None = None, byte_range: ByteRange | None = None) -> Iterator[str]:
+    """Yields the text of a file, or of a byte range of an uncompressed one, in blocks without a byte order mark.
 
     `encoding` is the value of --encoding. Without it the text is UTF-8, and a NUL byte indicates a binary file.
     Raises DataError, with line and byte offset (in the decompressed text), for bytes that are not text; and UsageError
@@ -316,7 +316,7 @@ def read_text_blocks(path: Path, encoding: str | None = None, extent: Extent | N
     except (LookupError, UnicodeError):
         fix = "for example --encoding cp1252, utf-16 or gb18030"
         raise UsageError(f"there is no encoding {quote(encoding or '')}", fix=fix) from None
-    offset, end = extent or (0, None)
+    offset, end = byte_range or (0, None)
     first = offset == 0
     with convert_read_errors(path), open_decompressed(path) as file:
         if offset:
@@ -371,14 +371,16 @@ def _decoding_error(error: UnicodeError, offset: int, path: Path, encoding: str 
     return DataError(what, where=f"{display_path(path)}:{line}", fix=fix)
 
 
-def read_line_blocks(path: Path, encoding: str | None, line_limit: int, extent: Extent | None = None) -> Iterator[str]:
-    """Yields the text of a file, or of an extent of it, in blocks of whole lines, which end with CR LF, LF or CR.
+def read_whole_line_blocks(
+    path: Path, encoding: str | None, truncate_lines_at: int, byte_range: ByteRange | None = None
+) -> Iterator[str]:
+    """Yields the text of a file, or of a byte range of it, in blocks of whole lines, which end with CR LF, LF or CR.
 
-    May truncate a line of `line_limit` characters or more to that length. Raises as `read_text_blocks` does.
+    May truncate a line of `truncate_lines_at` characters or more to that length. Raises as `read_text_blocks` does.
     """
     held: list[str] = []
     size, cut, half = 0, False, ""
-    for block in read_text_blocks(path, encoding, extent):
+    for block in read_text_blocks(path, encoding, byte_range):
         text = half + block
         half = "\r" if text.endswith("\r") else ""  # LF may follow.
         text = text.removesuffix(half)
@@ -391,9 +393,9 @@ def read_line_blocks(path: Path, encoding: str | None, line_limit: int, extent: 
         if not cut:
             held.append(text[end:])
             size += len(text) - end
-            cut = size >= line_limit
+            cut = size >= truncate_lines_at
             if cut:
-                yield "".join(held)[:line_limit] + "\n"
+                yield "".join(held)[:truncate_lines_at] + "\n"
     if not cut and (last := "".join([*held, half])):
         yield last
 
@@ -403,7 +405,7 @@ def read_nonblank_lines(path: Path, encoding: str | None = None) -> Iterator[str
 
     Raises as `read_text_blocks` does.
     """
-    for text in read_line_blocks(path, encoding, MAX_LINE_CHARACTERS):
+    for text in read_whole_line_blocks(path, encoding, MAX_LINE_CHARACTERS):
         yield from (line.rstrip("\r\n") for line in iterate_lines(text) if line.strip())
 
 

@@ -20,7 +20,7 @@ DATASETS_FOLDER = "datasets"
 """Folder of the cache with datasets."""
 
 
-def import_hub() -> Any:
+def configure_and_import_hub() -> Any:
     """Imports huggingface_hub, whose files are in the cache of lmtool for a user without a home directory.
 
     Raises ResourceError if there is no cache either.
@@ -32,10 +32,10 @@ def import_hub() -> Any:
     return huggingface_hub
 
 
-def import_datasets() -> Any:
+def import_datasets_quietly() -> Any:
     """Imports the library `datasets`, which shows no progress and logs no attempts to connect."""
-    huggingface_hub = import_hub()
-    import datasets  # after import_hub, which sets where its files are
+    huggingface_hub = configure_and_import_hub()
+    import datasets  # after configure_and_import_hub, which sets where its files are
 
     datasets.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity(logging.ERROR)
@@ -68,8 +68,8 @@ def download_dataset(source: str, column: str | None) -> Path:
     a column of translations becomes one column per language.
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
-    with _convert_errors(source):
-        builder, split, files, identity = _load_builder(source, column)
+    with _convert_dataset_errors(source):
+        builder, split, files, identity = _load_dataset_builder(source, column)
         # remote addresses include their revision
         contents = (hash_files([Path(file)]) if os.path.exists(file) else file for file in files)
         key = sha256_of_json([*identity, *contents])
@@ -77,7 +77,11 @@ def download_dataset(source: str, column: str | None) -> Path:
         with hold_lock(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)
-                rows = _decode_class_names(rows) if column is None else _select_text_column(rows, column, source)
+                rows = (
+                    _decode_classes_and_translations(rows)
+                    if column is None
+                    else _select_text_column(rows, column, source)
+                )
                 lines = (json.dumps(row, default=str).encode() + b"\n" for row in _convert_row_errors(rows, source))
                 write_file(path, lines)
         return path
@@ -93,33 +97,41 @@ class DatasetShards:
 
     def __init__(self, source: str, column: str) -> None:
         self._source, self._column = source, column
-        with _convert_errors(source):
-            builder, split, files, identity = _load_builder(source, column)
+        with _convert_dataset_errors(source):
+            builder, split, files, identity = _load_dataset_builder(source, column)
             self._rows = builder.as_streaming_dataset(split=split)
             self.n_shards = int(self._rows.num_shards)
             sizes = [os.path.getsize(file) if os.path.exists(file) else 0 for file in files]
             self.n_bytes = sum(sizes) or int(builder.info.download_size or builder.info.dataset_size or 0)
         self.identity = [*identity, *(str(size) if size else file for file, size in zip(files, sizes, strict=True))]
 
-    def read_texts(self, number: int) -> Iterator[str]:
+    def read_texts(self, shard: int) -> Iterator[str]:
         """Yields the texts of a shard in order; skips nulls. Raises DataError."""
-        with _convert_errors(self._source):
-            rows = self._rows.shard(num_shards=self.n_shards, index=number)
+        with _convert_dataset_errors(self._source):
+            rows = self._rows.shard(num_shards=self.n_shards, index=shard)
             for row in _select_text_column(rows, self._column, self._source):
                 if row[self._column] is not None:
                     yield row[self._column]
 
 
-def _load_builder(source: str, column: str | None) -> tuple[Any, str, list[str], list[str | None]]:
-    """Returns the builder of a dataset, the split, the files of the split, and the values that identify the column."""
+class _DatasetBuilder(NamedTuple):
+    """A builder of the library. files: those of the split. identity: values that identify the column of the split."""
+
+    builder: Any
+    split: str
+    files: list[str]
+    identity: list[str | None]
+
+
+def _load_dataset_builder(source: str, column: str | None) -> _DatasetBuilder:
     name, config, split = parse_dataset_name(source)
-    builder = import_datasets().load_dataset_builder(name, config)
+    builder = import_datasets_quietly().load_dataset_builder(name, config)
     files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
-    return builder, split, files, ["" if files else name, config, split, column, str(builder.hash)]
+    return _DatasetBuilder(builder, split, files, ["" if files else name, config, split, column, str(builder.hash)])
 
 
 @contextmanager
-def _convert_errors(source: str) -> Iterator[None]:
+def _convert_dataset_errors(source: str) -> Iterator[None]:
     """Converts errors of the `datasets` library to a DataError."""
     try:
         yield
@@ -132,7 +144,7 @@ def _convert_errors(source: str) -> Iterator[None]:
 
 def _convert_row_errors(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, Any]]:
     """Yields the rows, and converts errors of reading them, so that they do not look like errors of writing."""
-    with _convert_errors(source):
+    with _convert_dataset_errors(source):
         yield from rows
 
 
@@ -145,7 +157,7 @@ def _select_text_column(rows: Iterable[dict[str, Any]], column: str, source: str
         yield {column: row[column]}
 
 
-def _decode_class_names(rows: Any) -> Iterator[dict[str, Any]]:
+def _decode_classes_and_translations(rows: Any) -> Iterator[dict[str, Any]]:
     """Yields rows with class names for class indices, and with one column per language of a translation."""
     from datasets import ClassLabel, Translation
 

@@ -17,20 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import count_cores
-from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
-from lmtool.data.corpus import Chunk, find_safe_cut
+from lmtool.data.cached import (
+    TOKENIZERS,
+    TOKENS,
+    load_or_create_cache_entry,
+    remove_cache_folder,
+    store_lock_path,
+    warn_recreated,
+)
+from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
-from lmtool.data.split import CorpusPart, WholeCorpus, split_by_characters, split_by_documents
+from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
 from lmtool.data.store import STORE_MANIFEST, EncodedChunk, StoreWriter, TokenStore, remove_progress_file
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
 from lmtool.data.survey import (
-    DividedText,
     Progress,
     ScannedCorpus,
+    ScannedTrainingText,
     cache_key,
-    divide_text,
     no_progress,
     scan_corpus,
+    scan_training_text,
     utf8_length,
 )
 from lmtool.durable import cache_folder, convert_write_errors, hold_lock
@@ -42,39 +49,39 @@ _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
 
 @dataclass(frozen=True)
-class TextPart:
+class CorpusSubset:
     """A part of a corpus."""
 
     text: ScannedCorpus
     part: CorpusPart
 
-    def chunks(self, stage: str = "", report: Progress = no_progress) -> Iterator[Chunk]:
+    def chunks(self, stage: str = "", report: Progress = no_progress) -> Iterator[DocumentChunk]:
         """Yields the documents in order. Each chunk of the corpus is reported when the next one is requested."""
-        return self.part.select(self._read_with_progress(stage, report))
+        return self.part.select(self._read_corpus_with_progress(stage, report))
 
-    def _read_with_progress(self, stage: str, report: Progress) -> Iterator[Chunk]:
+    def _read_corpus_with_progress(self, stage: str, report: Progress) -> Iterator[DocumentChunk]:
         done = 0
         for chunk in self.text.corpus.chunks():
             yield chunk
             done += chunk.size
-            report(stage, done, self.text.stats.characters)
+            report(stage, done, self.text.counts.characters)
 
     @property
     def cache_key(self) -> list[Any]:
         """Returns the JSON values that identify this part in keys of the cache."""
         corpus, part = self.text.corpus, self.part
-        return [self.text.content, corpus.column, corpus.documents, corpus.stream, part.cache_name, asdict(part)]
+        return [self.text.content_hash, corpus.column, corpus.documents, corpus.stream, part.cache_name, asdict(part)]
 
     def store_key(self, tokenizer: Tokenizer) -> str:
         """Returns the cache key of the token store of this part."""
         return cache_key("tokens", self.cache_key, tokenizer.fingerprint)
 
 
-class SplitText(NamedTuple):
+class TrainValidSplit(NamedTuple):
     """The training and the validation part of a text."""
 
-    train: TextPart
-    valid: TextPart
+    train: CorpusSubset
+    valid: CorpusSubset
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class TokenizedData:
 
     train: TokenStore
     valid: TokenStore
-    texts: tuple[SplitText, ...]
+    texts: tuple[TrainValidSplit, ...]
     tokenizer: Tokenizer
     data: Data
     seconds: float
@@ -107,14 +114,14 @@ class TokenizedData:
         return tuple((corpus.streamed_text, part) for corpus, part in parts if isinstance(corpus, StreamHead))
 
 
-class PredictedCounts(NamedTuple):
+class PredictedBytesAndTokens(NamedTuple):
     """Bytes and tokens of a text that a causal model predicts."""
 
     n_bytes: int
     n_tokens: int
 
 
-def count_predicted(store: TokenStore, tokenizer: Tokenizer) -> PredictedCounts:
+def count_predicted_bytes_and_tokens(store: TokenStore, tokenizer: Tokenizer) -> PredictedBytesAndTokens:
     """Counts all bytes and tokens of a store except the first token of each document.
 
     The first token may be a part of a character. A special token has no bytes. A normalized token may have more bytes
@@ -125,7 +132,7 @@ def count_predicted(store: TokenStore, tokenizer: Tokenizer) -> PredictedCounts:
         begin, _ = store.document_range(number)
         first = int(store.read(begin, begin + 1)[0])
         n_bytes -= min(tokenizer.count_bytes_at_start(first), int(store.n_bytes[number]))
-    return PredictedCounts(n_bytes, len(store) - store.n_documents)
+    return PredictedBytesAndTokens(n_bytes, len(store) - store.n_documents)
 
 
 def tokenize_data(
@@ -135,26 +142,26 @@ def tokenize_data(
     seed: int,
     report: Progress = no_progress,
     out: Path | None = None,
-    divided: DividedText | None = None,
+    scanned: ScannedTrainingText | None = None,
 ) -> TokenizedData:
     """Tokenizes the text that `data` names into token stores for training and validation.
 
     A tokenizer to train is trained on the training part. In document mode each document is stored as
     [BOS] text [EOS]; in slice mode the text has no special tokens. Interrupted work is resumed. With `out`,
-    tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache. divided: a text
+    tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache. scanned: a text
     that is divided already, and is not read again if `data` names it.
 
     Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
     something else.
     """
-    texts, data = open_train_and_valid(data, seed=seed, report=report, divided=divided)
+    texts, data = open_and_split_texts(data, seed=seed, report=report, scanned=scanned)
     trains, valids = _group_by_split(texts, data)
     if isinstance(tokenizer, TokenizerSpec):
-        tokenizer = _train_tokenizer(tokenizer, trains, report)
+        tokenizer = _load_or_train_tokenizer(tokenizer, trains, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
     if out is not None:
-        _save_tokenizer(tokenizer, out)
+        _save_or_compare_tokenizer(tokenizer, out)
     started = perf_counter()
     train_stores = [_open_or_write_store(part, tokenizer, out and out / "train", report) for part in trains]
     valid_stores = [_open_or_write_store(part, tokenizer, out and out / "valid", report) for part in valids]
@@ -164,29 +171,31 @@ def tokenize_data(
     return TokenizedData(train, valid, tuple(texts), tokenizer, data, seconds, stores)
 
 
-def open_train_and_valid(
-    data: Data, *, seed: int, report: Progress, divided: DividedText | None = None
-) -> tuple[list[SplitText], Data]:
+def open_and_split_texts(
+    data: Data, *, seed: int, report: Progress, scanned: ScannedTrainingText | None = None
+) -> tuple[list[TrainValidSplit], Data]:
     """Opens and splits the text that `data` names, or each text of a mixture; also returns `data` resolved.
 
-    divided: see `tokenize_data`, which raises the same errors.
+    scanned: see `tokenize_data`, which raises the same errors.
     """
     texts, resolved = [], []
     for alone in _expand_mixture(data):
         opened = (
-            divided if divided is not None and divided.matches(alone) else divide_text(alone, seed=seed, report=report)
+            scanned
+            if scanned is not None and scanned.matches(alone)
+            else scan_training_text(alone, seed=seed, report=report)
         )
         resolved.append(alone.with_values(opened.data.model_dump(include={"documents", "split", "stream"})))
-        texts.append(_split_text(opened.text, resolved[-1], seed, report))
+        texts.append(_split_train_and_valid(opened.text, resolved[-1], seed, report))
     divisions = {one.documents for one in resolved}
     documents = divisions.pop() if len(divisions) == 1 else data.documents
     values = {"documents": documents, "split": resolved[0].split, "stream": resolved[0].stream}
     return texts, data.with_values(values)
 
 
-def compute_fingerprint(data: Data, tokenizer: Tokenizer, *, seed: int, report: Progress) -> str:
+def compute_tokenized_fingerprint(data: Data, tokenizer: Tokenizer, *, seed: int, report: Progress) -> str:
     """Returns the fingerprint of what `tokenize_data` would write, without tokenizing. Raises the same errors."""
-    texts, data = open_train_and_valid(data, seed=seed, report=report)
+    texts, data = open_and_split_texts(data, seed=seed, report=report)
     keys = ([part.store_key(tokenizer) for part in parts] for parts in _group_by_split(texts, data))
     return cache_key("prepared", *map(_joined_fingerprint, keys))
 
@@ -195,7 +204,7 @@ def _joined_fingerprint(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else cache_key("joined", list(keys))
 
 
-def _group_by_split(texts: Sequence[SplitText], data: Data) -> tuple[list[TextPart], list[TextPart]]:
+def _group_by_split(texts: Sequence[TrainValidSplit], data: Data) -> tuple[list[CorpusSubset], list[CorpusSubset]]:
     """Returns the training parts and the validation parts; all texts share a validation text that `data` names."""
     return [text.train for text in texts], [text.valid for text in (texts[:1] if data.valid else texts)]
 
@@ -219,50 +228,50 @@ def tokenize_files(
 ) -> TokenStore:
     """Tokenizes all text in `sources`, read as the resolved `data` say, into one store of the cache."""
     opened = scan_corpus(sources, data, report)
-    return _open_or_write_store(TextPart(opened, WholeCorpus()), tokenizer, None, report)[0]
+    return _open_or_write_store(CorpusSubset(opened, WholeCorpusPart()), tokenizer, None, report)[0]
 
 
-def _split_text(text: ScannedCorpus, data: Data, seed: int, report: Progress) -> SplitText:
+def _split_train_and_valid(text: ScannedCorpus, data: Data, seed: int, report: Progress) -> TrainValidSplit:
     if data.valid:
         valid = scan_corpus(data.valid, data, report)
-        return SplitText(TextPart(text, WholeCorpus()), TextPart(valid, WholeCorpus()))
+        return TrainValidSplit(CorpusSubset(text, WholeCorpusPart()), CorpusSubset(valid, WholeCorpusPart()))
     where = ", ".join(map(display_path, text.corpus.files))[:200]
     parts: tuple[CorpusPart, CorpusPart]
     if data.split == "slice":
-        parts = first, _ = split_by_characters(text.stats.characters, data.valid_fraction)
-        if not 0 < first.n_train < text.stats.characters:
-            what = f"too short to hold out {data.valid_fraction:g} of {text.stats.characters} characters"
+        parts = first, _ = split_by_characters(text.counts.characters, data.valid_fraction)
+        if not 0 < first.n_train < text.counts.characters:
+            what = f"too short to hold out {data.valid_fraction:g} of {text.counts.characters} characters"
             raise DataError(what, where=where, fix="name more text, or validation text with data.valid")
-    elif text.stats.documents < 2:
+    elif text.counts.documents < 2:
         fix = "set data.split=slice, or name validation text with data.valid"
         if data.stream:
             fix = "set data.documents=blank-line or line, or data.stream=false"
         raise DataError("there is one document, so none can be held out", where=where, fix=fix)
     else:
-        parts = split_by_documents(text.stats.documents, data.valid_fraction, seed)
-    return SplitText(*(TextPart(text, part) for part in parts))
+        parts = split_by_documents(text.counts.documents, data.valid_fraction, seed)
+    return TrainValidSplit(*(CorpusSubset(text, part) for part in parts))
 
 
-def _train_tokenizer(spec: TokenizerSpec, parts: Sequence[TextPart], report: Progress) -> Tokenizer:
+def _load_or_train_tokenizer(spec: TokenizerSpec, parts: Sequence[CorpusSubset], report: Progress) -> Tokenizer:
     def train() -> bytes:
         chunks = (chunk for part in parts for chunk in part.chunks("training the tokenizer", report))
         sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
         if not isinstance(spec, CharTokenizer):
-            n_bytes = sum(part.text.stats.bytes for part in parts)
+            n_bytes = sum(part.text.counts.bytes for part in parts)
             sample = sample_texts_evenly(sample, n_bytes, spec.sample_mb * 1_000_000)
         return Tokenizer.train(spec, sample).to_json().encode()
 
     keys = [part.cache_key for part in parts]
     key = cache_key("tokenizer", keys[0] if len(keys) == 1 else keys, spec.model_dump())
-    return load_or_create(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.from_json)
+    return load_or_create_cache_entry(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.from_json)
 
 
-def sample_texts_evenly(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
-    """Yields at most `budget` of about `n_bytes` bytes of text, spread evenly over the texts.
+def sample_texts_evenly(texts: Iterable[str], total_bytes: int, max_bytes: int) -> Iterator[str]:
+    """Yields at most `max_bytes` of about `total_bytes` bytes of text, spread evenly over the texts.
 
     Takes the beginning of each long text, and every nth of the short texts.
     """
-    share = budget / n_bytes
+    share = max_bytes / total_bytes
     if share >= 1:
         yield from texts
         return
@@ -272,14 +281,14 @@ def sample_texts_evenly(texts: Iterable[str], n_bytes: int, budget: int) -> Iter
         seen += n
         room = int(share * seen) - taken
         if room < n:
-            text = text[: find_safe_cut(text[: room * len(text) // n])] if room > 0 and n else ""
+            text = text[: find_last_pretoken_boundary(text[: room * len(text) // n])] if room > 0 and n else ""
             n = utf8_length(text)
         if text:
             taken += n
             yield text
 
 
-def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
+def _save_or_compare_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     with convert_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     path = out / TOKENIZER_FILE
@@ -290,7 +299,7 @@ def _save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 
 
 def _open_or_write_store(
-    part: TextPart, tokenizer: Tokenizer, out: Path | None, report: Progress
+    part: CorpusSubset, tokenizer: Tokenizer, out: Path | None, report: Progress
 ) -> tuple[TokenStore, bool]:
     """Returns the token store of a part of a corpus, and whether it had to be written."""
     key = part.store_key(tokenizer)
@@ -316,13 +325,17 @@ def _open_or_write_store(
             remove_cache_folder(path)
         with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
             chunks = islice(part.chunks("tokenizing", report), writer.chunks_done, None)
-            for chunk in encode_chunks(chunks, tokenizer, part.text.corpus.stream):
+            for chunk in encode_chunks_in_parallel(chunks, tokenizer, add_special_tokens=not part.text.corpus.stream):
                 writer.append(chunk)
             return writer.finish(), True
 
 
-def encode_chunks(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = False) -> Iterator[EncodedChunk]:
-    """Encodes chunks on all CPU cores, in order, with few in memory. stream: adds no special tokens to documents.
+def encode_chunks_in_parallel(
+    chunks: Iterator[DocumentChunk], tokenizer: Tokenizer, *, add_special_tokens: bool = True
+) -> Iterator[EncodedChunk]:
+    """Encodes chunks on all CPU cores, in order, with few in memory.
+
+    add_special_tokens: BOS before and EOS behind each document.
 
     Threads, not processes: the encoders release the GIL, and threads start at once, share memory and cannot hang in a
     fork.
@@ -332,7 +345,7 @@ def encode_chunks(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = 
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="tokenize")
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_encode_chunk, chunk, tokenizer, stream))
+            waiting.append(pool.submit(_encode_chunk, chunk, tokenizer, add_special_tokens))
             if len(waiting) > n_threads + 1:
                 yield waiting.popleft().result()
         while waiting:
@@ -341,16 +354,16 @@ def encode_chunks(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = 
         pool.shutdown(cancel_futures=True)
 
 
-def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer, stream: bool) -> EncodedChunk:
+def _encode_chunk(chunk: DocumentChunk, tokenizer: Tokenizer, add_special_tokens: bool) -> EncodedChunk:
     tokens, lengths = tokenizer.encode_many(chunk.texts)
-    if not stream:
+    if add_special_tokens:
         tokens, lengths = _add_bos_eos(tokens, lengths, chunk, tokenizer)
     n_bytes = np.array([utf8_length(text) for text in chunk.texts], dtype=np.int64)
     return EncodedChunk(tokens, lengths, n_bytes, _count_words(chunk.texts), chunk.ends)
 
 
 def _add_bos_eos(
-    ids: NDArray[np.uint32], lengths: NDArray[np.int64], chunk: Chunk, tokenizer: Tokenizer
+    ids: NDArray[np.uint32], lengths: NDArray[np.int64], chunk: DocumentChunk, tokenizer: Tokenizer
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Adds BOS to each text that starts a document, and EOS to each that ends one, unless EOS and BOS are equal."""
     starts, ends = np.ones(len(lengths), dtype=bool), np.ones(len(lengths), dtype=bool)

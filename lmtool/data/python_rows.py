@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmtool.checksum import sha256_of_file
-from lmtool.durable import cache_folder, convert_write_errors, make_scratch_folder, replace_path
+from lmtool.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
 from lmtool.errors import DataError
 
 PythonRow = str | Sequence[Any] | Mapping[str, Any]
@@ -39,14 +39,14 @@ def _row_to_dict(row: PythonRow, number: int, has_labels: bool) -> Mapping[str, 
     return dict(zip([*names, "label"] if has_labels else names, values, strict=True))
 
 
-def cache_rows(rows: Any) -> str:
+def cache_labelled_rows(rows: Any) -> str:
     """Writes labelled rows to a table in the cache, named by its content, and returns its path.
 
     The table stays in the cache because a resumed run reads it again. rows: see `rows_to_dicts`. Raises DataError for
     values that JSON does not have.
     """
     folder = cache_folder().absolute() / "rows"
-    with make_scratch_folder(folder) as scratch:
+    with make_parent_and_scratch_folder(folder) as scratch:
         written = scratch / "rows.jsonl"
         with convert_write_errors(written), written.open("w", encoding="ascii") as file:
             for number, row in enumerate(rows_to_dicts(rows, has_labels=True), 1):

@@ -18,7 +18,7 @@ from typing import Any
 from lmtool.data.delimited import (
     Dialect,
     DialectHints,
-    Fault,
+    RecordFault,
     RowRecord,
     find_field_fault,
     infer_dialect,
@@ -27,7 +27,7 @@ from lmtool.data.delimited import (
     parse_records,
 )
 from lmtool.data.files import (
-    Extent,
+    ByteRange,
     compression_suffix,
     convert_read_errors,
     count_lines,
@@ -37,8 +37,8 @@ from lmtool.data.files import (
     open_decompressed,
     quote,
     quote_all,
-    read_line_blocks,
     read_text_blocks,
+    read_whole_line_blocks,
 )
 from lmtool.errors import DataError
 from lmtool.printable import format_count
@@ -71,11 +71,11 @@ class RowFile(ABC):
     """
 
     path: Path
-    limit: int
+    max_field_characters: int
 
     @property
     @abstractmethod
-    def header(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         """Returns the names of the columns as in the file; none for an empty file. Raises DataError."""
 
     @abstractmethod
@@ -91,40 +91,40 @@ class RowFile(ABC):
         """Returns a short description of the format."""
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
+    def clean_column_names(self) -> tuple[str, ...]:
         """Returns the header without surrounding spaces; `column 3` if the third column has no name."""
-        return tuple(name.strip() or f"column {number}" for number, name in enumerate(self.header, 1))
+        return tuple(name.strip() or f"column {number}" for number, name in enumerate(self.column_names, 1))
 
-    def where(self, row: int, line: int | None, column: int | str | None) -> str:
+    def format_location(self, row: int, line: int | None, column: int | str | None) -> str:
         """Formats a position in the file for messages; a column is a name or an index."""
         if isinstance(column, int):
-            column = self.names[column] if column < len(self.names) else None
+            column = self.clean_column_names[column] if column < len(self.clean_column_names) else None
         where = f"{display_path(self.path)}:{line}, row {row}" if line else f"{display_path(self.path)}, row {row}"
         return where if column is None else f"{where}, column {quote(column)}"
 
 
 def open_row_file(
     path: Path,
-    ending: str,
-    limit: int,
+    suffix: str,
+    max_field_characters: int,
     encoding: str | None = None,
     hints: DialectHints = DialectHints(),  # noqa: B008  frozen
-    extent: Extent | None = None,
+    byte_range: ByteRange | None = None,
 ) -> "DelimitedFile | JsonLinesFile | JsonListFile | ParquetFile":
     """Opens a file whose format is that of one of ROW_FILE_SUFFIXES, or .json for a list of objects.
 
-    extent: the part of JSON lines that is read. hints: see `delimited.infer_dialect`. encoding: see
+    byte_range: the part of JSON lines that is read. hints: see `delimited.infer_dialect`. encoding: see
     `files.read_text_blocks`. Their `read_records` takes the name of the only column to read, without the faults of the
     others, and raises DataError if it is missing.
     """
-    match ending:
+    match suffix:
         case ".csv" | ".tsv":
-            return DelimitedFile(path, limit, encoding, _DELIMITERS_BY_SUFFIX[ending], hints)
+            return DelimitedFile(path, max_field_characters, encoding, _DELIMITERS_BY_SUFFIX[suffix], hints)
         case ".jsonl":
-            return JsonLinesFile(path, limit, encoding, extent=extent)
+            return JsonLinesFile(path, max_field_characters, encoding, byte_range=byte_range)
         case ".json":
-            return JsonListFile(path, limit, encoding)
-    return ParquetFile(path, limit)
+            return JsonListFile(path, max_field_characters, encoding)
+    return ParquetFile(path, max_field_characters)
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,13 @@ class TextRowFile(RowFile):
     """A text file of rows. extent: the part of it that is read; None for all of it."""
 
     encoding: str | None
-    extent: Extent | None = field(default=None, kw_only=True)
+    byte_range: ByteRange | None = field(default=None, kw_only=True)
 
     def line_blocks(self) -> Iterator[str]:
-        """Yields blocks of whole lines; see `read_line_blocks`."""
-        return read_line_blocks(self.path, self.encoding, max_line_length(self.limit), self.extent)
+        """Yields blocks of whole lines; see `read_whole_line_blocks`."""
+        return read_whole_line_blocks(
+            self.path, self.encoding, max_line_length(self.max_field_characters), self.byte_range
+        )
 
     def lines(self) -> Iterator[str]:
         """Yields the lines with their line ends."""
@@ -163,7 +165,7 @@ class DelimitedFile(TextRowFile):
         return infer_dialect(head[: 2 * sample], is_whole, self.delimiters, self.hints)
 
     @cached_property
-    def header(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         first = next(self._parse_rows(), None)
         if first is None:
             return ()
@@ -190,13 +192,13 @@ class DelimitedFile(TextRowFile):
         short = [i for i, name in enumerate(first) if is_name[i] and name.strip()]
         return not any(i < len(fields) and fields[i] == first[i] for fields in records for i in short)
 
-    def read_records(self, only: str | None = None) -> Iterator[RowRecord]:
-        width = len(self.header)
+    def read_records(self, only_column: str | None = None) -> Iterator[RowRecord]:
+        width = len(self.column_names)
         if not width:
             return
-        if only is not None and only not in self.header:
-            raise missing_column_error(only, self.header, f"{display_path(self.path)}:1", "--column")
-        at = None if only is None else self.header.index(only)
+        if only_column is not None and only_column not in self.column_names:
+            raise missing_column_error(only_column, self.column_names, f"{display_path(self.path)}:1", "--column")
+        at = None if only_column is None else self.column_names.index(only_column)
         for record in islice(self._parse_rows(), int(self.has_header), None):
             line, fields, fault = record
             if fault is not None:
@@ -207,15 +209,15 @@ class DelimitedFile(TextRowFile):
                 yield line, fields, self._field_count_fault(fields, line)
 
     def _parse_rows(self) -> Iterator[RowRecord]:
-        return parse_records(self.line_blocks(), self.dialect, self.limit)
+        return parse_records(self.line_blocks(), self.dialect, self.max_field_characters)
 
-    def _field_count_fault(self, fields: Sequence[str], line: int | None) -> Fault:
-        width = len(self.header)
+    def _field_count_fault(self, fields: Sequence[str], line: int | None) -> RecordFault:
+        width = len(self.column_names)
         what = f"the row has {format_count(len(fields), 'field')}, the header {width}"
         fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"
-        return Fault("ragged row", what, fix, line, min(len(fields), width - 1))
+        return RecordFault("ragged row", what, fix, line, min(len(fields), width - 1))
 
     def describe(self) -> str:
         return f"{self.dialect}, {'' if self.has_header else 'no header, '}{self.encoding or 'UTF-8'}"
@@ -225,40 +227,40 @@ class DelimitedFile(TextRowFile):
 class JsonRowFile(TextRowFile):
     """JSON objects."""
 
-    def where(self, row: int, line: int | None, column: int | str | None) -> str:
-        if self.extent is None or not line:
-            return super().where(row, line, column)
+    def format_location(self, row: int, line: int | None, column: int | str | None) -> str:
+        if self.byte_range is None or not line:
+            return super().format_location(row, line, column)
         where = self._format_line(line)
         return where if column is None else f"{where}, column {quote(str(column))}"
 
     def _format_line(self, line: int) -> str:
-        before = 0 if self.extent is None else count_lines_before(self.path, self.extent.begin)
+        before = 0 if self.byte_range is None else count_lines_before(self.path, self.byte_range.begin)
         return f"{display_path(self.path)}:{before + line}"
 
     @cached_property
-    def header(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         """Returns the keys of the first objects, in order of occurrence."""
         keys: dict[str, None] = {}
         for _, row in islice(self._read_objects(_UNIQUE_KEY_DECODER), _HEADER_ROWS):
-            if not isinstance(row, Fault):
+            if not isinstance(row, RecordFault):
                 keys.update(dict.fromkeys(row))
         return tuple(keys)
 
-    def read_records(self, only: str | None = None) -> Iterator[RowRecord]:
-        names = self.header if only is None else ()
-        for line, row in self._read_objects(_UNIQUE_KEY_DECODER if only is None else _DECODER):
-            if isinstance(row, Fault):
+    def read_records(self, only_column: str | None = None) -> Iterator[RowRecord]:
+        names = self.column_names if only_column is None else ()
+        for line, row in self._read_objects(_UNIQUE_KEY_DECODER if only_column is None else _DECODER):
+            if isinstance(row, RecordFault):
                 yield line, (), row
-            elif only is None:
+            elif only_column is None:
                 values = tuple(clean_text(row.get(name)) for name in names)
-                yield line, values, find_field_fault(values, line, self.limit)
-            elif only in row:
-                yield line, (clean_text(row[only]),), None
+                yield line, values, find_field_fault(values, line, self.max_field_characters)
+            elif only_column in row:
+                yield line, (clean_text(row[only_column]),), None
             else:
-                raise missing_column_error(only, list(row), self._format_line(line), "--column")
+                raise missing_column_error(only_column, list(row), self._format_line(line), "--column")
 
     @abstractmethod
-    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         """Yields the objects in order, each with the line on which it begins."""
 
 
@@ -266,24 +268,24 @@ class JsonRowFile(TextRowFile):
 class JsonLinesFile(JsonRowFile):
     """One JSON object per line."""
 
-    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
         for line, row in enumerate(self.lines(), 1):
             if not row.isspace():
                 yield line, self._parse_object(row, line, decoder)
 
-    def _parse_object(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | Fault:
-        if len(row) >= max_line_length(self.limit):
-            return long_line_fault(line, self.limit)
+    def _parse_object(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | RecordFault:
+        if len(row) >= max_line_length(self.max_field_characters):
+            return long_line_fault(line, self.max_field_characters)
         try:
             value = decoder.decode(row)
         except _DuplicateKey as error:
             return _duplicate_key_fault(error, line)
         except (ValueError, RecursionError) as error:
-            return Fault(
+            return RecordFault(
                 "not JSON", f"not JSON: {describe_json_error(error)}: {quote(row.strip(), 40)}", _JSON_FIX, line, None
             )
         if not isinstance(value, dict):
-            return Fault("not JSON", f"not a JSON object: {quote(row.strip(), 40)}", _JSON_FIX, line, None)
+            return RecordFault("not JSON", f"not a JSON object: {quote(row.strip(), 40)}", _JSON_FIX, line, None)
         return value
 
     def describe(self) -> str:
@@ -294,45 +296,47 @@ class JsonLinesFile(JsonRowFile):
 class JsonListFile(JsonRowFile):
     """A list of JSON objects, of which few are held in memory. Other JSON raises DataError."""
 
-    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
-        text = _JsonReader(read_text_blocks(self.path, self.encoding))
+    def _read_objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | RecordFault]]:
+        text = _IncrementalJsonReader(read_text_blocks(self.path, self.encoding))
         self._expect(text, "[")
-        if text.peek() != "]":
+        if text.peek_non_space() != "]":
             while True:
                 yield self._decode_object(text, decoder)
                 if self._expect(text, ",]") == "]":
                     break
         else:
             self._expect(text, "]")
-        if text.peek():
+        if text.peek_non_space():
             raise self._error("text follows the list", text.line, "remove it, or put it into the list")
 
-    def _decode_object(self, text: "_JsonReader", decoder: json.JSONDecoder) -> tuple[int, dict[str, Any] | Fault]:
-        if text.peek() != "{":
-            raise self._error("the list has something other than objects", text.line, _LIST_FIX)
-        line = text.line
+    def _decode_object(
+        self, reader: "_IncrementalJsonReader", decoder: json.JSONDecoder
+    ) -> tuple[int, dict[str, Any] | RecordFault]:
+        if reader.peek_non_space() != "{":
+            raise self._error("the list has something other than objects", reader.line, _LIST_FIX)
+        line = reader.line
         while True:
             try:
-                return line, text.decode(decoder)
+                return line, reader.decode(decoder)
             except _DuplicateKey as error:
-                text.decode(_DECODER)
+                reader.decode(_DECODER)
                 return line, _duplicate_key_fault(error, line)
             except (ValueError, RecursionError) as error:
-                fault_line = text.line_of(error) if isinstance(error, json.JSONDecodeError) else line
+                fault_line = reader.line_of(error) if isinstance(error, json.JSONDecodeError) else line
                 if (
                     isinstance(error, json.JSONDecodeError)
-                    and text.n_buffered < max_line_length(self.limit)
-                    and text.read_more()
+                    and reader.n_buffered < max_line_length(self.max_field_characters)
+                    and reader.read_more()
                 ):
                     continue
                 raise self._error(f"not JSON: {describe_json_error(error)}", fault_line, _LIST_FIX) from error
 
-    def _expect(self, text: "_JsonReader", characters: str) -> str:
+    def _expect(self, reader: "_IncrementalJsonReader", characters: str) -> str:
         """Reads the next character that is no white space, which must be one of these."""
-        if not (found := text.peek()) or found not in characters:
+        if not (found := reader.peek_non_space()) or found not in characters:
             wanted = " or ".join(characters)
-            raise self._error(f"not JSON: here {wanted} is missing", text.line, "correct it, or copy the file again")
-        text.skip()
+            raise self._error(f"not JSON: here {wanted} is missing", reader.line, "correct it, or copy the file again")
+        reader.skip()
         return found
 
     def _error(self, what: str, line: int, fix: str) -> DataError:
@@ -342,7 +346,7 @@ class JsonListFile(JsonRowFile):
         return "a list of JSON objects"
 
 
-class _JsonReader:
+class _IncrementalJsonReader:
     """Decodes JSON values from blocks of text. line: number of the current line."""
 
     def __init__(self, blocks: Iterator[str]) -> None:
@@ -354,7 +358,7 @@ class _JsonReader:
         """Returns the number of characters that are read and not decoded."""
         return len(self._text) - self._position
 
-    def peek(self) -> str:
+    def peek_non_space(self) -> str:
         """Moves to the next character that is no white space, and returns it; empty at the end."""
         while True:
             found = _NON_SPACE.search(self._text, self._position)
@@ -394,9 +398,9 @@ class _DuplicateKey(Exception):
     pass
 
 
-def _duplicate_key_fault(error: _DuplicateKey, line: int) -> Fault:
+def _duplicate_key_fault(error: _DuplicateKey, line: int) -> RecordFault:
     what = f"the key {quote(str(error))} occurs twice in the object"
-    return Fault("duplicate key", what, "keep one of the two", line, str(error))
+    return RecordFault("duplicate key", what, "keep one of the two", line, str(error))
 
 
 def _build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -426,18 +430,22 @@ class ParquetFile(RowFile):
     """Parquet, a few rows of it at a time in memory."""
 
     @cached_property
-    def header(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         with self._open_parquet() as file:
             return tuple(file.schema_arrow.names)
 
-    def read_records(self, only: str | None = None) -> Iterator[RowRecord]:
+    def read_records(self, only_column: str | None = None) -> Iterator[RowRecord]:
         with self._open_parquet() as file:
             names = file.schema_arrow.names
-            if only is not None and only not in names:
-                raise missing_column_error(only, names, display_path(self.path), "--column")
-            for batch in file.iter_batches(batch_size=256, columns=None if only is None else [only]):
+            if only_column is not None and only_column not in names:
+                raise missing_column_error(only_column, names, display_path(self.path), "--column")
+            for batch in file.iter_batches(batch_size=256, columns=None if only_column is None else [only_column]):
                 for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    yield None, values, find_field_fault(values, None, self.limit) if only is None else None
+                    yield (
+                        None,
+                        values,
+                        find_field_fault(values, None, self.max_field_characters) if only_column is None else None,
+                    )
 
     @contextmanager
     def _open_parquet(self) -> Iterator[Any]:
@@ -479,7 +487,7 @@ def count_words(text: str) -> int:
     return len(text.split()) if not unspaced else len(_UNSPACED.sub(" ", text).split()) + max(1, unspaced // 3)
 
 
-def require_column(column: str, names: Sequence[str], where: str, flag: str) -> str:
+def require_matching_column(column: str, names: Sequence[str], where: str, flag: str) -> str:
     """Returns the result of `find_matching_column`. Raises DataError if there is none; see `missing_columns_error`."""
     if (name := find_matching_column(column, names)) is None:
         raise missing_column_error(column, names, where, flag)
@@ -491,20 +499,24 @@ def missing_column_error(column: str, names: Sequence[str], where: str, flag: st
     return missing_columns_error([(column, flag)], names, where)
 
 
-def missing_columns_error(missing: Sequence[tuple[str, str]], names: Sequence[str], where: str) -> DataError:
+def missing_columns_error(columns_and_flags: Sequence[tuple[str, str]], names: Sequence[str], where: str) -> DataError:
     """Returns the error for columns that a table lacks, each with its option: lists the columns of the table, and
     suggests the nearest ones if each missing column has one."""
     bare = {fold_name(name)[:_COMPARED]: name for name in names}
     fixes = []
-    for column, flag in missing:
+    for column, flag in columns_and_flags:
         near = get_close_matches(fold_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
         fixes += [
             f"{flag} {name if _PLAIN_NAME.fullmatch(name) else quote(name)}" for key in near for name in [bare[key]]
         ]
-    flags = " and ".join(dict.fromkeys(flag for _, flag in missing))
-    fix = f"did you mean {' '.join(fixes)}?" if len(set(fixes)) == len(missing) else f"name one of these with {flags}"
-    nouns = "column" if len(missing) == 1 else "columns"
-    what = f"no {nouns} {quote_all([column for column, _ in missing])}; found {quote_all(names)}"
+    flags = " and ".join(dict.fromkeys(flag for _, flag in columns_and_flags))
+    fix = (
+        f"did you mean {' '.join(fixes)}?"
+        if len(set(fixes)) == len(columns_and_flags)
+        else f"name one of these with {flags}"
+    )
+    nouns = "column" if len(columns_and_flags) == 1 else "columns"
+    what = f"no {nouns} {quote_all([column for column, _ in columns_and_flags])}; found {quote_all(names)}"
     return DataError(what, where=where, fix=fix)
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.corpus import Chunk
+from lmtool.data.corpus import DocumentChunk
 from lmtool.run.order import GOLDEN_RATIO_64, mix_bits
 
 _MAX_EXACT_DOCUMENTS = 1 << 20
@@ -20,31 +20,31 @@ _MAX_EXACT_DOCUMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class WholeCorpus:
+class WholeCorpusPart:
     """The whole corpus."""
 
     cache_name: ClassVar[str] = "Everything"
 
-    def select(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    def select(self, chunks: Iterable[DocumentChunk]) -> Iterator[DocumentChunk]:
         """Yields all chunks."""
         return iter(chunks)
 
 
 @dataclass(frozen=True)
-class CharacterSplit:
+class CharacterSplitPart:
     """The first `n_train` characters of the corpus, or if `valid` all after them."""
 
     cache_name: ClassVar[str] = "Characters"
     n_train: int
     valid: bool
 
-    def select(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    def select(self, chunks: Iterable[DocumentChunk]) -> Iterator[DocumentChunk]:
         """Yields the text of this part."""
         return _skip_characters(chunks, self.n_train) if self.valid else _take_characters(chunks, self.n_train)
 
 
 @dataclass(frozen=True)
-class DocumentSplit:
+class DocumentSplitPart:
     """The documents whose keyed hash is below `threshold` if `valid`, else the other documents."""
 
     cache_name: ClassVar[str] = "Documents"
@@ -52,7 +52,7 @@ class DocumentSplit:
     threshold: int
     valid: bool
 
-    def select(self, chunks: Iterable[Chunk], first_number: int = 0) -> Iterator[Chunk]:
+    def select(self, chunks: Iterable[DocumentChunk], first_number: int = 0) -> Iterator[DocumentChunk]:
         """Yields the documents of this part. first_number: number of the first document of `chunks`."""
         for chunk in chunks:
             numbers = np.arange(first_number, first_number + len(chunk.texts), dtype=np.uint64)
@@ -60,26 +60,28 @@ class DocumentSplit:
             chosen = (hash_document_numbers(self.seed, numbers) < np.uint64(self.threshold)) == self.valid
             texts = list(compress(chunk.texts, chosen))
             if texts:
-                yield Chunk(texts, chunk.starts or not chosen[0], chunk.ends or not chosen[-1])
+                yield DocumentChunk(texts, chunk.starts or not chosen[0], chunk.ends or not chosen[-1])
 
 
-CorpusPart = WholeCorpus | CharacterSplit | DocumentSplit
+CorpusPart = WholeCorpusPart | CharacterSplitPart | DocumentSplitPart
 
 
-def split_by_characters(n_characters: int, valid_fraction: float) -> tuple[CharacterSplit, CharacterSplit]:
+def split_by_characters(n_characters: int, valid_fraction: float) -> tuple[CharacterSplitPart, CharacterSplitPart]:
     """Returns the training and the validation part of a text cut after (1 - valid_fraction) of its characters."""
     n_train = int(n_characters * (1 - valid_fraction))
-    return CharacterSplit(n_train, valid=False), CharacterSplit(n_train, valid=True)
+    return CharacterSplitPart(n_train, valid=False), CharacterSplitPart(n_train, valid=True)
 
 
-def split_by_documents(n_documents: int, valid_fraction: float, seed: int) -> tuple[DocumentSplit, DocumentSplit]:
+def split_by_documents(
+    n_documents: int, valid_fraction: float, seed: int
+) -> tuple[DocumentSplitPart, DocumentSplitPart]:
     """Returns the training and the validation part of at least two documents; neither part is empty."""
     threshold = int(valid_fraction * 2**64)
     if n_documents <= _MAX_EXACT_DOCUMENTS:
         n_valid = min(max(round(valid_fraction * n_documents), 1), n_documents - 1)
         hashes = hash_document_numbers(seed, np.arange(n_documents, dtype=np.uint64))
         threshold = int(np.partition(hashes, n_valid)[n_valid])
-    return DocumentSplit(seed, threshold, valid=False), DocumentSplit(seed, threshold, valid=True)
+    return DocumentSplitPart(seed, threshold, valid=False), DocumentSplitPart(seed, threshold, valid=True)
 
 
 def hash_document_numbers(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -92,7 +94,7 @@ def hash_document_numbers(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.
         return mix_bits(numbers + key + GOLDEN_RATIO_64)
 
 
-def _take_characters(chunks: Iterable[Chunk], n_characters: int) -> Iterator[Chunk]:
+def _take_characters(chunks: Iterable[DocumentChunk], n_characters: int) -> Iterator[DocumentChunk]:
     for chunk in chunks:
         if chunk.size < n_characters:
             n_characters -= chunk.size
@@ -104,17 +106,17 @@ def _take_characters(chunks: Iterable[Chunk], n_characters: int) -> Iterator[Chu
             n_characters -= len(texts[-1])
             if not n_characters:
                 break
-        yield Chunk(texts, chunk.starts)
+        yield DocumentChunk(texts, chunk.starts)
         return
 
 
-def _skip_characters(chunks: Iterable[Chunk], n_characters: int) -> Iterator[Chunk]:
+def _skip_characters(chunks: Iterable[DocumentChunk], n_characters: int) -> Iterator[DocumentChunk]:
     chunks = iter(chunks)
     for chunk in chunks:
         if chunk.size > n_characters:
             texts = list(chunk.texts)
             while len(texts[0]) <= n_characters:
                 n_characters -= len(texts.pop(0))
-            yield Chunk([texts[0][n_characters:], *texts[1:]], ends=chunk.ends)
+            yield DocumentChunk([texts[0][n_characters:], *texts[1:]], ends=chunk.ends)
             yield from chunks
         n_characters -= chunk.size

@@ -20,7 +20,7 @@ from lmtool.data.delimited import MAX_FIELD_CHARACTERS, DialectHints, infer_dial
 from lmtool.data.files import display_path, infer_encoding, is_json_list, quote, read_nonblank_lines
 from lmtool.data.rowfile import MAX_NAME_WORDS, DelimitedFile, count_words, fold_name
 from lmtool.data.table import INFERRED_FORMAT
-from lmtool.durable import cache_folder, convert_write_errors, make_scratch_folder, replace_path
+from lmtool.durable import cache_folder, convert_write_errors, make_parent_and_scratch_folder, replace_path
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
@@ -35,13 +35,13 @@ _HEAD_BYTES = 1 << 16
 
 
 @contextmanager
-def open_text_sources(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[str]]:
+def temporary_text_files(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[str]]:
     """Writes standard input, if it is among the sources, and each of `texts` to a .txt file, and yields all file names.
 
     Raises DataError for an empty text.
     """
-    with make_scratch_folder(Path(tempfile.gettempdir())) as folder:
-        files = _replace_stdin(sources, lambda: _write_stdin(folder, "standard-input.txt"))
+    with make_parent_and_scratch_folder(Path(tempfile.gettempdir())) as folder:
+        files = _replace_stdin(sources, lambda: _copy_stdin_to_file(folder, "standard-input.txt"))
         for number, text in enumerate(texts, 1):
             if not text.strip():
                 raise DataError("the text is empty", where=f"--text {number}", fix="write some")
@@ -52,25 +52,25 @@ def open_text_sources(sources: Sequence[str], texts: Sequence[str]) -> Iterator[
 
 
 @contextmanager
-def open_table_sources(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
+def temporary_table_files(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
     """Writes standard input, if it is among the sources, to a table file, and yields all file names."""
-    with make_scratch_folder(Path(tempfile.gettempdir())) as folder:
-        yield _replace_stdin(sources, lambda: _write_stdin_table(folder, encoding))
+    with make_parent_and_scratch_folder(Path(tempfile.gettempdir())) as folder:
+        yield _replace_stdin(sources, lambda: _copy_stdin_to_table_file(folder, encoding))
 
 
 @contextmanager
-def open_table_or_texts(
+def temporary_table_file(
     source: str | None,
     texts: Sequence[str],
     columns: Sequence[str],
     are_chats: bool,
-    trained: Data = INFERRED_FORMAT,
-    reading: Data = INFERRED_FORMAT,
+    trained_format: Data = INFERRED_FORMAT,
+    table_format: Data = INFERRED_FORMAT,
 ) -> Iterator[str]:
     """Yields the name of `source`, or of a table file that is written from standard input or from texts.
 
     columns: the columns of texts that the model reads. are_chats: each text is the first message of a conversation.
-    trained, reading: format of the tables of training, and of this one.
+    trained_format, table_format: format of the tables of training, and of this one.
     Standard input is a table if it is Parquet, JSON lines, or delimited text (`_looks_like_table`); else each line
     is a text. Raises UsageError unless there is either a source or texts, and for texts if rows have several; DataError
     for input that is neither a table nor texts.
@@ -81,23 +81,23 @@ def open_table_or_texts(
     if source not in (None, STDIN):
         yield source
         return
-    with make_scratch_folder(Path(tempfile.gettempdir())) as folder:
+    with make_parent_and_scratch_folder(Path(tempfile.gettempdir())) as folder:
         if source is None:
             yield _write_texts_as_table(folder, texts, columns, are_chats)
             return
-        path = _write_stdin_table(folder, reading.encoding)
-        encoding = reading.encoding or infer_encoding(path, trained.encoding)
+        path = _copy_stdin_to_table_file(folder, table_format.encoding)
+        encoding = table_format.encoding or infer_encoding(path, trained_format.encoding)
         is_table = path.suffix != ".csv" or _looks_like_table(
-            path, encoding, columns, reading.delimiter or trained.delimiter
+            path, encoding, columns, table_format.delimiter or trained_format.delimiter
         )
         yield (
             str(path)
             if is_table
-            else _write_texts_as_table(folder, _read_stdin_lines(path, encoding), columns, are_chats)
+            else _write_texts_as_table(folder, _read_saved_stdin_lines(path, encoding), columns, are_chats)
         )
 
 
-def cache_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
+def replace_stdin_by_cached_file(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
     """Writes standard input to a file of the cache, and returns the names with it in place of `-`.
 
     The file stays in the cache because a resumed run reads it again. names: file names, lists of them, or Nones. kind:
@@ -108,16 +108,18 @@ def cache_stdin(kind: Literal["text", "table", "text or table"], *names: Any) ->
         raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
 
     def replace(name: Any) -> Any:
-        return [*map(replace, name)] if isinstance(name, list) else _save_stdin(kind) if name == STDIN else name
+        return (
+            [*map(replace, name)] if isinstance(name, list) else _copy_stdin_to_cache(kind) if name == STDIN else name
+        )
 
     return [replace(name) for name in names]
 
 
-def _save_stdin(kind: str) -> str:
+def _copy_stdin_to_cache(kind: str) -> str:
     """Writes standard input to a file of the cache that is named by its content."""
     folder = cache_folder().absolute() / "standard-input"
-    with make_scratch_folder(folder) as scratch:
-        received = _write_stdin(scratch, "received")
+    with make_parent_and_scratch_folder(folder) as scratch:
+        received = _copy_stdin_to_file(scratch, "received")
         head = _read_head(received, infer_encoding(received))
         text_suffix = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
         path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_infer_suffix(head, text_suffix)}"
@@ -177,7 +179,7 @@ def _looks_like_table(path: Path, encoding: str, columns: Sequence[str], delimit
     raise DataError(what, where=f"standard input, line 1: {quote(lines[0], 80)}", fix=fix)
 
 
-def open_standard_input() -> BinaryIO | None:
+def get_single_process_stdin() -> BinaryIO | None:
     """Returns standard input; None if it is closed. Raises UsageError in one of several processes, which share it."""
     from lmtool.compute.processes import world_size  # it imports torch, without which texts are read
 
@@ -193,10 +195,10 @@ def _replace_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[
     return [str(receive()) if source == STDIN else source for source in sources]
 
 
-def _write_stdin(folder: Path, name: str) -> Path:
+def _copy_stdin_to_file(folder: Path, name: str) -> Path:
     """Writes standard input to a file. Raises DataError when it is empty."""
     path = folder / name
-    stdin = open_standard_input()
+    stdin = get_single_process_stdin()
     with convert_write_errors(path), path.open("wb") as file:
         if stdin is not None:
             shutil.copyfileobj(stdin, file)
@@ -205,8 +207,8 @@ def _write_stdin(folder: Path, name: str) -> Path:
     return path
 
 
-def _write_stdin_table(folder: Path, encoding: str | None) -> Path:
-    path = _write_stdin(folder, "standard-input.csv")
+def _copy_stdin_to_table_file(folder: Path, encoding: str | None) -> Path:
+    path = _copy_stdin_to_file(folder, "standard-input.csv")
     ending = (
         ".json" if is_json_list(path) else _infer_suffix(_read_head(path, encoding or infer_encoding(path)), ".csv")
     )
@@ -237,7 +239,7 @@ def _read_head(path: Path, encoding: str) -> str:
             return ""  # the reader of the file says that there is no such encoding
 
 
-def _read_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
+def _read_saved_stdin_lines(path: Path, encoding: str) -> Iterator[str]:
     """Yields the lines that are not blank. Raises DataError when they do not have this encoding."""
     try:
         yield from read_nonblank_lines(path, encoding)

@@ -62,7 +62,7 @@ class StoreManifest(ChecksummedModel):
     checksums: dict[str, list[str]]
 
 
-class _Shard:
+class _LazilyVerifiedShard:
     """The tokens of a file of a store. A block is verified when it is read for the first time."""
 
     def __init__(self, store: "TokenStore", name: str, tokens: NDArray[Any], checksums: list[str]) -> None:
@@ -120,7 +120,7 @@ class TokenStore:
             for number, n in enumerate(manifest.shards):
                 name = _shard_file_name(number)
                 tokens = _memory_map(path / name, np.dtype(manifest.dtype), (n,))
-                self._shards.append(_Shard(self, name, tokens, manifest.checksums[name]))
+                self._shards.append(_LazilyVerifiedShard(self, name, tokens, manifest.checksums[name]))
         except PermissionError as error:
             fix = "change its permissions, or copy it"
             raise ResourceError("no permission to read the token store", where=str(path), fix=fix) from error
@@ -310,7 +310,7 @@ class StoreWriter:
         self._folder = path.with_name(f".{path.name}-{fingerprint[:16]}.partial")
         with convert_write_errors(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._progress, self._index_end = self._load_progress()
+            self._progress, self._index_end = self._load_progress_and_index_end()
             self._index: IO[bytes] = open(self._folder / _INDEX_FILE, "ab")  # noqa: SIM115  open until finish()
             self._index.truncate(self._progress.documents * _INDEX_COLUMNS * 8)
         self.chunks_done = self._progress.chunks
@@ -319,7 +319,7 @@ class StoreWriter:
         self._shard_tokens = 0
         self._index_rows: list[NDArray[np.int64]] = []
 
-    def _load_progress(self) -> tuple[_WriterProgress, bytes]:
+    def _load_progress_and_index_end(self) -> tuple[_WriterProgress, bytes]:
         """Returns the intact progress of an earlier writer, and the last block of its index if that is not full."""
         with suppress(FileNotFoundError, ValueError):
             raw = durable.read_file(self._folder / _PROGRESS_FILE, MAX_CACHE_FILE_BYTES)
@@ -351,9 +351,9 @@ class StoreWriter:
         self._shard.append(chunk.tokens.astype(self._dtype))
         self._shard_tokens += len(chunk.tokens)
         if self._shard_tokens >= SHARD_TOKENS:
-            self._close_shard()
+            self._write_shard_and_progress()
 
-    def _close_shard(self) -> None:
+    def _write_shard_and_progress(self) -> None:
         """Writes all appended chunks to disk: first the shard and the index, then the progress file."""
         if self._shard_tokens:
             tokens = np.concatenate(self._shard)
@@ -376,7 +376,7 @@ class StoreWriter:
 
     def finish(self) -> TokenStore:
         """Writes the rest and the manifest, renames the store to its final name, and opens it."""
-        self._close_shard()
+        self._write_shard_and_progress()
         self._index.close()
         manifest = StoreManifest(
             format=2,

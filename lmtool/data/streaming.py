@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmtool.data.corpus import Chunk, Corpus, chunk_texts, infer_document_division, merge_chunks
+from lmtool.data.corpus import Corpus, DocumentChunk, cut_long_documents, infer_document_division, merge_small_chunks
 from lmtool.data.files import (
-    Extent,
+    ByteRange,
     compression_suffix,
     convert_read_errors,
     display_path,
     find_files,
-    find_next_document,
+    find_next_document_start,
     infer_format,
 )
 from lmtool.data.hub import HUB_PREFIX, DatasetShards
-from lmtool.data.split import CorpusPart, DocumentSplit
+from lmtool.data.split import CorpusPart, DocumentSplitPart
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.run.order import derive_seed, permute
@@ -55,8 +55,8 @@ class StreamHead(Corpus):
 
     streamed_text: "StreamedText"
 
-    def chunks(self) -> Iterator[Chunk]:
-        return merge_chunks(StreamBlock(self.streamed_text, BlockPosition()).chunks())
+    def chunks(self) -> Iterator[DocumentChunk]:
+        return merge_small_chunks(StreamBlock(self.streamed_text, BlockPosition()).read_chunks_and_record_end())
 
 
 class StreamedText:
@@ -102,7 +102,7 @@ class StreamedText:
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
             total.update(f"{infer_format(path)} {compression_suffix(path)} {size} ".encode())
         block = StreamBlock(self, BlockPosition())
-        for chunk in block.chunks():
+        for chunk in block.read_chunks_and_record_end():
             total.update("\0".join(chunk.texts).encode())
             total.update(b"\0\0" if chunk.ends else b"\0")
         self.head_end = block.end
@@ -114,38 +114,39 @@ class StreamedText:
         key = derive_seed(self._seed, "units", turn)
         return int(permute(np.array([rank]), self.n_units, key)[0])
 
-    def chunks(self, unit: int) -> Iterator[Chunk]:
+    def read_unit_chunks(self, unit: int) -> Iterator[DocumentChunk]:
         """Yields the documents of a unit. Raises DataError, also if a file has changed since it was found."""
         file = int(np.searchsorted(self._stops, unit, side="right"))
         within = unit - (int(self._stops[file - 1]) if file else 0)
         if file >= len(self._states):
-            yield from merge_chunks(chunk_texts(self._shards[file - len(self._states)].read_texts(within)))
+            yield from merge_small_chunks(cut_long_documents(self._shards[file - len(self._states)].read_texts(within)))
             return
         path = self.head.files[file]
-        size, _ = self._check_unchanged(file)
-        extent = None
+        size = self._check_unchanged_and_get_size(file)
+        byte_range = None
         if self._divisible[file]:
             blank_lines = infer_format(path) == ".txt" and self.head.documents == "blank-line"
             ends = (
-                find_next_document(path, n * UNIT_BYTES, size, blank_lines=blank_lines) for n in (within, within + 1)
+                find_next_document_start(path, n * UNIT_BYTES, size, after_blank_line=blank_lines)
+                for n in (within, within + 1)
             )
-            extent = Extent(*ends)
-        if extent is None or extent.begin < extent.end:
-            yield from self.head.read_extent(path, extent)
-        self._check_unchanged(file)
+            byte_range = ByteRange(*ends)
+        if byte_range is None or byte_range.begin < byte_range.end:
+            yield from self.head.read_byte_range(path, byte_range)
+        self._check_unchanged_and_get_size(file)
 
-    def where(self, begin: BlockPosition) -> str:
+    def format_location(self, begin: BlockPosition) -> str:
         """Returns the file or dataset in which a block begins, for messages."""
         file = int(np.searchsorted(self._stops, self.choose_unit(begin.turn, begin.unit), side="right"))
         return display_path(self.head.files[file]) if file < len(self._states) else "the dataset"
 
-    def _check_unchanged(self, file: int) -> tuple[int, int]:
-        """Returns size and modification time of a file. Raises DataError if they have changed."""
-        path = self.head.files[file]
-        if (state := _size_and_mtime(path)) != self._states[file]:
+    def _check_unchanged_and_get_size(self, file_index: int) -> int:
+        """Returns the size of a file in bytes. Raises DataError if it or the modification time has changed."""
+        path = self.head.files[file_index]
+        if (state := _size_and_mtime(path)) != self._states[file_index]:
             fix = "restore it and resume the run, or start a new one"
             raise DataError("the file has changed while it streams", where=display_path(path), fix=fix)
-        return state
+        return state[0]
 
 
 class StreamBlock:
@@ -160,7 +161,7 @@ class StreamBlock:
         self.end = begin
         self.first_numbers: dict[int, int] = {}
 
-    def chunks(self) -> Iterator[Chunk]:
+    def read_chunks_and_record_end(self) -> Iterator[DocumentChunk]:
         """Yields the documents in order. A document longer than two blocks is cut as if it ended there."""
         text, (turn, rank, skipped) = self._text, self._begin
         size = number = 0
@@ -168,7 +169,7 @@ class StreamBlock:
             unit = text.choose_unit(turn, rank)
             self.first_numbers[unit] = number
             in_head = text.first_numbers.get(unit)
-            for n_chunks, chunk in enumerate(text.chunks(unit), 1):
+            for n_chunks, chunk in enumerate(text.read_unit_chunks(unit), 1):
                 before, in_head = in_head, None if in_head is None else in_head + chunk.n_ends
                 if n_chunks <= skipped:
                     continue
@@ -176,7 +177,7 @@ class StreamBlock:
                 is_full = size >= BLOCK_CHARACTERS and (chunk.ends or size >= 2 * BLOCK_CHARACTERS)
                 kept = chunk._replace(ends=True) if is_full else chunk
                 number += kept.n_ends
-                if isinstance(self._part, DocumentSplit) and before is not None:
+                if isinstance(self._part, DocumentSplitPart) and before is not None:
                     yield from self._part.select([kept], before)
                 else:
                     yield kept

@@ -11,12 +11,12 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lmtool import records
 from lmtool.checksum import sha256_of_json
-from lmtool.data.cached import SURVEYS, load_or_create
+from lmtool.data.cached import SURVEYS, load_or_create_cache_entry
 from lmtool.data.corpus import Corpus, open_corpus
 from lmtool.data.files import display_path, hash_files
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
 from lmtool.errors import DataError
-from lmtool.recipe.pretraining import TextShape
+from lmtool.recipe.pretraining import TextStatistics
 from lmtool.recipe.spec.text import Data
 from lmtool.records import JsonModel
 
@@ -37,7 +37,7 @@ _VOCABULARY_CHARACTERS = 8_000_000
 _WORD = re.compile(r"\w+")
 
 
-class TextStats(JsonModel):
+class CorpusCounts(JsonModel):
     """Counts of one pass over a corpus.
 
     longest: characters of the longest document.
@@ -58,24 +58,24 @@ class ScannedCorpus:
     """A corpus with its content hash and its counts."""
 
     corpus: Corpus
-    content: str
-    stats: TextStats
+    content_hash: str
+    counts: CorpusCounts
 
     @property
-    def shape(self) -> TextShape:
+    def text_statistics(self) -> TextStatistics:
         """Returns the properties that the default recipe depends on."""
-        return TextShape(
+        return TextStatistics(
             is_list=self.corpus.documents == "line" and not self.corpus.stream,
             is_stream=self.corpus.stream,
             is_streamed=isinstance(self.corpus, StreamHead),
-            n_bytes=self.stats.bytes,
-            **self.stats.model_dump(exclude={"bytes"}),
+            n_bytes=self.counts.bytes,
+            **self.counts.model_dump(exclude={"bytes"}),
         )
 
 
 @dataclass(frozen=True)
-class DividedText:
-    """A training text that is divided into documents, or the head of a streamed one.
+class ScannedTrainingText:
+    """A training text that is divided into documents and counted, or the head of a streamed one.
 
     requested: the spec that names the text. data: the same spec with `documents`, `split` and `stream` resolved.
     """
@@ -89,32 +89,34 @@ class DividedText:
         return self.requested.with_values({"isolate_documents": data.isolate_documents}) == data
 
 
-def divide_text(data: Data, *, seed: int, report: Progress) -> DividedText:
+def scan_training_text(data: Data, *, seed: int, report: Progress) -> ScannedTrainingText:
     """Finds the training text that `data` names, divides it into documents and counts them.
 
     seed: for the order of a streamed text. Raises DataError for unusable text, ResourceError for errors of the system.
     """
-    text, resolved = _divide_text(data, seed, report)
-    return DividedText(data, text, resolved)
+    text, resolved = _scan_and_resolve(data, seed, report)
+    return ScannedTrainingText(data, text, resolved)
 
 
-def _divide_text(data: Data, seed: int, report: Progress, content: str | None = None) -> tuple[ScannedCorpus, Data]:
-    """content: hash of the files, if known."""
+def _scan_and_resolve(
+    data: Data, seed: int, report: Progress, content_hash: str | None = None
+) -> tuple[ScannedCorpus, Data]:
+    """content_hash: hash of the files, if known."""
     if not data.sources:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if should_stream(data):
         whole = StreamedText(data, seed)
-        text = _scan(whole.head, report, whole.read_head_and_hash())
+        text = _load_or_compute_counts(whole.head, report, whole.read_head_and_hash())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
         return text, data.with_values(resolved)
     data = data.with_values({"stream": False})
     if data.split == "slice" and data.documents == "auto":
         data = data.with_values({"documents": "whole"})
-    text = _scan(open_corpus(data.sources, data.column, data.documents), report, content)
-    is_stream = data.split == "slice" or (data.split == "auto" and text.stats.documents == 1)
+    text = _load_or_compute_counts(open_corpus(data.sources, data.column, data.documents), report, content_hash)
+    is_stream = data.split == "slice" or (data.split == "auto" and text.counts.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # a single document is one text, however it is laid out
-        return _divide_text(data.with_values({"split": "slice"}), seed, report, text.content)
+        return _scan_and_resolve(data.with_values({"split": "slice"}), seed, report, text.content_hash)
     text = _concatenate_documents(text, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.with_values({"documents": text.corpus.documents, "split": split})
@@ -122,7 +124,7 @@ def _divide_text(data: Data, seed: int, report: Progress, content: str | None = 
 
 def scan_corpus(sources: Sequence[str], data: Data, report: Progress) -> ScannedCorpus:
     """Opens the text in `sources`, divides it as the resolved `data` say, and counts its documents."""
-    text = _scan(open_corpus(sources, data.column, data.documents), report)
+    text = _load_or_compute_counts(open_corpus(sources, data.column, data.documents), report)
     return _concatenate_documents(text, report) if data.split == "slice" else text
 
 
@@ -139,23 +141,28 @@ def utf8_length(text: str) -> int:
 def _concatenate_documents(text: ScannedCorpus, report: Progress) -> ScannedCorpus:
     """Returns the corpus as one stream of its documents."""
     corpus = replace(text.corpus, stream=True)
-    return _scan(corpus, report, text.content) if corpus.adds_line_breaks else replace(text, corpus=corpus)
-
-
-def _scan(corpus: Corpus, report: Progress, content: str | None = None) -> ScannedCorpus:
-    """Reads the corpus once, or its counts from the cache. content: hash of the files, if known."""
-    content = content or hash_files(corpus.files)
-    key = cache_key("counts", content, corpus.column, corpus.documents, corpus.adds_line_breaks)
-    entry = SURVEYS, key, "the survey of a text"
-    survey = load_or_create(
-        *entry,
-        lambda: records.encode_json(_compute_statistics(corpus, report).model_dump()),
-        partial(records.parse_model, TextStats),
+    return (
+        _load_or_compute_counts(corpus, report, text.content_hash)
+        if corpus.adds_line_breaks
+        else replace(text, corpus=corpus)
     )
-    return ScannedCorpus(corpus, content, survey)
 
 
-def _compute_statistics(corpus: Corpus, report: Progress) -> TextStats:
+def _load_or_compute_counts(corpus: Corpus, report: Progress, content_hash: str | None = None) -> ScannedCorpus:
+    """Reads the corpus once, or its counts from the cache. content_hash: hash of the files, if known."""
+    content_hash = content_hash or hash_files(corpus.files)
+    key = cache_key("counts", content_hash, corpus.column, corpus.documents, corpus.adds_line_breaks)
+    survey = load_or_create_cache_entry(
+        SURVEYS,
+        key,
+        "the survey of a text",
+        lambda: records.encode_json(_compute_corpus_counts(corpus, report).model_dump()),
+        partial(records.parse_model, CorpusCounts),
+    )
+    return ScannedCorpus(corpus, content_hash, survey)
+
+
+def _compute_corpus_counts(corpus: Corpus, report: Progress) -> CorpusCounts:
     documents = characters = n_bytes = longest = begun = 0
     alphabet: set[str] = set()
     seen: set[str] = set()
@@ -177,8 +184,10 @@ def _compute_statistics(corpus: Corpus, report: Progress) -> TextStats:
     if not documents:
         where = ", ".join(map(display_path, corpus.files))[:200]
         raise DataError("there is no text", where=where, fix="name files with text")
-    share = _new_word_fraction(words_and_new)
-    return TextStats(
+    n_words, n_new = np.array(words_and_new).T
+    in_last_tenth = np.cumsum(n_words) > 0.9 * n_words.sum()
+    share = float(n_new[in_last_tenth].sum() / n_words[in_last_tenth].sum()) if n_words.sum() else 1.0
+    return CorpusCounts(
         documents=documents,
         characters=characters,
         bytes=n_bytes,
@@ -186,10 +195,3 @@ def _compute_statistics(corpus: Corpus, report: Progress) -> TextStats:
         alphabet=len(alphabet),
         new_words=share,
     )
-
-
-def _new_word_fraction(words_and_new: Sequence[tuple[int, int]]) -> float:
-    """Returns the fraction of new words in the last tenth of the texts, or in the last text; 1 without words."""
-    n_words, n_new = np.array(words_and_new).T
-    after = np.cumsum(n_words) > 0.9 * n_words.sum()
-    return float(n_new[after].sum() / n_words[after].sum()) if n_words.sum() else 1.0

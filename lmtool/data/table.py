@@ -115,7 +115,7 @@ class Table:
     @property
     def names(self) -> tuple[str, ...]:
         """Returns the column names."""
-        return self.file.names
+        return self.file.clean_column_names
 
     def rows(self, skipped: SkippedRows | None = None) -> Iterator[Row]:
         """Yields all rows in order; skips empty rows, which get no number.
@@ -146,7 +146,7 @@ class Table:
     ) -> RowError:
         """Returns the error of a row of this table; a column is a name or an index."""
         fix = f"{fix}, or skip bad rows: --skip-bad-rows"
-        return RowError(kind, what, row, where=self.file.where(row, line, column), fix=fix)
+        return RowError(kind, what, row, where=self.file.format_location(row, line, column), fix=fix)
 
 
 INFERRED_FORMAT = Data()
@@ -155,7 +155,7 @@ INFERRED_FORMAT = Data()
 
 def open_table(
     source: str,
-    reading: Data = INFERRED_FORMAT,
+    table_format: Data = INFERRED_FORMAT,
     fallback_encoding: str | None = None,
     field_limit: int = MAX_FIELD_CHARACTERS,
 ) -> Table:
@@ -163,17 +163,19 @@ def open_table(
 
     `source` is a .csv, .tsv, .jsonl or .parquet file, a .json file with a list of objects or with questions, or tagged
     sentences in a .conll file, each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`,
-    which is streamed into the cache once. Delimiter, quoting and encoding are inferred from the text unless `reading`
-    has them; see `delimited.infer_dialect` and `files.infer_encoding`. Raises DataError when there is no table, or one
-    without rows; UsageError for a wrong encoding or delimiter.
+    which is streamed into the cache once. Delimiter, quoting and encoding are inferred from the text unless
+    `table_format` has them; see `delimited.infer_dialect` and `files.infer_encoding`. Raises DataError when there is no
+    table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
-    delimiter = reading.delimiter
+    delimiter = table_format.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{quote(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
     path = download_dataset(source, None) if source.startswith(HUB_PREFIX) else _find_single_file(source)
     where = display_path(path) if not source.startswith(HUB_PREFIX) else quote(source)
     ending = _find_table_suffix(path, source)
-    encoding = "UTF-8" if source.startswith(HUB_PREFIX) else reading.encoding or infer_encoding(path, fallback_encoding)
+    encoding = (
+        "UTF-8" if source.startswith(HUB_PREFIX) else table_format.encoding or infer_encoding(path, fallback_encoding)
+    )
     annotated = {CONLL_SUFFIX: ConllFile, SQUAD_SUFFIX: SquadFile}
     if ending == SQUAD_SUFFIX and is_json_lines(path):
         ending = ".jsonl"
@@ -223,39 +225,45 @@ def _check_unique_names(names: Sequence[str], where: str) -> None:
             raise DataError(what, where=where, fix="rename one of them")
 
 
-def format_rows(
-    table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]], *, guard_formulas: bool = False
+def format_csv_or_conll_rows(
+    table: Table,
+    added_columns: Sequence[str],
+    rows: Iterable[tuple[Row, Sequence[Value]]],
+    *,
+    guard_formulas: bool = False,
 ) -> Iterator[str]:
     """Yields rows of a table as lines of CSV, the header first, or as sentences of CoNLL columns.
 
-    added: names of further columns, whose values `rows` has after each row. A name that is in the table already gets
-    the suffix `_2`, `_3`, ... guard_formulas: see `format_csv_row`.
+    added_columns: names of further columns, whose values `rows` has after each row. A name that is in the table already
+    gets the suffix `_2`, `_3`, ... guard_formulas: see `format_csv_row`.
     """
     if isinstance(table.file, ConllFile):
         yield from format_conll_sentences((row.values, values) for row, values in rows)
         return
 
-    yield format_csv_row([*table.file.header, *_make_unique_names(table, added)], guard_formulas)
+    yield format_csv_row([*table.file.column_names, *_make_unique_names(table, added_columns)], guard_formulas)
     for row, values in rows:
-        if len(values) != len(added):
-            raise ValueError(f"{len(values)} values for {len(added)} added columns")
+        if len(values) != len(added_columns):
+            raise ValueError(f"{len(values)} values for {len(added_columns)} added columns")
         yield format_csv_row([*row.values, *values], guard_formulas)
 
 
-def format_json_lines(table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]]) -> Iterator[str]:
+def format_json_lines(
+    table: Table, added_columns: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]]
+) -> Iterator[str]:
     """Yields rows of a table as JSON objects on a line each; values that are no JSON become text or null.
 
-    The keys are the columns of `format_rows`.
+    The keys are the columns of `format_csv_or_conll_rows`.
     """
-    names = [*table.names, *_make_unique_names(table, added)]
+    names = [*table.names, *_make_unique_names(table, added_columns)]
     for row, values in rows:
         yield json.dumps(replace_nonfinite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
 
 
-def format_json_list(lines: Iterable[str]) -> Iterator[str]:
+def format_json_list(json_lines: Iterable[str]) -> Iterator[str]:
     """Converts JSON lines to the lines of one JSON list."""
     before = "[\n"
-    for line in lines:
+    for line in json_lines:
         yield before + line.removesuffix("\n")
         before = ",\n"
     yield "[]\n" if before == "[\n" else "\n]\n"
@@ -277,9 +285,9 @@ def format_csv_row(values: Iterable[Value], guard_formulas: bool = False) -> str
     return ",".join(cells) + "\n" if cells != [""] else '""\n'
 
 
-def _make_unique_names(table: Table, added: Sequence[str]) -> list[str]:
+def _make_unique_names(table: Table, added_columns: Sequence[str]) -> list[str]:
     taken = list(table.names)
-    for added_name in added:
+    for added_name in added_columns:
         names = chain([added_name], (f"{added_name}_{number}" for number in count(2)))
         taken.append(next(name for name in names if name not in taken))
     return taken[len(table.names) :]
@@ -295,7 +303,7 @@ def _format_cell(value: Value) -> str:
 
 
 def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
-    """Writes the lines of `format_rows` or `format_json_lines` to a new file atomically, in bounded memory.
+    """Writes the lines of one of the functions above to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists or is that of `table`; ResourceError when it cannot be written.
     """

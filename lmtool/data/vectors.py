@@ -40,6 +40,14 @@ class WordVectors(NamedTuple):
     n_repeated: int
 
 
+class _UnparsedVector(NamedTuple):
+    """A word of a file, and its vector in text or in binary. where: its place in the file, for messages."""
+
+    where: str
+    word: str
+    numbers: list[bytes] | bytes
+
+
 @dataclass(frozen=True)
 class VectorFile:
     """A file of word vectors whose header is read.
@@ -61,7 +69,7 @@ class VectorFile:
                 fix = "name the .vec file beside it"
                 raise DataError("a model of fastText, not its vectors", where=display_path(path), fix=fix)
             header = _HEADER.fullmatch(line)
-            if header is None and (width := _count_numbers(line)):
+            if header is None and (width := _count_numbers_after_word(line)):
                 return cls(path, width, None, is_binary=False)
             if header is None:
                 what = "no word vectors: the first line is neither a word and its numbers nor two counts"
@@ -71,7 +79,7 @@ class VectorFile:
             if not n_words or not width:
                 what = f"the header promises {n_words} words of {width} numbers: no vectors"
                 raise DataError(what, where=f"{display_path(path)}:1", fix="write or download the file again")
-            n_numbers = _count_numbers(file.readline(MAX_LINE_BYTES))
+            n_numbers = _count_numbers_after_word(file.readline(MAX_LINE_BYTES))
             if n_numbers not in (None, width):
                 what = f"the header promises {width} numbers for each word, and the first word has {n_numbers}"
                 raise DataError(
@@ -88,12 +96,14 @@ class VectorFile:
         vectors: dict[str, NDArray[np.float32]] = {}
         n_repeated = n_words = 0
         with convert_read_errors(self.path), open_decompressed(self.path) as file:
-            for where, word, vector in self._parse_binary(file) if self.is_binary else self._parse_text(file):
+            for where, word, numbers in (
+                self._read_binary_vectors(file) if self.is_binary else self._read_text_vectors(file)
+            ):
                 n_words += 1
                 if word in vectors:
                     n_repeated += 1
                 elif word in words:
-                    vectors[word] = self._parse_vector(vector, where)
+                    vectors[word] = self._parse_vector(numbers, where)
         if self.n_words is not None and n_words != self.n_words:
             raise self._error(
                 f"the header promises {format_count(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
@@ -101,8 +111,7 @@ class VectorFile:
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
 
-    def _parse_text(self, file: IO[bytes]) -> Iterator[tuple[str, str, list[bytes] | bytes]]:
-        """Yields the place of each word for messages, the word, and its numbers."""
+    def _read_text_vectors(self, file: IO[bytes]) -> Iterator[_UnparsedVector]:
         for number, line in enumerate(file, 1):
             fields = _split_fields(line)
             if fields == [b""] or (number == 1 and self.n_words is not None):
@@ -112,10 +121,9 @@ class VectorFile:
             if n_numbers < self.width or any(map(_is_number, fields[1 : -self.width])):
                 raise self._error(f"{n_numbers} numbers, where the other words have {self.width}", f":{number}")
             word = b" ".join(fields[: -self.width]).decode("utf-8", "replace")
-            yield f":{number}", word, fields[-self.width :]
+            yield _UnparsedVector(f":{number}", word, fields[-self.width :])
 
-    def _parse_binary(self, file: IO[bytes]) -> Iterator[tuple[str, str, list[bytes] | bytes]]:
-        """Yields the place of each word for messages, the word, and the bytes of its vector."""
+    def _read_binary_vectors(self, file: IO[bytes]) -> Iterator[_UnparsedVector]:
         file.readline()
         size, buffer, begin = 4 * self.width, b"", 0
         for number in range(1, (self.n_words or 0) + 1):
@@ -131,14 +139,14 @@ class VectorFile:
                     raise self._error(f"the file ends within word {number:,} of {self.n_words:,}", where)
                 buffer, begin = buffer[begin:] + chunk, 0
             word = buffer[begin:space].lstrip(b"\n").decode("utf-8", "replace")
-            yield where, word, buffer[space + 1 : space + 1 + size]
+            yield _UnparsedVector(where, word, buffer[space + 1 : space + 1 + size])
             begin = space + 1 + size
         if (buffer[begin:] + file.read(_READ_BYTES)).strip(b"\n"):
             raise self._error("more follows after the last word, so words or numbers are not as many as promised", ":1")
 
-    def _parse_vector(self, fields: list[bytes] | bytes, where: str) -> NDArray[np.float32]:
+    def _parse_vector(self, numbers: list[bytes] | bytes, where: str) -> NDArray[np.float32]:
         try:
-            vector_D = np.frombuffer(fields, "<f4") if isinstance(fields, bytes) else np.array([*map(float, fields)])
+            vector_D = np.frombuffer(numbers, "<f4") if isinstance(numbers, bytes) else np.array([*map(float, numbers)])
         except ValueError:
             raise self._error("a vector has a value that is not a number", where) from None
         if not (np.abs(vector_D) <= np.finfo(np.float32).max).all():
@@ -160,7 +168,7 @@ def _split_fields(line: bytes) -> list[bytes]:
     return line.rstrip(b" \t\r\n").replace(b"\t", b" ").split(b" ")
 
 
-def _count_numbers(line: bytes) -> int | None:
+def _count_numbers_after_word(line: bytes) -> int | None:
     """Counts the numbers after the first word of a line; returns None for a line without them."""
     fields = _split_fields(line)
     is_text = not re.search(rb"[\x00-\x08\x0e-\x1f]", line)

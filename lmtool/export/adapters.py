@@ -16,9 +16,9 @@ from lmtool.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.errors import UsageError
 from lmtool.export import exporting
 from lmtool.export.card import BASE_PLACEHOLDER, format_adapter_card
-from lmtool.export.exporting import Exportable, ExportDtype
+from lmtool.export.exporting import ExportableRun, ExportDtype
 from lmtool.inference.load import load_trained_model
-from lmtool.inference.reference import Reference, find_base, resolve_reference
+from lmtool.inference.reference import Reference, find_unchanged_base, resolve_reference
 from lmtool.interop.families.layouts import TRANSPOSED, Factors
 from lmtool.interop.references import HUB_PREFIX, parse_hub_reference
 from lmtool.model.lora import LoraLinear
@@ -29,26 +29,26 @@ PEFT_PREFIX = "base_model.model."
 _MERGE_FIX = "export all of its weights, without --adapters"
 
 
-def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32") -> Exportable:
+def export_peft_adapters(reference: str, output_folder: Path, dtype: ExportDtype = "float32") -> ExportableRun:
     """Writes the adapters of a run, and its head, as a directory for PEFT, to be opened on its exported base.
 
     Raises UsageError for a run without adapters, for one that is expressed by another family than its base, for weights
     that `dtype` cannot hold, and for a folder that is in use; CheckpointError when the base is missing; ResourceError.
     """
-    check_folder_is_empty(folder)
+    check_folder_is_empty(output_folder)
     adapted = resolve_reference(reference)
     lora = adapted.recipe.tuning.lora
     if lora is None:
         fix = f"{_MERGE_FIX}, or name a run that was trained with tuning.lora"
         raise UsageError("this run has no adapters", where=str(adapted.run.path), fix=fix)
-    base = find_base(adapted.run)
-    exportable = _prepare_export_like(adapted, base)
-    adapters, head = _convert_adapters(exportable), dict(_iterate_head_tensors(exportable))
+    base = find_unchanged_base(adapted.run)
+    exportable = _prepare_export_as_base_family(adapted, base)
+    adapters, head = _convert_lora_adapters(exportable), dict(_iterate_head_tensors(exportable))
     weights = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in head.items()}
     for module, (up_OR, down_RI) in adapters.items():
         weights[f"{PEFT_PREFIX}{module}.lora_A.weight"] = down_RI
         weights[f"{PEFT_PREFIX}{module}.lora_B.weight"] = up_OR
-    converted = {name: exporting.convert_dtype(name, tensor, dtype) for name, tensor in weights.items()}
+    converted = {name: exporting.cast_checking_overflow(name, tensor, dtype) for name, tensor in weights.items()}
     base_name, revision = _hub_name_and_revision(base)
     config = {
         "peft_type": "LORA",
@@ -56,7 +56,7 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
         "base_model_name_or_path": base_name or BASE_PLACEHOLDER,
         "revision": revision,
         "inference_mode": True,
-        **_layer_config(exportable, lora, adapters, head),
+        **_peft_layer_config(exportable, lora, adapters, head),
     }
     labels = exportable.config.get("id2label")
     files = {
@@ -64,14 +64,14 @@ def export_adapters(reference: str, folder: Path, dtype: ExportDtype = "float32"
         "README.md": format_adapter_card(adapted, base, base_name, labels).encode(),
         **exportable.serialize_tokenizer(),
     }
-    with atomic_output_folder(folder) as new:
+    with atomic_output_folder(output_folder) as new:
         exporting.write_safetensors(new / "adapter_model.safetensors", converted)
         for name, content in files.items():
             durable.write_new_file(new / name, content)
     return exportable
 
 
-def _prepare_export_like(adapted: Reference, base: Reference) -> Exportable:
+def _prepare_export_as_base_family(adapted: Reference, base: Reference) -> ExportableRun:
     """Expresses the adapted model in the terms of the family that its base is exported as."""
     model_type = exporting.prepare_export(base).family.model_type
     exportable = exporting.prepare_export(adapted, model_type)
@@ -84,7 +84,7 @@ def _prepare_export_like(adapted: Reference, base: Reference) -> Exportable:
     return exportable
 
 
-def _convert_adapters(exportable: Exportable) -> dict[str, Factors]:
+def _convert_lora_adapters(exportable: ExportableRun) -> dict[str, Factors]:
     """The factors (O, R) and (R, I) of adapters, by the published names of linear layers.
 
     Where a published matrix holds several of lmtool's, its adapter has all their ranks: the product of block matrices.
@@ -106,9 +106,9 @@ def _convert_adapters(exportable: Exportable) -> dict[str, Factors]:
     return adapters
 
 
-def _iterate_head_tensors(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
+def _iterate_head_tensors(exportable: ExportableRun) -> Iterator[tuple[str, Tensor]]:
     """Iterates over the tensors of a head by the family's names; of models without a head there are none."""
-    weights = exportable.apply_temperature(exportable.base.checkpoint.load_model())
+    weights = exportable.divide_head_by_temperature(exportable.base.checkpoint.load_model())
     for weight in exportable.map_weights() if exportable.has_head else ():
         if not weight.name.startswith("body."):
             yield from zip(weight.published_names, weight.layout.split(weights[weight.name]), strict=True)
@@ -123,7 +123,7 @@ def _hub_name_and_revision(base: Reference) -> tuple[str | None, str | None]:
     return name, origin.revision or revision
 
 
-def _peft_task(exportable: Exportable) -> str | None:
+def _peft_task(exportable: ExportableRun) -> str | None:
     """PEFT's name of the task."""
     if exportable.has_head:
         tasks = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
@@ -131,8 +131,8 @@ def _peft_task(exportable: Exportable) -> str | None:
     return {"past": "CAUSAL_LM", "source": "SEQ_2_SEQ_LM"}.get(exportable.model.reads)
 
 
-def _layer_config(
-    exportable: Exportable, lora: Lora, adapters: Mapping[str, Factors], head: Collection[str]
+def _peft_layer_config(
+    exportable: ExportableRun, lora: Lora, adapters: Mapping[str, Factors], head_tensor_names: Collection[str]
 ) -> dict[str, Any]:
     """The keys of adapter_config.json about layers: all have the rank of the recipe but those of several matrices."""
     weights = exportable.map_weights()
@@ -147,7 +147,10 @@ def _layer_config(
         for suffix in _unique_suffixes({module for module in adapters if n_joined[module] == n}, modules):
             ranks[suffix], alphas[suffix] = n * lora.rank, n * lora.alpha
     prefix = exportable.family.prefix
-    saved = {name.rpartition(".")[0] if prefix and name.startswith(prefix) else name.partition(".")[0] for name in head}
+    saved = {
+        name.rpartition(".")[0] if prefix and name.startswith(prefix) else name.partition(".")[0]
+        for name in head_tensor_names
+    }
     return {
         "r": lora.rank,
         "lora_alpha": lora.alpha,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lmtool import __version__
-from lmtool.export.forms import PublishedForm
+from lmtool.export.forms import FamilyRepresentation
 from lmtool.inference.reference import Reference
 from lmtool.interop.references import HEAD_FILE
 from lmtool.model.heads import resolve_pooling
@@ -30,7 +30,7 @@ _TASKS = {
 """Transformers' class for a task and the Hub's name of the task, by the kind of the objective."""
 
 
-def format_model_card(run: Reference, form: PublishedForm) -> str:
+def format_model_card(run: Reference, form: FamilyRepresentation) -> str:
     """Formats README.md, with the metadata that the Hugging Face Hub reads, for an exported run."""
     recipe, spec = form.recipe, form.recipe.objective
     # the class of the task would make a new head in place of one beside the body
@@ -47,15 +47,17 @@ def format_model_card(run: Reference, form: PublishedForm) -> str:
 
 
 def format_adapter_card(
-    run: Reference, base: Reference, base_name: str | None, labels: Mapping[str, str] | None
+    run: Reference, base: Reference, base_name: str | None, id2label: Mapping[str, str] | None
 ) -> str:
     """Formats README.md for the exported adapters of a run.
 
-    base: the run that they adapt. base_name: its name on the Hub, if it is there. labels: of a classifier, by the
+    base: the run that they adapt. base_name: its name on the Hub, if it is there. id2label: of a classifier, by the
     number of the score.
     """
     auto_class, pipeline = _auto_class_and_pipeline(run.recipe)
-    options = "" if labels is None else f", num_labels={len(labels)}, id2label={json.dumps(labels, ensure_ascii=True)}"
+    options = (
+        "" if id2label is None else f", num_labels={len(id2label)}, id2label={json.dumps(id2label, ensure_ascii=True)}"
+    )
     values = {"published": base_name, "placeholder": BASE_PLACEHOLDER, "of": base, "labels": options}
     return _render_card("adapters.md.jinja", run, {**values, "auto": auto_class, "pipeline": pipeline})
 
@@ -86,12 +88,12 @@ def _render_card(template: str, run: Reference, values: Mapping[str, object]) ->
     data = run.recipe.data
     files = [printable(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
     known = {"base": run, "version": __version__, "files": files, "recipe": dump(run.recipe).rstrip()}
-    measured = [*iterate_measured_figures(run)]
+    measured = [*iterate_formatted_metrics(run)]
     return environment.get_template(template).render({**known, "measured": measured, **values})
 
 
-def iterate_measured_figures(run: Reference) -> Iterator[tuple[str, str]]:
-    """Iterates over names and values of the last validation, and of the results of the best checkpoint on tables."""
+def iterate_formatted_metrics(run: Reference) -> Iterator[tuple[str, str]]:
+    """Iterates over names and formatted values of the last validation, and of the results of the best checkpoint."""
     validated = run.run.last_validation
     if validated is not None and validated.best_value is not None and run.recipe.data.holds_out:
         name = run.recipe.evaluation.metric

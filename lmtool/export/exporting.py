@@ -16,13 +16,13 @@ from lmtool import durable
 from lmtool.durable import atomic_output_folder, check_folder_is_empty, convert_write_errors
 from lmtool.errors import UsageError
 from lmtool.export.card import format_model_card
-from lmtool.export.forms import PublishedForm, find_form
+from lmtool.export.forms import FamilyRepresentation, find_representation
 from lmtool.export.ollama import format_modelfile, modelfile_path
 from lmtool.inference.load import read_merged_weights
 from lmtool.inference.reference import Reference, resolve_reference
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.rules import labels_config
-from lmtool.interop.gguf.vocabulary import write_gguf_tokenizer
+from lmtool.interop.gguf.vocabulary import convert_tokenizer_to_gguf_keys
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, Quantization, write_gguf
 from lmtool.interop.importing import NOTED_COLUMNS
 from lmtool.interop.published_models import GENERATION_FILE, INDEX_FILE, LENGTH_FILE, POOLING_KEYS
@@ -31,7 +31,7 @@ from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
-from lmtool.tasks.build import with_calibration
+from lmtool.tasks.build import with_saved_calibration
 from lmtool.tasks.prepare import get_task_names
 from lmtool.tokenization.chat import PAIR_TEMPLATE, ChatFormat, define_variables, find_chat_template
 from lmtool.tokenization.inner import ROLE_KEYS, token_content
@@ -50,27 +50,27 @@ TRAINED_ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "bos",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exportable(PublishedForm):
+class ExportableRun(FamilyRepresentation):
     """A run in the terms of a published family, with the ids of special tokens among its `config`."""
 
     base: Reference
 
     @cached_property
     def _weights(self) -> Mapping[str, Tensor]:
-        return self.apply_temperature(read_merged_weights(self.base))
+        return self.divide_head_by_temperature(read_merged_weights(self.base))
 
     @cached_property
     def prompt_format(self) -> PromptFormat:
         """How the model is prompted."""
         return PromptFormat.from_recipe(self.recipe, self.base.tokenizer)
 
-    def apply_temperature(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Divides the scores of a head by its temperature, which no configuration can hold."""
+    def divide_head_by_temperature(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns weights with the head divided by its temperature, which no configuration can hold."""
         temperature = getattr(self.recipe.objective, "temperature", None) or 1.0
         names = {"head.weight", "head.bias"} & weights.keys() if temperature != 1 else set()
         return {**weights, **{name: weights[name] / temperature for name in names}}
 
-    def iterate_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def iterate_published_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Iterates over all tensors by the family's names."""
         for weight in self.map_weights():
             yield from zip(weight.published_names, weight.layout.split(self._weights[weight.name]), strict=True)
@@ -94,23 +94,23 @@ class Exportable(PublishedForm):
             ids["decoder_start_token_id"] = tokenizer.roles.starts[0]
         return ids
 
-    def end_ids(self) -> list[int]:
+    def eos_token_ids(self) -> list[int]:
         """The ids of all tokens that end a generated text, the tokenizer's own first."""
         tokenizer = self.base.tokenizer
         ends = self.prompt_format.end_ids or tokenizer.roles.ends
         return sorted({*ends} if len(ends) > 1 else {tokenizer.eos_id}, key=lambda i: (i != tokenizer.eos_id, i))
 
-    def serialize_tokenizer(self, *, as_source: bool = True) -> dict[str, bytes]:
+    def serialize_tokenizer(self, *, as_prompt: bool = True) -> dict[str, bytes]:
         """Returns the contents of the tokenizer's files, whose template frames a text as in training.
 
-        as_source: frames texts as the prompts of a decoder that answers; otherwise the chat template alone does.
+        as_prompt: frames texts as the prompts of a decoder that answers; otherwise the chat template alone does.
         """
         tokenizer, prompt_format = self.base.tokenizer, self.prompt_format
         published = tokenizer.published
         tokenizer_json = tokenizer.to_json()
-        if published is None or (self.has_head and not _has_published_template(prompt_format)):
+        if published is None or (self.has_head and not _matches_published_template(prompt_format)):
             inner = Inner.from_str(tokenizer_json)
-            if (template := _build_row_template(prompt_format, self.recipe, inner, as_source)) is not None:
+            if (template := _build_row_template(prompt_format, self.recipe, inner, as_prompt)) is not None:
                 inner.post_processor = template
             tokenizer_json = inner.to_str(pretty=True)
         named = published or TRAINED_ROLES
@@ -132,29 +132,33 @@ class Exportable(PublishedForm):
         return files if chat_template is None else files | {CHAT_TEMPLATE_FILE: chat_template.encode()}
 
 
-def prepare_export(base: Reference, preferred: str | None = None, *, is_gguf: bool = False) -> Exportable:
+def prepare_export(
+    reference: Reference, preferred_model_type: str | None = None, *, is_gguf: bool = False
+) -> ExportableRun:
     """Expresses a checkpoint in the terms of the first family that can.
 
-    preferred: the `model_type` to try first, by default of an imported model its. is_gguf: a GGUF file is wanted.
-    Raises UsageError with the keys that the families cannot prepare_export.
+    preferred_model_type: tried first; by default that of an imported model. is_gguf: a GGUF file is wanted.
+    Raises UsageError with the keys that no family can express.
     """
-    origin = base.run.info.origin
-    recipe = with_calibration(base.recipe, base.run.results_by_task.get("", {}), base.checkpoint.step)
-    preferred = preferred or (origin.model_type if origin else None)
-    form = find_form(recipe, base.tokenizer, preferred, is_gguf=is_gguf)
-    exportable = Exportable(form.recipe, form.family, form.config, form.head_obstacles, base=base)
-    note = _build_note(exportable)
+    origin = reference.run.info.origin
+    recipe = with_saved_calibration(
+        reference.recipe, reference.run.results_by_task.get("", {}), reference.checkpoint.step
+    )
+    preferred_model_type = preferred_model_type or (origin.model_type if origin else None)
+    form = find_representation(recipe, reference.tokenizer, preferred_model_type, is_gguf=is_gguf)
+    exportable = ExportableRun(form.recipe, form.family, form.config, form.head_obstacles, base=reference)
+    note = _build_round_trip_metadata(exportable)
     exportable.config.update(note if is_gguf else exportable.special_token_ids() | note)
     if form.has_separate_head and (labels := getattr(form.recipe.objective, "labels", ())):
         exportable.config.update(labels_config(labels))
     return exportable
 
 
-def _build_note(form: PublishedForm) -> dict[str, Any]:
-    """Builds the note on what an import does not read from the configuration; empty where there is nothing."""
+def _build_round_trip_metadata(form: FamilyRepresentation) -> dict[str, Any]:
+    """Builds the entry of a configuration from which an import restores what other keys do not say. It may be empty."""
     recipe, note = form.recipe, dict[str, Any]()
     names = {name for weight in form.map_weights() for name in weight.published_names}
-    published = form.family.read_config(PublishedConfig(form.config, CONFIG_FILE, names))
+    published = form.family.read_recipe_from_config(StrictConfigReader(form.config, CONFIG_FILE, names))
     if published["model"]["context"] != recipe.model.context:
         note["context"] = recipe.model.context
     if isinstance(recipe.objective, HeadSpec | Seq2Seq):
@@ -169,7 +173,7 @@ def _build_note(form: PublishedForm) -> dict[str, Any]:
 
 def export(
     reference: str, folder: Path, *, dtype: ExportDtype = "float32", max_shard_bytes: int = MAX_SHARD_BYTES
-) -> Exportable:
+) -> ExportableRun:
     """Writes a run as a directory for Transformers. max_shard_bytes: of each file of weights.
 
     Raises UsageError for a model that no family can express, for weights that `dtype` cannot hold, and for a folder
@@ -178,14 +182,16 @@ def export(
     check_folder_is_empty(folder)
     exportable = prepare_export(resolve_reference(reference))
     exportable.config["dtype"] = dtype
-    weights = {name: convert_dtype(name, tensor, dtype) for name, tensor in exportable.iterate_tensors()}
+    weights = {
+        name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_published_tensors()
+    }
     files = {CONFIG_FILE: encode_json(exportable.config), **exportable.serialize_tokenizer()}
     files["README.md"] = format_model_card(exportable.base, exportable).encode()
     if exportable.is_generative:
         files[GENERATION_FILE] = encode_json(_generation_config(exportable))
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _sentence_transformers_files(exportable.recipe.objective, exportable.model)
-    head = {name: convert_dtype(name, tensor, dtype) for name, tensor in exportable.iterate_separate_head()}
+    head = {name: cast_checking_overflow(name, tensor, dtype) for name, tensor in exportable.iterate_separate_head()}
     with atomic_output_folder(folder) as new:
         _write_weights(new, weights, max_shard_bytes)
         if head:
@@ -212,7 +218,7 @@ def _sentence_transformers_files(spec: Embedding, model: Transformer) -> dict[st
     }
 
 
-def convert_dtype(name: str, tensor: Tensor, dtype: ExportDtype) -> Tensor:
+def cast_checking_overflow(name: str, tensor: Tensor, dtype: ExportDtype) -> Tensor:
     """Converts a tensor to another type. Raises UsageError when its values are too large for it."""
     converted = tensor.to(getattr(torch, dtype))
     if not torch.isfinite(converted).all():
@@ -220,7 +226,7 @@ def convert_dtype(name: str, tensor: Tensor, dtype: ExportDtype) -> Tensor:
     return converted
 
 
-def export_gguf(reference: str, file: Path, quantization: Quantization) -> Exportable:
+def export_gguf_and_modelfile(reference: str, file: Path, quantization: Quantization) -> ExportableRun:
     """Writes a run as a GGUF file, and a Modelfile for Ollama beside it.
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
@@ -232,67 +238,69 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
         what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
         raise UsageError(what, where="objective.kind", fix=USE_DIRECTORY_FIX)
     exportable = prepare_export(base, is_gguf=True)
-    written = exportable.serialize_tokenizer(as_source=False)
+    written = exportable.serialize_tokenizer(as_prompt=False)
     tokenizer_json, settings = written[TOKENIZER_FILE].decode(), json.loads(written[TOKENIZER_CONFIG_FILE])
     if (chat_template := written.get(CHAT_TEMPLATE_FILE)) is not None:
         settings["chat_template"] = chat_template.decode()
     architecture, values = exportable.family.architecture, dict(exportable.config)
     note = {NOTE_KEY: json.dumps(values.pop(NOTE_KEY), ensure_ascii=False)} if NOTE_KEY in values else {}
     values = {key if key == ROPE_DIVISORS_TENSOR else f"{architecture}.{key}": value for key, value in values.items()}
-    values |= write_gguf_tokenizer(
-        tokenizer_json, settings, architecture, exportable.model.vocab_size or 0, exportable.end_ids()
+    values |= convert_tokenizer_to_gguf_keys(
+        tokenizer_json, settings, architecture, exportable.model.vocab_size or 0, exportable.eos_token_ids()
     )
     bos = settings.get("bos_token", "")
     modelfile_text = format_modelfile(
         file.name,
         settings.get("chat_template"),
-        variables={role: text for role in ROLE_KEYS if (text := token_content(settings.get(role))) is not None},
+        template_variables={
+            role: text for role in ROLE_KEYS if (text := token_content(settings.get(role))) is not None
+        },
         bos=bos if bos in Inner.from_str(tokenizer_json).encode("a").tokens[:1] else "",
-        stop_tokens=[base.tokenizer.token_name(i) for i in exportable.end_ids()],
+        stop_tokens=[base.tokenizer.token_name(i) for i in exportable.eos_token_ids()],
     )
     with convert_write_errors(file):
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_gguf(file, architecture, values | note, dict(exportable.iterate_tensors()), quantization)
+        write_gguf(file, architecture, values | note, dict(exportable.iterate_published_tensors()), quantization)
         durable.write_new_file(modelfile, modelfile_text.encode())
     return exportable
 
 
-def _generation_config(exportable: Exportable) -> dict[str, Any]:
+def _generation_config(exportable: ExportableRun) -> dict[str, Any]:
     """generation_config.json: what starts and ends a text."""
     ids, starts = exportable.special_token_ids(), exportable.base.tokenizer.roles.starts
-    if len(ends := exportable.end_ids()) > 1:
+    if len(ends := exportable.eos_token_ids()) > 1:
         ids["eos_token_id"] = ends
     if len(starts) > 1 and exportable.model.reads == "source":
         ids["forced_bos_token_id"] = starts[1]
     return ids
 
 
-def _has_published_template(prompt_format: PromptFormat) -> bool:
-    """Whether the template of a published tokenizer frames two texts as the model was trained."""
+def _matches_published_template(prompt_format: PromptFormat) -> bool:
+    """Whether the template of a published tokenizer frames two texts as in training."""
     template = prompt_format.tokenizer.roles.template
     ends = prompt_format.reads == "both" or prompt_format.after
     return bool(ends) and template == (prompt_format.before, prompt_format.between, prompt_format.after)
 
 
-def _build_chat_template(prompt_format: PromptFormat, variables: Mapping[str, str]) -> str | None:
+def _build_chat_template(prompt_format: PromptFormat, template_variables: Mapping[str, str]) -> str | None:
     """Builds the template by which other programs prompt a model as it was trained.
 
-    variables: the tokens that these programs give to it.
+    template_variables: the tokens that these programs give to it.
     """
     tokenizer = prompt_format.tokenizer
     if not (prompt_format.answers and prompt_format.reads == "past"):
         return find_chat_template(tokenizer)
     if prompt_format.chat is not None:
-        return prompt_format.chat.export_template(variables)
+        return prompt_format.chat.export_template(template_variables)
     if tokenizer.published is None:
-        return ChatFormat.from_tokenizer(tokenizer).export_template(variables)
+        return ChatFormat.from_tokenizer(tokenizer).export_template(template_variables)
     opening = "".join(map(tokenizer.token_name, prompt_format.source_delimiters[0]))
     tokens = {"opening": opening, "eos_token": tokenizer.token_name(tokenizer.eos_id)}
-    return define_variables(PAIR_TEMPLATE, tokens, variables)
+    return define_variables(PAIR_TEMPLATE, tokens, template_variables)
 
 
 def _build_row_template(
-    prompt_format: PromptFormat, recipe: Recipe, inner: Inner, as_source: bool
+    prompt_format: PromptFormat, recipe: Recipe, fast_tokenizer: Inner, as_prompt: bool
 ) -> TemplateProcessing | None:
     """Builds the template of a tokenizer trained here: of rows of one text and of two, of prompts, or of sources.
 
@@ -301,18 +309,18 @@ def _build_row_template(
     before, between, after = prompt_format.before, prompt_format.between, prompt_format.after
     if prompt_format.answers:
         opening, closing = prompt_format.source_delimiters
-        before, between, after = opening, (), closing if as_source else ()
+        before, between, after = opening, (), closing if as_prompt else ()
     elif prompt_format.reads == "past" and not isinstance(recipe.objective, HeadSpec):
         before, between, after = prompt_format.opening, (), ()
     elif prompt_format.reads == "past" and isinstance(recipe.objective, QuestionAnswering):
         after = after or (prompt_format.tokenizer.eos_id,)  # where the row has been read
     if not (before or after):
         return None
-    opened, closed = [*map(inner.id_to_token, before), "$A"], list(map(inner.id_to_token, after))
+    opened, closed = [*map(fast_tokenizer.id_to_token, before), "$A"], list(map(fast_tokenizer.id_to_token, after))
     return TemplateProcessing(
         single=[*opened, *closed],
-        pair=[*opened, *map(inner.id_to_token, between), "$B:1", *(f"{name}:1" for name in closed)],
-        special_tokens=[(inner.id_to_token(i), i) for i in sorted({*before, *between, *after})],
+        pair=[*opened, *map(fast_tokenizer.id_to_token, between), "$B:1", *(f"{name}:1" for name in closed)],
+        special_tokens=[(fast_tokenizer.id_to_token(i), i) for i in sorted({*before, *between, *after})],
     )
 
 

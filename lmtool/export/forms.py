@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ MAX_REASONS_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
-class PublishedForm:
+class FamilyRepresentation:
     """A recipe in the terms of a published family.
 
     recipe: without adapters, and with the rows of its embedding. config: of config.json, or of a GGUF file.
@@ -70,19 +70,19 @@ class PublishedForm:
         """The class of Transformers."""
         return self.family.class_prefix + self.family.find_head(self.model, self._published_objective).class_suffix
 
-    def describe(self) -> str:
+    def describe_class_and_head(self) -> str:
         """Describes the class of Transformers, and a separate head, in a line."""
         if not self.has_separate_head:
             return self.architecture
         return f"{self.architecture}, with its head in {HEAD_FILE}, which no class has: {self.head_obstacles}"
 
 
-def find_form(
-    recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None, *, is_gguf: bool = False
-) -> PublishedForm:
-    """Finds the form of a resolved recipe: of the first family that has its head, else of the first with its body.
+def find_representation(
+    recipe: Recipe, tokenizer: Tokenizer, preferred_model_type: str | None = None, *, is_gguf: bool = False
+) -> FamilyRepresentation:
+    """Expresses a resolved recipe in the first family that has its head, else in the first that has its body.
 
-    preferred: the `model_type` to try first. is_gguf: a GGUF file is wanted. Raises UsageError with all keys that the
+    preferred_model_type: tried first. is_gguf: a GGUF file is wanted. Raises UsageError with all keys that the
     families cannot express.
     """
     recipe = recipe.with_values({"tuning.lora": None})
@@ -92,26 +92,30 @@ def find_form(
         raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
     model = recipe.model.with_values({"vocab_size": tokenizer.check_embedding_rows(recipe.model.vocab_size)})
     recipe = recipe.with_values({"model": model})
-    families = sorted((GGUF_FAMILIES if is_gguf else FAMILIES).values(), key=lambda one: one.model_type != preferred)
-    found, obstacles = _find_family(families, model, recipe.objective, tokenizer.pad_id)
+    families = sorted(
+        (GGUF_FAMILIES if is_gguf else FAMILIES).values(), key=lambda one: one.model_type != preferred_model_type
+    )
+    found, obstacles = _find_first_expressing_family(families, model, recipe.objective, tokenizer.pad_id)
     if found:
-        return PublishedForm(recipe, *found)
+        return FamilyRepresentation(recipe, *found)
     if isinstance(recipe.objective, HeadSpec):
         head_obstacles = obstacles
-        found, obstacles = _find_family(families, model, BODY_OBJECTIVE, tokenizer.pad_id)
+        found, obstacles = _find_first_expressing_family(families, model, BODY_OBJECTIVE, tokenizer.pad_id)
         if found:
-            reasons = head_obstacles[found[0].model_type].items()
-            return PublishedForm(recipe, *found, ", ".join(f"{key} ({reason})" for key, reason in reasons))
+            reasons = head_obstacles[found.family.model_type].items()
+            return FamilyRepresentation(recipe, *found, ", ".join(f"{key} ({reason})" for key, reason in reasons))
     fix = "docs/serve.md lists what can be exported; the keys named here stand in the way"
     if is_gguf:
         fix = f"{USE_DIRECTORY_FIX}, or train one with other values of these keys: docs/serve.md"
-    raise UsageError(f"no {published} can express this {model.title}", where=_format_obstacles(obstacles), fix=fix)
+    raise UsageError(
+        f"no {published} can express this {model.title}", where=_format_fewest_obstacles(obstacles), fix=fix
+    )
 
 
 def describe_export(recipe: Recipe, tokenizer: Tokenizer) -> str:
     """Describes in a line whether a resolved recipe can be exported, and as what."""
     try:
-        return f"export: as {find_form(recipe, tokenizer).describe()}"
+        return f"export: as {find_representation(recipe, tokenizer).describe_class_and_head()}"
     except UsageError as error:
         return f"export: not possible, {error.what}: {error.where}"
 
@@ -120,25 +124,32 @@ Obstacles = dict[str, dict[str, str]]
 """The reasons why families cannot express a recipe, by `model_type` and the key of the recipe."""
 
 
-def _find_family(
+class _ExpressedModel(NamedTuple):
+    """A family that can express a model, and the configuration of the model there."""
+
+    family: Family
+    config: dict[str, Any]
+
+
+def _find_first_expressing_family(
     families: Sequence[Family], model: Transformer, objective: AnyObjective, pad_id: int
-) -> tuple[tuple[Family, dict[str, Any]] | None, Obstacles]:
-    """Finds the first family that can express a model. Returns it with the configuration, and the others' obstacles."""
+) -> tuple[_ExpressedModel | None, Obstacles]:
+    """Finds the first family that can express a model, and the obstacles in those before it."""
     obstacles: Obstacles = {}
     for family in families:
         try:
-            config = family.write_config(model, objective)
+            config = family.build_verified_config(model, objective)
             if config.get("pad_token_id") not in (None, pad_id):
                 reason = "it follows from the id of the padding token there"
                 raise InexpressibleRecipe({"model.position.offset": reason})
-            return (family, config), obstacles
+            return _ExpressedModel(family, config), obstacles
         except InexpressibleRecipe as error:
             if error.key != "model.shape":
                 obstacles[family.model_type] = error.obstacles
     return None, obstacles
 
 
-def _format_obstacles(obstacles: Mapping[str, Mapping[str, str]]) -> str:
+def _format_fewest_obstacles(obstacles: Mapping[str, Mapping[str, str]]) -> str:
     """Formats the obstacles of the families with the fewest of them, with reasons where the list is short."""
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for family, reasons in obstacles.items():

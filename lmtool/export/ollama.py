@@ -26,7 +26,11 @@ def modelfile_path(gguf_file: Path) -> Path:
 
 
 def format_modelfile(
-    gguf_name: str, chat_template: str | None, variables: Mapping[str, str], bos: str, stop_tokens: Sequence[str]
+    gguf_name: str,
+    chat_template: str | None,
+    template_variables: Mapping[str, str],
+    bos: str,
+    stop_tokens: Sequence[str],
 ) -> str:
     """Formats the Modelfile of a GGUF file of this name beside it.
 
@@ -34,11 +38,11 @@ def format_modelfile(
 
     Args:
         chat_template: None where the prompt is taken as it is.
-        variables: the special tokens that the template is given.
+        template_variables: the special tokens that the template is given.
         bos: what the tokenizer puts before every text.
         stop_tokens: tokens that end an answer.
     """
-    text = "{{ .Prompt }}" if chat_template is None else _convert_to_go(chat_template, variables, bos)
+    text = "{{ .Prompt }}" if chat_template is None else _convert_to_go_template(chat_template, template_variables, bos)
     template = f'TEMPLATE """{text}"""'
     if text is None:
         template = "# its chat template cannot be written in Ollama's language: turns depend on more than their role"
@@ -46,14 +50,14 @@ def format_modelfile(
     return "\n".join([f"FROM ./{gguf_name}", template, *stops, ""])
 
 
-def _convert_to_go(chat_template: str, variables: Mapping[str, str], bos: str) -> str | None:
+def _convert_to_go_template(chat_template: str, template_variables: Mapping[str, str], bos: str) -> str | None:
     """Converts a template by what stands between the texts of conversations; None where that differs."""
 
     def render_separators(*roles: str) -> list[str]:
         template = SandboxedTemplate(chat_template)
         messages = [{"role": role, "content": f"zq{i}zq"} for i, role in enumerate(roles)]
         others = {"tools": None, "documents": None, "marks": ()}
-        text = template.render(messages=messages, add_generation_prompt=True, **others, **variables)
+        text = template.render(messages=messages, add_generation_prompt=True, **others, **template_variables)
         return re.split(r"zq\d+zq", text)
 
     turns = ("user", "assistant") * 2

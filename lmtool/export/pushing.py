@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmtool.data.hub import import_hub
+from lmtool.data.hub import configure_and_import_hub
 from lmtool.errors import ResourceError, UsageError
 from lmtool.export.exporting import ExportDtype, export, prepare_export
 from lmtool.inference.reference import resolve_reference
@@ -14,8 +14,8 @@ from lmtool.printable import printable
 NAME_FIX = "write ORG/NAME; your user name is an ORG, too"
 
 
-def push(
-    reference: str, name: str, *, dtype: ExportDtype = "float32", private: bool = False, shows_progress: bool = True
+def push_to_hub(
+    reference: str, repo_id: str, *, dtype: ExportDtype = "float32", private: bool = False, shows_progress: bool = True
 ) -> str:
     """Exports a run and uploads its directory to the repository ORG/NAME in one commit; returns the commit's address.
 
@@ -26,23 +26,23 @@ def push(
     Raises UsageError for a name that the Hub does not allow and as `export` does, and ResourceError when the Hub cannot
     be reached or refuses.
     """
-    hub = import_hub()
-    if "/" not in name:
-        raise UsageError(f"{printable(name)[:80]} names no owner", fix=NAME_FIX)
+    hub = configure_and_import_hub()
+    if "/" not in repo_id:
+        raise UsageError(f"{printable(repo_id)[:80]} names no owner", fix=NAME_FIX)
     prepare_export(resolve_reference(reference))
     if not shows_progress:
         hub.utils.disable_progress_bars()
-    with _convert_hub_errors(name):
-        hub.create_repo(name, private=private, exist_ok=True)  # before the export, since it may be refused
-        is_public = private and not hub.repo_info(name).private
+    with _convert_hub_errors(repo_id):
+        hub.create_repo(repo_id, private=private, exist_ok=True)  # before the export, since it may be refused
+        is_public = private and not hub.repo_info(repo_id).private
     if is_public:
         fix = "push to another name, or make it private in its settings on the Hub"
-        raise UsageError("--private is for a new repository, and this one exists and is public", where=name, fix=fix)
+        raise UsageError("--private is for a new repository, and this one exists and is public", where=repo_id, fix=fix)
     with tempfile.TemporaryDirectory(prefix="lmtool-push-") as folder:
         exported = Path(folder) / "model"
         export(reference, exported, dtype=dtype)
-        with _convert_hub_errors(name):
-            commit = hub.upload_folder(repo_id=name, folder_path=exported, commit_message="Upload a model of lmtool")
+        with _convert_hub_errors(repo_id):
+            commit = hub.upload_folder(repo_id=repo_id, folder_path=exported, commit_message="Upload a model of lmtool")
     return str(commit.commit_url)
 
 

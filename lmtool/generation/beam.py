@@ -68,7 +68,10 @@ class BeamSearch(Strategy):
         return self.params.num_beams // self.params.groups
 
     def _step_request(self, state: RequestState, logprobs_LV: Tensor, scores_LV: Tensor) -> StrategyStep:
-        """Takes a step of all groups of a request. scores_LV: processed log-probabilities."""
+        """Takes a step of all groups of a request. The last step has the best texts, the first of them with the tree.
+
+        scores_LV: processed log-probabilities.
+        """
         limit = state.reached_limit(state.n_steps + 1)
         state.search = search = state.search or BeamState([BeamGroup() for _ in range(self.params.groups)])
         beams = [one if isinstance(one, BeamHypothesis) else BeamHypothesis(**vars(one)) for one in state.hypotheses]
@@ -82,20 +85,26 @@ class BeamSearch(Strategy):
                 continue
             totals = torch.tensor([one.total for one in live], dtype=torch.float64, device=scores_LV.device)
             totals_LV = scores_LV[rows] + totals[:, None]
-            best = self._best_candidates(totals_LV - self.params.diversity * chosen_V)
+            best = self._top_candidates(totals_LV - self.params.diversity * chosen_V)
             if not best and not group.finished:
                 raise no_token_error(live)
             candidates = self._extend_hypotheses(state, live, best, logprobs_LV[rows], totals_LV)
-            kept = self._select_live(state, search, group, candidates, limit)
+            kept = self._store_finished_and_select_live(state, search, group, candidates, limit)
             for row, hypothesis in kept:
                 chosen_V[hypothesis.text[-1]] += 1
                 extended.append((first + row, hypothesis))
             group.n_live = len(kept)
             first = rows.stop
-        updates = [] if extended else self._rank_results(search)
-        return StrategyStep([hypothesis for _, hypothesis in extended], [row for row, _ in extended], updates)
+        if extended:
+            return StrategyStep([hypothesis for _, hypothesis in extended], [row for row, _ in extended], [])
+        finished = [one for group in search.groups for one in group.finished]
+        returned = sorted(finished, key=attrgetter("score"), reverse=True)[: self.params.num_return]
+        ranks = {one.node: rank for rank, one in enumerate(returned)}
+        tree = tuple(replace(node, rank=ranks.get(i)) for i, node in enumerate(search.nodes)) or None
+        texts = [NewTokens(one.tokens, one.finish, rank, one.score) for rank, one in enumerate(returned)]
+        return StrategyStep([], [], [texts[0]._replace(tree=tree), *texts[1:]])
 
-    def _best_candidates(self, totals_LV: Tensor) -> list[tuple[int, int]]:
+    def _top_candidates(self, totals_LV: Tensor) -> list[tuple[int, int]]:
         """Returns (row, token) of the best candidates, enough to fill a group; ties in order."""
         n = min((1 + max(1, len(self.end_ids))) * self._group_width, totals_LV.numel())
         flat = totals_LV.flatten()
@@ -129,27 +138,29 @@ class BeamSearch(Strategy):
             candidates.append((row, replace(one, finish=finish)))
         return candidates
 
-    def _select_live(
+    def _store_finished_and_select_live(
         self,
         state: RequestState,
         search: BeamState,
         group: BeamGroup,
         candidates: Sequence[tuple[int, BeamHypothesis]],
-        limit: FinishReason | None,
+        limit_reason: FinishReason | None,
     ) -> list[tuple[int, BeamHypothesis]]:
         """Returns the candidates that stay live, none if the group is done; finishes those that end."""
         live: list[tuple[int, BeamHypothesis]] = []
         for rank, (row, one) in enumerate(candidates):
-            finish = one.finish or limit
+            finish = one.finish or limit_reason
             if finish is None and len(live) < self._group_width:
-                live.append((row, self._append_node(search, one)))
+                live.append((row, self._append_tree_node_if_detailed(search, one)))
             elif finish is not None and rank < self._group_width:
                 score = one.total / one.n_generated**self.params.length_penalty
-                group.finished.append(self._append_node(search, replace(one, finish=finish, score=score)))
+                group.finished.append(
+                    self._append_tree_node_if_detailed(search, replace(one, finish=finish, score=score))
+                )
         group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._group_width]
         return [] if self._is_group_done(group, [one for _, one in live], state.request.params.max_new_tokens) else live
 
-    def _append_node(self, search: BeamState, one: BeamHypothesis) -> BeamHypothesis:
+    def _append_tree_node_if_detailed(self, search: BeamState, one: BeamHypothesis) -> BeamHypothesis:
         """Adds a hypothesis, whose node is still its parent's, to the tree if details are requested."""
         if not self.n_alternatives:
             return one
@@ -173,12 +184,3 @@ class BeamSearch(Strategy):
                 length = live[0].n_generated
         possible: float = max(one.total for one in live) / length**penalty
         return possible <= group.finished[-1].score
-
-    def _rank_results(self, search: BeamState) -> list[NewTokens]:
-        """Returns the best hypotheses of all groups; the first has the tree with their ranks."""
-        finished = [one for group in search.groups for one in group.finished]
-        returned = sorted(finished, key=attrgetter("score"), reverse=True)[: self.params.num_return]
-        ranks = {one.node: rank for rank, one in enumerate(returned)}
-        tree = tuple(replace(node, rank=ranks.get(i)) for i, node in enumerate(search.nodes)) or None
-        found = [NewTokens(one.tokens, one.finish, rank, one.score) for rank, one in enumerate(returned)]
-        return [found[0]._replace(tree=tree), *found[1:]]

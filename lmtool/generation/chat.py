@@ -18,7 +18,7 @@ from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
 from lmtool.inference.load import LoadedModel
 from lmtool.printable import printable
-from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_calls
+from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, add_tool_fields_
 from lmtool.tokenization.prompt_format import check_utf8
 from lmtool.tokenization.tools import ToolCall, ToolCallParser
 
@@ -41,7 +41,7 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        return add_tool_calls(Message(role=self.role, content=self.content), vars(self), 0)
+        return add_tool_fields_(Message(role=self.role, content=self.content), vars(self), 0)
 
 
 class Reply(Iterator[str]):
@@ -110,7 +110,7 @@ class Conversation:
             raise UsageError(f"{params.strategy} is not for conversations", fix="choose greedy or sample")
         self.params, self._stop = params, tuple(stop)
         self._generator = generator
-        self._chat = find_chat_format(generator.loaded)
+        self._chat = choose_chat_format(generator.loaded)
         self._prompt_format = replace(generator.loaded.prompt_format, chat=self._chat)
         self._engine = Engine(generator.loaded.model, prefixes=PrefixCache(CHAT_CACHE_BYTES))
         self._n_answers: Counter[tuple[int, ...]] = Counter()  # by prompt
@@ -147,7 +147,7 @@ class Conversation:
 
     def call_parser(self) -> ToolCallParser | None:
         """Makes a parser of the tool calls in the next answer; None without tools."""
-        return self._chat.make_call_parser(str(len(self.turns)))
+        return self._chat.make_tool_call_parser(str(len(self.turns)))
 
     def reset(self) -> None:
         """Removes all messages except the system message."""
@@ -170,7 +170,7 @@ class Conversation:
         if not messages or messages[-1]["role"] == "assistant":
             raise UsageError("there is no message to answer", fix="end with a message of the user")
         questions = [Turn(**message) for message in messages]
-        ids, first, limit = self._fit_context([*self.turns, *questions])
+        ids, first, limit = self._drop_turns_to_fit_context([*self.turns, *questions])
         key = tuple(ids)
         least = min(self.params.min_new_tokens, limit)
         request = Request(
@@ -195,7 +195,7 @@ class Conversation:
         """Adds a message without answering it, such as one of several tool results. Raises UsageError."""
         self.turns += [Turn(**one) for one in validate_messages([message])]
 
-    def _fit_context(self, turns: Sequence[Turn]) -> "_FittedPrompt":
+    def _drop_turns_to_fit_context(self, turns: Sequence[Turn]) -> "_FittedPrompt":
         """Makes the prompt of the last turns that fit the context."""
         first, context, max_tokens = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
         while True:
@@ -246,7 +246,7 @@ class _FittedPrompt(NamedTuple):
     limit: int
 
 
-def find_chat_format(loaded: LoadedModel) -> ChatFormat:
+def choose_chat_format(loaded: LoadedModel) -> ChatFormat:
     """Returns the format of a model's conversations. Raises UsageError and CheckpointError as `Conversation` does."""
     prompt_format, where = loaded.prompt_format, printable(str(loaded.run_path))
     if prompt_format.reads != "past":
@@ -275,7 +275,7 @@ def validate_messages(messages: Sequence[Message] | Sequence[dict[str, Any]]) ->
             what = f"message {number} has no role or no content"
             raise UsageError(what, fix=f"write text by one of {', '.join(MESSAGE_ROLES)}")
         plain_messages.append(
-            add_tool_calls(Message(role=role, content=check_utf8(content, "message")), message, number)
+            add_tool_fields_(Message(role=role, content=check_utf8(content, "message")), message, number)
         )
     if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")

@@ -59,10 +59,20 @@ class FormState:
 
     def with_token(self, token: int) -> "FormState":
         """Returns the place after an allowed token; an end token changes nothing."""
-        child = self._children.get(token) or self._make_child(token)
+        child = self._children.get(token)
+        if child is None:
+            spellings = self._vocabulary.spelling_ids(token, self._begins)
+            with self._lock:
+                spelling = next(filter(self._can_follow, spellings), None)
+                if spelling is None:
+                    return self
+                matcher = self._matcher.deep_copy()
+            matcher.consume_token(spelling)
+            child = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spelling])
+            self._children[token] = child
         rest = vars(self).get("completing_tokens") or ()
         if rest[:1] == (token,) and len(rest) > 1:  # its closing sequence is at most the rest
-            child._remember_closing(rest[1:])
+            child._keep_shorter_closing(rest[1:])
         return child
 
     def skip_forced(self, tokens: tuple[int, ...]) -> "FormState":
@@ -76,19 +86,7 @@ class FormState:
             self._distant[tokens] = child
         rest = vars(self).get("completing_tokens") or ()
         if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
-            child._remember_closing(rest[len(tokens) :])
-        return child
-
-    def _make_child(self, token: int) -> "FormState":
-        spellings = self._vocabulary.spellings(token, self._begins)
-        with self._lock:
-            spelling = next(filter(self._can_follow, spellings), None)
-            if spelling is None:
-                return self
-            matcher = self._matcher.deep_copy()
-        matcher.consume_token(spelling)
-        child = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[spelling])
-        self._children[token] = child
+            child._keep_shorter_closing(rest[len(tokens) :])
         return child
 
     def prepare(self) -> None:
@@ -116,12 +114,14 @@ class FormState:
         if mistake:
             raise self.form.make_error(mistake)
         spellings = np.unpackbits(mask, bitorder="little").astype(np.bool_)
-        allowed_V = self._vocabulary.mask_tokens(spellings, self._begins)
+        allowed_V = self._vocabulary.spelling_mask_to_token_mask(spellings, self._begins)
         if allowed_V.any() or self.may_end:
             return allowed_V
         with self._lock:  # forced text has another spelling than the mask expects
             tokens = range(self._vocabulary.size)
-            spelled = [any(map(self._can_follow, self._vocabulary.spellings(token, self._begins))) for token in tokens]
+            spelled = [
+                any(map(self._can_follow, self._vocabulary.spelling_ids(token, self._begins))) for token in tokens
+            ]
         return np.array(spelled, dtype=np.bool_)
 
     def _can_follow(self, spelling: int) -> bool:
@@ -144,7 +144,7 @@ class FormState:
         """Tokens that complete the form, few but not always the fewest; None if none were found."""
         return () if self.may_end else self.completing_tokens
 
-    def _remember_closing(self, tokens: tuple[int, ...]) -> None:
+    def _keep_shorter_closing(self, tokens: tuple[int, ...]) -> None:
         """Caches tokens that complete the form as `completing_tokens`, unless it has fewer."""
         known = vars(self).get("completing_tokens")
         if known is None or len(tokens) < len(known):
@@ -177,13 +177,16 @@ class FormState:
             return len(closing) - 1 <= n_left
         child = self.with_token(token)
         if not (child.may_end or "completing_tokens" in vars(child)):
-            child._reuse_closing(closing or (), n_left)
+            child._try_closing_suffixes(closing or (), n_left)
         return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
 
-    def _reuse_closing(self, closing: tuple[int, ...], n_left: int) -> None:
-        """Tries the closing sequence of the place before, or its last part, because a search takes long."""
-        for n in range(min(MAX_SKIPPED_TOKENS, len(closing) - 1), -1, -1):
-            rest = list(closing[n:])
+    def _try_closing_suffixes(self, parent_closing: tuple[int, ...], n_left: int) -> None:
+        """Tries the closing tokens of the place before, or the last of them, because a search takes long.
+
+        Keeps the first that complete the form in at most `n_left` tokens.
+        """
+        for n in range(min(MAX_SKIPPED_TOKENS, len(parent_closing) - 1), -1, -1):
+            rest = list(parent_closing[n:])
             if not rest or len(rest) > n_left:
                 return
             with self._lock:
@@ -191,7 +194,7 @@ class FormState:
                     continue
                 matcher = self._matcher.deep_copy()
             if all(_consume_token(matcher, token) for token in rest) and matcher.is_accepting():
-                self._remember_closing(tuple(rest))
+                self._keep_shorter_closing(tuple(rest))
                 return
 
 
@@ -250,19 +253,19 @@ class SpelledVocabulary:
         state.prepare()  # fails if no token begins it
         return state
 
-    def spellings(self, token: int, begins: bool) -> tuple[int, ...]:
+    def spelling_ids(self, token: int, at_text_start: bool) -> tuple[int, ...]:
         """Returns the spellings of a token, the most common first. begins: at the beginning of a text."""
         other = self._others.get(token)
-        if other is None or not (begins or self._are_words):
+        if other is None or not (at_text_start or self._are_words):
             return (token,)
-        drops_space = begins and self._are_words and self.pieces[token][:1] == b" "
+        drops_space = at_text_start and self._are_words and self.pieces[token][:1] == b" "
         return (other, token) if drops_space else (token, other)
 
-    def mask_tokens(self, mask: NDArray[np.bool_], begins: bool) -> NDArray[np.bool_]:
+    def spelling_mask_to_token_mask(self, spelling_mask: NDArray[np.bool_], at_text_start: bool) -> NDArray[np.bool_]:
         """Returns a mask (V,) of the tokens of which a spelling is in `mask`, which is over all spellings."""
-        allowed_V = mask[: self.size].copy()
-        if begins or self._are_words:
-            allowed_V[self._owners] |= mask[self.size : self.size + len(self._owners)]
+        allowed_V = spelling_mask[: self.size].copy()
+        if at_text_start or self._are_words:
+            allowed_V[self._owners] |= spelling_mask[self.size : self.size + len(self._owners)]
         return allowed_V
 
 
@@ -286,7 +289,7 @@ _VOCABULARIES: WeakKeyDictionary[Tokenizer, SpelledVocabulary] = WeakKeyDictiona
 _VOCABULARY_LOCK = Lock()
 
 
-def spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
+def cached_spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
     """Returns the spelled vocabulary of a tokenizer. The first call takes a second."""
     with _VOCABULARY_LOCK:
         if tokenizer not in _VOCABULARIES:
@@ -294,13 +297,13 @@ def spelled_vocabulary(tokenizer: Tokenizer) -> SpelledVocabulary:
         return _VOCABULARIES[tokenizer]
 
 
-def start_form(form: TextForm, tokenizer: Tokenizer, max_new_tokens: int | None = None) -> FormState:
+def check_and_start_form(form: TextForm, tokenizer: Tokenizer, max_new_tokens: int | None = None) -> FormState:
     """Returns the place of a form before its first token.
 
     Raises UsageError if the tokenizer cannot write it, and if a form that must be complete needs more than
     `max_new_tokens`.
     """
-    state = spelled_vocabulary(tokenizer).begin(form)
+    state = cached_spelled_vocabulary(tokenizer).begin(form)
     if form.complete and max_new_tokens is not None:
         if state.closing_tokens is None:
             state.dead_end.prepare()

@@ -39,7 +39,7 @@ class Proposal:
     p_NV: Tensor | None = None
 
 
-Proposals = Generator[Proposal, tuple[Hypothesis, int], None]
+ProposalCoroutine = Generator[Proposal, tuple[Hypothesis, int], None]
 """A coroutine that drafts for one request. It is sent (hypothesis, n), each hypothesis longer than the one before, and
 yields at most n tokens after it, none after an end token. The first proposal is empty."""
 
@@ -56,7 +56,7 @@ class Draft(ABC):
         self.n_tokens, self.loaded = n_tokens, loaded
 
     @abstractmethod
-    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
+    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> ProposalCoroutine:
         """Starts drafting for a request. sampler: its strategy. vocab_size: number of the model's logits."""
 
     def is_exact(self, sampler: Sampler) -> bool:
@@ -95,7 +95,7 @@ class NGramDraft(Draft):
     def is_exact(self, sampler: Sampler) -> bool:
         return True
 
-    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
+    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> ProposalCoroutine:
         text: list[int] = []
         following: dict[tuple[int, ...], int] = {}  # by n-gram: index of the token after its last occurrence
         tokens: list[int] = []
@@ -142,7 +142,7 @@ class ModelDraft(Draft):
             what = f"the draft has {self.model.vocab_size} tokens, and the model {n_ids}"
             raise UsageError(what, fix="name a draft with the same tokenizer")
 
-    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
+    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> ProposalCoroutine:
         runner, n_more, key = self._runner, vocab_size - self._runner.vocab_size, derive_key(state.key, "draft")
         prompt = state.request.prompt
         window, n_read, n_written = runner.fit_prompt(prompt, "slide", "the draft"), 0, 0  # within its own context
@@ -154,7 +154,7 @@ class ModelDraft(Draft):
         while True:
             hypothesis, n = yield proposal
             if not caches:
-                caches, n_read = [runner.read_prompt(window)[1]], len(window.tokens)
+                caches, n_read = [runner.read_prompt_cached(window)[1]], len(window.tokens)
             window = replace(window, tokens=(*window.tokens, *hypothesis.text[len(prompt.text) + n_written :]))
             n_written = hypothesis.n_generated
             slides = not runner.fits_context(window)
@@ -168,11 +168,11 @@ class ModelDraft(Draft):
             if not n and not slides:
                 continue
             if slides:
-                hidden_1TD, cache = runner.read_prompt(window)
+                hidden_1TD, cache = runner.read_prompt_cached(window)
             else:  # the new part of the window, at least its last token
                 unread = window.tokens[n_read:]
                 n_kept = common_prefix_length(proposed, unread[:-1])
-                hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].reclaim_slots_())
+                hidden_1TD, cache = runner.read_tokens([unread[n_kept:]], caches[n_kept].reclaim_continuation_slots_())
             caches, n_read, proposed = [cache], len(window.tokens), []
             drawn_from = []
             while len(tokens) < n:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from lmtool.errors import UsageError
 from lmtool.generation.beam import BeamSearch
-from lmtool.generation.constrained import start_form
+from lmtool.generation.constrained import check_and_start_form
 from lmtool.generation.detokenizer import IncrementalDetokenizer, ids_without_text
-from lmtool.generation.drafts import Draft, Proposal, Proposals
+from lmtool.generation.drafts import Draft, Proposal, ProposalCoroutine
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token, build_completion
@@ -106,7 +106,7 @@ class Engine:
         self._chunk, self._isolate_failures = chunk, isolate_failures
         self._prefixes = prefixes if prefixes and self.runner.supports_prefix_cache else PrefixCache(0)
         self._draft, self._only_exact_drafts = draft, only_exact_drafts
-        self._proposals: tuple[RequestState, Proposals] | None = None  # of the last request with a draft
+        self._proposals: tuple[RequestState, ProposalCoroutine] | None = None  # of the last request with a draft
         self._masks = ThreadPoolExecutor(1, "masks")  # computes the tokens that forms allow while the model runs
         self._ids = count()
         self._states: dict[int, RequestState] = {}
@@ -131,7 +131,7 @@ class Engine:
     def prepare(self, request: Request) -> RequestState:
         """Prepares a request for `add`, in any thread.
 
-        Raises UsageError for parameters that contradict one another, and as `start_form` does.
+        Raises UsageError for parameters that contradict one another, and as `check_and_start_form` does.
         """
         params, prompt, form = request.params, request.prompt, None
         if params.form is not None:
@@ -139,13 +139,15 @@ class Engine:
             if request.stop or request.prefix:
                 what = "a form contradicts stop strings and a prefix, which would be no part of it"
                 raise UsageError(what, fix="omit them, or write them into the form")
-            form = start_form(params.form, request.prompt_format.tokenizer, params.max_new_tokens)
+            form = check_and_start_form(params.form, request.prompt_format.tokenizer, params.max_new_tokens)
         if not all(request.stop):
             raise UsageError("a stop string is empty", fix="give it at least one character")
         key = request_key(params.seed, request.draw, (*(prompt.source or ()), *prompt.tokens))
         hypotheses = [Hypothesis(prompt, prompt.text, form=form)] * params.groups
         texts = {0: IncrementalDetokenizer(request, form)}
-        return RequestState(next(self._ids), request, self._find_strategy(request), key, form, hypotheses, texts)
+        return RequestState(
+            next(self._ids), request, self._get_or_create_strategy(request), key, form, hypotheses, texts
+        )
 
     def add(self, request: Request | RequestState) -> int:
         """Adds a request, prepared or not, whose prompt fits the context. Returns its id; raises as `prepare`."""
@@ -200,7 +202,7 @@ class Engine:
         raises. An engine that isolates failures raises only for lack of memory.
         """
         self.failures = []
-        cache = self._collect_running_rows()
+        cache = self._join_running_rows_and_requeue_rest()
         self._prefills += [_PrefillBatch(group, _distinct_windows(group)) for group in self._batch_waiting()]
         running, self._waiting = [state for state, _ in self._running], []
         stepped: list[RequestState] = []
@@ -232,15 +234,15 @@ class Engine:
                     rows = [prefill.windows.index(one.window) for state in states for one in state.hypotheses]
                     if rows != list(range(cache.n_rows)):
                         # samples of one prompt soon diverge, so they do not share a cache line
-                        hidden_BD, cache = hidden_BD[rows], cache.select_rows(rows, own_lines=True)
+                        hidden_BD, cache = hidden_BD[rows], cache.select_rows(rows, separate_lines=True)
                     logits.append(self.runner.compute_logits(hidden_BD, _texts_of(states)))
                     self._caches.append(cache)
                     stepped += states
                 prefill.states = states
         self._prefills = [prefill for prefill in self._prefills if prefill.states and prefill.n_left]
-        return tokens + (self._choose_tokens(torch.cat(logits), stepped) if stepped else [])
+        return tokens + (self._choose_and_emit_tokens(torch.cat(logits), stepped) if stepped else [])
 
-    def _find_strategy(self, request: Request) -> Strategy:
+    def _get_or_create_strategy(self, request: Request) -> Strategy:
         """Returns the strategy of a request: one object for all requests that differ only in seed, length and form."""
         params, text_format = request.params, request.prompt_format
         shown = frozenset(text_format.visible_special_tokens if text_format else ())
@@ -260,7 +262,7 @@ class Engine:
             self._strategies[key] = strategy
         return strategy
 
-    def _choose_tokens(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[Token]:
+    def _choose_and_emit_tokens(self, logits_BV: Tensor, states: Sequence[RequestState]) -> list[Token]:
         """Takes a strategy step of each request, at once for all that share a strategy. Returns the new tokens."""
         counts = [len(state.hypotheses) for state in states]
         starts, n_rows = [0, *accumulate(counts)], sum(counts)
@@ -377,7 +379,7 @@ class Engine:
                     break
             kept = cache.truncate(cache.length - (n + 1 - len(tokens)))
             assert kept is not None
-            cache = kept.reclaim_slots_()
+            cache = kept.reclaim_continuation_slots_()
             self._prefixes.store([(*read, *(token.id for token in tokens[:-1]))], cache, len(tokens))
             if state.hypotheses:
                 self._caches, self._running = [cache], [(state, [0])]
@@ -413,7 +415,7 @@ class Engine:
                 state.prompt = state.prompt if state.n_steps else []
                 self._prefills.append(_PrefillBatch([state], _distinct_windows([state])))
 
-    def _collect_running_rows(self) -> DecodeState | None:
+    def _join_running_rows_and_requeue_rest(self) -> DecodeState | None:
         """Returns the state of the running rows, in order.
 
         Texts that exceed the context slide and wait to be read again; forced tokens become a prefill.
@@ -428,8 +430,8 @@ class Engine:
             if not state.hypotheses:
                 continue
             if self.runner.fits_context(state.hypotheses[0].window):
-                forced = self._forced_tokens(state, is_alone=len(running) == 1)
-                cache = _pick_rows(self._caches, rows) if forced else None
+                forced = self._forced_tokens_worth_reading(state, is_alone=len(running) == 1)
+                cache = _select_and_join_rows(self._caches, rows) if forced else None
                 if cache is not None:
                     window = state.hypotheses[0].window
                     longer = replace(window, tokens=(*window.tokens, *forced))
@@ -442,9 +444,9 @@ class Engine:
                 slide = self.runner.slide_window
                 state.hypotheses = [replace(one, window=slide(one.window)) for one in state.hypotheses]
                 self._waiting.append(state)
-        return _pick_rows(self._caches, kept)
+        return _select_and_join_rows(self._caches, kept)
 
-    def _forced_tokens(self, state: RequestState, *, is_alone: bool) -> tuple[int, ...]:
+    def _forced_tokens_worth_reading(self, state: RequestState, *, is_alone: bool) -> tuple[int, ...]:
         """Returns the next tokens that the form of a request forces, if there are enough to read them at once."""
         form = state.hypotheses[0].form
         if form is None or not isinstance(state.strategy, Sampler):
@@ -454,16 +456,27 @@ class Engine:
         forced = form.forced_tokens[: n if left is None else min(n, left)]
         return forced if len(forced) >= (1 if is_alone else MIN_FORCED_TOKENS) else ()
 
-    def _read_chunk(self, prefill: _PrefillBatch, n: int, states: Sequence[RequestState]) -> tuple[Tensor, DecodeState]:
+    def _read_chunk(
+        self, prefill: _PrefillBatch, n_tokens: int, states: Sequence[RequestState]
+    ) -> tuple[Tensor, DecodeState]:
         """Reads n more tokens of each window for these requests. Returns hidden states (B, T, D) and the new state."""
-        cache = prefill.cache or self._start_prefill(prefill, states)
-        begun, prefill.n_read = prefill.n_read, prefill.n_read + n
+        cache = prefill.cache
         if cache is None:
-            hidden_BTD, cache = self.runner.read_prompt(prefill.windows[0])
+            cache = self._prefixes.find_equal_length_prefixes(
+                [window.tokens[: prefill.n_read] for window in prefill.windows]
+            )
+            prefill.n_read = 0 if cache is None else cache.length
+            for state in states:
+                if state.n_steps == 0:
+                    state.n_reused = prefill.n_read
+        begun, prefill.n_read = prefill.n_read, prefill.n_read + n_tokens
+        if cache is None and self._draft is not None and self._chunk is None and len(prefill.windows) == 1:
+            # the runner keeps a whole prompt for further samples
+            hidden_BTD, cache = self.runner.read_prompt_cached(prefill.windows[0])
         else:
             tokens = [window.tokens[begun : prefill.n_read] for window in prefill.windows]
-            hidden_BTD, cache = self.runner.read_tokens(tokens, cache)
-        self._prefixes.store([window.tokens[: prefill.n_read] for window in prefill.windows], cache, n)
+            hidden_BTD, cache = self.runner.read_tokens(tokens, cache or self.runner.start_state(prefill.windows))
+        self._prefixes.store([window.tokens[: prefill.n_read] for window in prefill.windows], cache, n_tokens)
         lengths = [len(window.tokens) for window in prefill.windows]
         prefill.cache = cache if min(lengths) == max(lengths) else cache.truncate_rows(lengths)
         if prefill.n_forced:
@@ -480,20 +493,6 @@ class Engine:
                     known[key] = self._score_read_tokens(hidden_BTD[row], state, state.request.prompt, begun)
                 state.prompt += known[key]
         return hidden_BTD, prefill.cache
-
-    def _start_prefill(self, prefill: _PrefillBatch, states: Sequence[RequestState]) -> DecodeState | None:
-        """Returns the state before the first tokens to read, after the cached prefix if there is one.
-
-        None for a whole prompt with a draft, which `ModelRunner.read_prompt` keeps for further samples.
-        """
-        cached = self._prefixes.find([window.tokens[: prefill.n_read] for window in prefill.windows])
-        prefill.n_read = 0 if cached is None else cached.length
-        for state in states:
-            if state.n_steps == 0:
-                state.n_reused = prefill.n_read
-        if cached is None and self._draft is not None and self._chunk is None and len(prefill.windows) == 1:
-            return None
-        return cached or self.runner.start_state(prefill.windows)
 
     def _n_cached_tokens(self, states: Sequence[RequestState]) -> int:
         """Returns how many first tokens of all windows are cached; the last is always read, for its logits."""
@@ -542,13 +541,13 @@ class Engine:
         return [(prefill, n) for prefill, n in shares.items() if n]
 
     def _score_read_tokens(
-        self, hidden_TD: Tensor, state: RequestState, window: Prompt, begun: int, *, is_forced: bool = False
+        self, hidden_TD: Tensor, state: RequestState, window: Prompt, n_read_before: int, *, is_forced: bool = False
     ) -> list[Token]:
         """Makes tokens of the window's ids after those just read. is_forced: the form excludes all others."""
-        following = window.tokens[begun + 1 : begun + 1 + len(hidden_TD)]
+        following = window.tokens[n_read_before + 1 : n_read_before + 1 + len(hidden_TD)]
         if not following:
             return []
-        texts = self.runner.get_ngram_contexts(window.tokens[: begun + len(following)], len(following))
+        texts = self.runner.get_ngram_contexts(window.tokens[: n_read_before + len(following)], len(following))
         logprobs_TV = self.runner.compute_logits(hidden_TD[: len(following)], texts).log_softmax(-1)
         ids_T = torch.tensor(following, device=logprobs_TV.device)
         if not is_forced:
@@ -568,7 +567,7 @@ def _distinct_windows(states: Sequence[RequestState]) -> list[Prompt]:
     return list(dict.fromkeys(one.window for state in states for one in state.hypotheses))
 
 
-def _pick_rows(caches: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
+def _select_and_join_rows(caches: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
     """Joins these rows of several states, in that order; rows are counted over all states. None for no rows.
 
     Rows are selected before states are joined, so that hypotheses of a beam search share a cache line from the first

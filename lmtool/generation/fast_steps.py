@@ -16,7 +16,7 @@ from torch import distributed as dist
 from lmtool.compute.agreement import agrees, relative_difference
 from lmtool.compute.kernels import gpu
 from lmtool.generation.native_step import NATIVE_MIXERS, NativeLayers, NativeStep
-from lmtool.model.fixed import FixedState, StateShape
+from lmtool.model.fixed import DecodeStateShape, FixedSizeDecodeState
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
 from lmtool.model.layers.attention import find_mixers
 from lmtool.model.packed import has_quantized_inputs
@@ -33,7 +33,7 @@ MAX_GRAPHS = 8
 """Maximum captured shapes. Each has a cache of its own."""
 
 
-class FastSteps:
+class FastStepsByShape:
     """The fast steps of a Transformer by the shape of the state, for rows that share no cache line.
 
     On a single GPU they are captured graphs; on a CPU, C kernels for one row.
@@ -49,8 +49,8 @@ class FastSteps:
             and not (dist.is_available() and dist.is_initialized())
         )
         self._is_native = device.type == "cpu"
-        self._seen: Counter[StateShape] = Counter()
-        self._captured: dict[StateShape, FastStep] = {}
+        self._seen: Counter[DecodeStateShape] = Counter()
+        self._captured: dict[DecodeStateShape, FixedShapeStep] = {}
 
     @cached_property
     def native_layers(self) -> NativeLayers | None:
@@ -58,11 +58,11 @@ class FastSteps:
         return NativeLayers.from_model(self._model) if self._is_native else None
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState] | None:
-        """Returns hidden states (B, D) and the new state, as `FastStep` does; None if there is no fast step.
+        """Returns hidden states (B, D) and the new state, as `FixedShapeStep` does; None if there is no fast step.
 
         The first step of a shape is compared with the model's. If they differ, it warns and uses only the model.
         """
-        step = self.find_step(state)
+        step = self.find_or_capture_step(state)
         if step is None or step.is_checked:
             return None if step is None else step(tokens_B1, state)
         hidden_B1D, plain = self._model.forward_incremental(tokens_B1, state.to_growable())
@@ -77,13 +77,13 @@ class FastSteps:
         self._uses_graphs = self._is_native = False
         return expected_BD, plain
 
-    def find_step(self, state: DecodeState) -> "FastStep | None":
+    def find_or_capture_step(self, state: DecodeState) -> "FixedShapeStep | None":
         """Returns the fast step for the shape of a state; None if there is none yet. Captures it when it is due."""
         if self._is_native and state.n_rows == 1 and self.native_layers is not None:
-            return self._find_native_step(state, self.native_layers)
+            return self._find_or_create_native_step(state, self.native_layers)
         if not self._uses_graphs or state.shared_lines is not None or state.n_rows > MAX_GRAPH_ROWS:
             return None
-        shape = StateShape.from_state(state)
+        shape = DecodeStateShape.from_state(state)
         self._seen[shape] += 1
         if (
             shape not in self._captured
@@ -91,23 +91,25 @@ class FastSteps:
             and len(self._captured) < MAX_GRAPHS
         ):
             try:
-                self._captured[shape] = FastStep(self._model, FixedState.empty_like(state, shape))
+                self._captured[shape] = FixedShapeStep(self._model, FixedSizeDecodeState.empty_like(state, shape))
             except RuntimeError:  # a library's kernel cannot be captured, or memory is short for another cache
                 self._uses_graphs = False
         return self._captured.get(shape) if self._uses_graphs else None
 
-    def _find_native_step(self, state: DecodeState, layers: NativeLayers) -> "FastStep | None":
+    def _find_or_create_native_step(self, state: DecodeState, layers: NativeLayers) -> "FixedShapeStep | None":
         if state.shared_lines is not None or (state.padding_B is not None and state.padding_B.any()):
             return None
-        shape = StateShape.from_state(state)
+        shape = DecodeStateShape.from_state(state)
         if shape not in self._captured:
             growing = state.to_growable()
-            fixed = replace(FixedState.empty_like(growing.to_dtype(torch.float32), shape), growable_dtype=growing.dtype)
-            self._captured[shape] = FastStep(self._model, fixed, NativeStep(layers, fixed))
+            fixed = replace(
+                FixedSizeDecodeState.empty_like(growing.to_dtype(torch.float32), shape), growable_dtype=growing.dtype
+            )
+            self._captured[shape] = FixedShapeStep(self._model, fixed, NativeStep(layers, fixed))
         return self._captured[shape]
 
 
-class FastStep:
+class FixedShapeStep:
     """Decodes one token of each row, with a state and a captured graph of its own.
 
     native: computes the step instead, for one row on a CPU.
@@ -116,17 +118,17 @@ class FastStep:
 
     is_checked: bool = False
 
-    def __init__(self, model: LanguageModel, state: FixedState, native: NativeStep | None = None) -> None:
+    def __init__(self, model: LanguageModel, state: FixedSizeDecodeState, native: NativeStep | None = None) -> None:
         self._model, self._state, self._native = model, state, native
         self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_position_1.device)
-        self._run = gpu.capture_graph(self._forward, state.newest_position_1.device)
+        self._run = gpu.capture_cuda_graph(self._forward_on_fixed_state, state.newest_position_1.device)
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Returns hidden states (B, D), valid until the next call, and the new state.
 
         A state that this step returned is changed in place; only the last one may be passed again.
         """
-        if not isinstance(state, FixedState) or state.newest_position_1 is not self._state.newest_position_1:
+        if not isinstance(state, FixedSizeDecodeState) or state.newest_position_1 is not self._state.newest_position_1:
             state = state.to_growable()
             self._state.copy_from_(state)
             if self._native is not None:
@@ -137,7 +139,7 @@ class FastStep:
         self._tokens_B1.copy_(tokens_B1)
         return self._run(), after
 
-    def _forward(self) -> Tensor:
+    def _forward_on_fixed_state(self) -> Tensor:
         kind = self._tokens_B1.device.type
         # weights that autocast caches are gone when a graph is replayed
         with torch.autocast(

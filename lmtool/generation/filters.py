@@ -17,7 +17,7 @@ from lmtool.generation.constrained import FormState
 from lmtool.generation.params import LogitBias, SamplingParams
 
 
-def process_logits(
+def apply_logits_processors(
     logits_BV: Tensor,
     params: SamplingParams,
     texts: Sequence[Sequence[int]],
@@ -44,7 +44,7 @@ def process_logits(
 
 
 def exclude_by_forms(
-    logits_BV: Tensor, forms: Sequence[FormState | None], end_ids: Collection[int], unfiltered_BV: Tensor
+    logits_BV: Tensor, forms: Sequence[FormState | None], end_ids: Collection[int], unfiltered_for_forced_BV: Tensor
 ) -> Tensor:
     """Excludes tokens that the form of a row does not allow. A forced token keeps its unfiltered logit."""
     if not any(forms):
@@ -61,7 +61,7 @@ def exclude_by_forms(
     if not forced:
         return logits_BV
     rows_N, tokens_N = torch.tensor(forced, device=logits_BV.device).T
-    return logits_BV.index_put((rows_N, tokens_N), unfiltered_BV[rows_N, tokens_N])
+    return logits_BV.index_put((rows_N, tokens_N), unfiltered_for_forced_BV[rows_N, tokens_N])
 
 
 def add_logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[int]] | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Self
 
-from lmtool.compute.device import InferenceName, choose_compute, use_cpu_threads
+from lmtool.compute.device import InferenceName, configure_compute, use_cpu_threads
 from lmtool.compute.machine import has_thread_setting
 from lmtool.errors import UsageError
 from lmtool.generation.detokenizer import ids_without_text
@@ -14,7 +14,7 @@ from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_strategy_takes_draft
 from lmtool.generation.request import DETAIL_ALTERNATIVES, Completion, Token, build_requests
-from lmtool.inference.load import LoadedModel, load_packed
+from lmtool.inference.load import LoadedModel, load_merged_and_packed
 from lmtool.model.language_model import LanguageModel
 from lmtool.printable import printable
 from lmtool.recipe.spec.base import DeviceName
@@ -175,7 +175,7 @@ def order_completions(tokens: Iterable[Token]) -> Iterator[Completion]:
     yield from (done[request] for request in sorted(done))
 
 
-def decoding_threads(model: LanguageModel) -> int | None:
+def choose_decoding_threads(model: LanguageModel) -> int | None:
     """Returns the fastest number of CPU threads for a decoding step: 1 for small models; None for all threads.
 
     None as well if an environment variable sets their number, and for a bidirectional model, which computes all
@@ -187,14 +187,14 @@ def decoding_threads(model: LanguageModel) -> int | None:
 
 
 def open_draft(reference: str, n_tokens: int, loaded: LoadedModel) -> Draft:
-    """Opens a draft for a model. reference: a run, as for `load_packed`, or "ngram". n_tokens: see `Draft`.
+    """Opens a draft for a model. reference: a run, as for `load_merged_and_packed`, or "ngram". n_tokens: see `Draft`.
 
     Raises UsageError if it has another tokenizer, or cannot propose tokens for the model: see `Draft.check_model`.
     """
     where = f"--draft {printable(reference)} for {printable(str(loaded.run_path))}"
     draft: Draft = NGramDraft(n_tokens)
     if reference != NGRAM_DRAFT:
-        smaller = load_packed(reference, loaded.compute)
+        smaller = load_merged_and_packed(reference, loaded.compute)
         TextGenerator(smaller).check_generates()
         if smaller.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
             fix = "name a draft with the same tokenizer, such as one distilled from it, or --draft ngram"
@@ -217,12 +217,12 @@ class TextGenerator:
     def __init__(self, loaded: LoadedModel, draft: Draft | None = None) -> None:
         self.loaded = loaded
         self.draft = draft
-        self.threads = decoding_threads(loaded.model)
+        self.threads = choose_decoding_threads(loaded.model)
 
     @classmethod
     def open(cls, run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Self:
-        """Opens the best checkpoint of a run, or a given checkpoint; see `load_packed` and `pack`."""
-        return cls(load_packed(run, choose_compute(device, precision)))
+        """Opens the best checkpoint of a run, or a given checkpoint; see `load_merged_and_packed` and `pack`."""
+        return cls(load_merged_and_packed(run, configure_compute(device, precision)))
 
     def generate(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Token]:
         """Yields tokens as they are generated; the last one of each text has its completion.
@@ -258,7 +258,7 @@ class TextGenerator:
             what = "this model predicts tokens that no other position sees, and fills no masks (objective.permutation)"
             fix = "use lmtool eval, or fine-tune it: lmtool finetune TABLE --from RUN"
             raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
-        self.loaded.check_likelihood()
+        self.loaded.check_has_likelihood()
 
     def completions(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Completion]:
         """Yields completions in the order of the prompts and of their samples; see `generate`."""

@@ -32,7 +32,7 @@ from lmtool.generation.strategy import check_finite, make_tokens, no_token_error
 from lmtool.model.language_model import LanguageModel, evaluation_mode
 from lmtool.tokenization.prompt_format import PromptFormat
 
-_MaskSearch = Generator[tuple[list[int], list[int]], Tensor, list[Token]]
+_MaskFillingCoroutine = Generator[tuple[list[int], list[int]], Tensor, list[Token]]
 """A coroutine: yields a text and the positions to score, is sent their logits (N, V), and returns the tokens."""
 
 
@@ -56,10 +56,10 @@ def fill_text_masks(
     check_bidirectional(model)
     texts, tokenizer = [], prompt_format.tokenizer
     for prompt in prompts:
-        ids = prompt_format.make_masked_prompt(prompt, placeholder=mask, length=length)
+        ids = prompt_format.encode_masked_prompt(prompt, placeholder=mask, n_appended_masks=length)
         if cut and model.context is not None and len(ids) > model.context:
             n_masks = max(1, length - (len(ids) - model.context))
-            ids = prompt_format.make_masked_prompt(prompt, placeholder=mask, length=n_masks)
+            ids = prompt_format.encode_masked_prompt(prompt, placeholder=mask, n_appended_masks=n_masks)
         texts.append(ids)
     banned_ids = ids_without_text(prompt_format, model.vocab_size)
 
@@ -105,7 +105,7 @@ def fill_masks(
     waiting = (
         _MaskState(one, search, *next(search))
         for one in number_samples([tuple(text) for text in texts], n, first)
-        for search in [filler.start_search(texts[one.text], one.draw)]
+        for search in [filler.start_filling(texts[one.text], one.draw)]
     )
 
     def run() -> Iterator[Completion]:
@@ -149,7 +149,7 @@ class _MaskState:
     """A text that is being filled. positions: those to score next."""
 
     request: NumberedSample
-    search: _MaskSearch
+    search: _MaskFillingCoroutine
     ids: list[int]
     positions: list[int]
     steps: int = 0
@@ -174,51 +174,51 @@ class _MaskFiller:
     banned_ids: Sequence[int]
     n_alternatives: int
 
-    def start_search(self, text: Sequence[int], draw: int) -> _MaskSearch:
+    def start_filling(self, text: Sequence[int], draw: int) -> _MaskFillingCoroutine:
         """Starts to fill a text. draw: its sample number."""
         ids, masks = list(text), [i for i, token in enumerate(text) if token == self.mask_id]
         if self.params.by == "confidence":
             return self._fill_by_confidence(ids, masks)
         return self._fill_by_gibbs_sampling(ids, masks, request_key(self.params.seed, draw, text))
 
-    def _fill_by_confidence(self, ids: list[int], masks: list[int]) -> _MaskSearch:
+    def _fill_by_confidence(self, ids: list[int], mask_positions: list[int]) -> _MaskFillingCoroutine:
         """Ghazvininejad et al. 2019: round t of T re-masks and predicts the N (T - t) / T least confident tokens."""
         tokens: dict[int, Token] = {}
-        masked, rounds = masks, self.params.rounds
+        masked, rounds = mask_positions, self.params.rounds
         for done in range(rounds):
             if done:
-                n_masked = len(masks) * (rounds - done) // rounds
-                masked = sorted(sorted(masks, key=lambda position: tokens[position].logprob)[:n_masked])
+                n_masked = len(mask_positions) * (rounds - done) // rounds
+                masked = sorted(sorted(mask_positions, key=lambda position: tokens[position].logprob)[:n_masked])
                 if not masked:
                     break
             for position in masked:
                 ids[position] = self.mask_id
             logits_NV = yield ids, masked
-            allowed_NV = self._exclude_banned(logits_NV)
+            allowed_NV = self._exclude_banned_and_add_biases(logits_NV)
             predicted = make_tokens(logits_NV.log_softmax(-1), allowed_NV, allowed_NV.argmax(-1), self.n_alternatives)
             for position, token in zip(masked, predicted, strict=True):
                 ids[position], tokens[position] = token.id, token
-        return [tokens[position] for position in masks]
+        return [tokens[position] for position in mask_positions]
 
-    def _fill_by_gibbs_sampling(self, ids: list[int], masks: list[int], key: bytes) -> _MaskSearch:
+    def _fill_by_gibbs_sampling(self, ids: list[int], mask_positions: list[int], key: bytes) -> _MaskFillingCoroutine:
         """Wang and Cho 2019: Gibbs sampling, one token at a time given all others; each round in random order."""
         tokens: dict[int, Token] = {}
         n_drawn = 0
         for _ in range(self.params.rounds):
-            order = sorted(range(len(masks)), key=lambda i: uniform_random(key, n_drawn + i))
-            n_drawn += len(masks)
-            for position in (masks[i] for i in order):
+            order = sorted(range(len(mask_positions)), key=lambda i: uniform_random(key, n_drawn + i))
+            n_drawn += len(mask_positions)
+            for position in (mask_positions[i] for i in order):
                 ids[position] = self.mask_id
                 logits_1V = yield ids, [position]
-                filtered_1V = apply_sampling_filters(self._exclude_banned(logits_1V), self.params)
+                filtered_1V = apply_sampling_filters(self._exclude_banned_and_add_biases(logits_1V), self.params)
                 number = torch.tensor([uniform_random(key, n_drawn)], dtype=torch.float64, device=filtered_1V.device)
                 n_drawn += 1
                 ids_1 = filters.sample_ids(filtered_1V, number)
                 (tokens[position],) = make_tokens(logits_1V.log_softmax(-1), filtered_1V, ids_1, self.n_alternatives)
                 ids[position] = tokens[position].id
-        return [tokens[position] for position in masks]
+        return [tokens[position] for position in mask_positions]
 
-    def _exclude_banned(self, logits_NV: Tensor) -> Tensor:
+    def _exclude_banned_and_add_biases(self, logits_NV: Tensor) -> Tensor:
         """Sets the logits of banned ids to -inf and adds biases. Raises UsageError if no token is left."""
         allowed_NV = logits_NV.index_fill(-1, torch.tensor(self.banned_ids, device=logits_NV.device), -torch.inf)
         if self.params.logit_bias:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.batch import Batch, pad_rows
+from lmtool.batch import Batch, pad_rows_right
 from lmtool.errors import UsageError
-from lmtool.generation.fast_steps import FastSteps
+from lmtool.generation.fast_steps import FastStepsByShape
 from lmtool.generation.params import Overflow
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel
 from lmtool.tokenization.prompt_format import Prompt
@@ -30,7 +30,7 @@ class ModelRunner:
         self._model = model
         self.vocab_size = model.vocab_size
         self.device = next(chain(model.parameters(), model.buffers())).device
-        self._steps = FastSteps(model, self.device)
+        self._steps = FastStepsByShape(model, self.device)
         self._last_read: tuple[Prompt, tuple[Tensor, DecodeState]] | None = None
 
     @cached_property
@@ -124,7 +124,7 @@ class ModelRunner:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
         return self._model.forward_incremental(self._pad_tokens(tokens), state)
 
-    def read_prompt(self, window: Prompt) -> tuple[Tensor, DecodeState]:
+    def read_prompt_cached(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
 
         The last window is cached for further samples of the same prompt.
@@ -134,13 +134,13 @@ class ModelRunner:
         return self._last_read[1]
 
     def _pad_tokens(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        return pad_rows([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
+        return pad_rows_right([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
     def decode_step(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads one token of each row. Returns hidden states (B, D) and the new state.
 
-        Both are valid until the next step, and the given state becomes invalid; see `FastSteps`.
+        Both are valid until the next step, and the given state becomes invalid; see `FastStepsByShape`.
         """
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
         if (stepped := self._steps(tokens_B1, state)) is not None:
@@ -154,7 +154,7 @@ class ModelRunner:
         return [] if interpolation is None else interpolation.get_contexts(ids, range(len(ids) - n, len(ids)))
 
     @torch.inference_mode()
-    def compute_logits(self, hidden_BD: Tensor, texts: Sequence[Sequence[int]] = ()) -> Tensor:
+    def compute_logits(self, hidden_BD: Tensor, ngram_contexts: Sequence[Sequence[int]] = ()) -> Tensor:
         """Returns next-token logits (B, V).
 
         texts: the ids up to each position, to interpolate with an n-gram model if the model has one.
@@ -168,6 +168,6 @@ class ModelRunner:
             logits_BV = self._model.logits(hidden_BD).float()
         if logits_BV.device.type == "mps":
             logits_BV = logits_BV.cpu()  # no float64
-        if texts and self._model.interpolation is not None:
-            return self._model.interpolation.interpolate_logits(logits_BV, texts)
+        if ngram_contexts and self._model.interpolation is not None:
+            return self._model.interpolation.interpolate_logits(logits_BV, ngram_contexts)
         return logits_BV

@@ -24,8 +24,8 @@ from lmtool.compute.kernels.program import (
     RotateStep,
     StepProgram,
 )
-from lmtool.compute.machine import machine_memory_bytes
-from lmtool.model.fixed import FixedState, source_length
+from lmtool.compute.machine import process_memory_limit_bytes
+from lmtool.model.fixed import FixedSizeDecodeState, source_length
 from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, LayerState, Memory, RowTokens
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, find_linears, find_mixers
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward
@@ -55,7 +55,7 @@ class NativeLayers:
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in find_linears(model.stacks()[-1])}
         n_copied = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
-        if n_copied > MAX_COPY_MEMORY_SHARE * (machine_memory_bytes() or math.inf):
+        if n_copied > MAX_COPY_MEMORY_SHARE * (process_memory_limit_bytes() or math.inf):
             return None
         products = {linear: weight.product.native for linear, weight in weights.items()}
         matrices = {linear: matrix for linear, matrix in products.items() if matrix is not None}
@@ -91,18 +91,18 @@ def _supports_native_step(model: TransformerModel) -> bool:
 class NativeStep:
     """Decodes one more token of one text, with a state of its own: of one row, in float32."""
 
-    def __init__(self, layers: NativeLayers, state: FixedState) -> None:
+    def __init__(self, layers: NativeLayers, state: FixedSizeDecodeState) -> None:
         self._layers, self._state = layers, state
         self._program = StepProgram()
         widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValueCache))
         self._slots_1S = torch.arange(n_slots)[None]
-        self._x, self._x0, self._input, self._read, self._out = (
+        self._x, self._x0, self._input, self._read_and_collate, self._out = (
             self._program.reserve_vector(self._width) for _ in range(5)
         )
         self._inner, self._mixed = self._program.reserve_vector(max(widths)), self._program.reserve_vector(max(widths))
-        self._add_layers()
+        self._add_layers_to_program()
         self._program.allocate()
 
     def __call__(self, tokens_11: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class NativeStep:
         added_11D, row_tokens = None, self._state.layers[-1]
         if isinstance(row_tokens, RowTokens):
             preceding_1S = row_tokens.tokens_BS
-            added_11D = layers.model.embed_context(tokens_11, positions_11, preceding_1S)
+            added_11D = layers.model.embed_preceding_tokens(tokens_11, positions_11, preceding_1S)
             preceding_1S.copy_(torch.cat((preceding_1S[:, 1:], tokens_11), 1))
         x_11D = layers.model.input_embeddings(layers.stack)(tokens_11, positions_11, None, added_11D)
         memory[: self._width] = x_11D[0, 0]
@@ -130,7 +130,7 @@ class NativeStep:
         matrix = self._layers.matrices[linear].to_c(self._program.store_tensor(linear.bias))
         self._program.add_step(LinearStep(matrix, adds), src, dst)
 
-    def _add_layers(self) -> None:
+    def _add_layers_to_program(self) -> None:
         """Adds the operations of all sublayers, in the order of `Stack` and `Sublayer`."""
         stack, width, add = self._layers.stack, self._width, self._program.add_step
         sublayers = stack.sublayers_in_order()
@@ -142,7 +142,7 @@ class NativeStep:
                 add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
             if sublayer.norm_place == "pre":
-                read = self._add_norm(sublayer.norm, read, self._read)
+                read = self._add_norm(sublayer.norm, read, self._read_and_collate)
             adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer_input
             mixed = self._add_mixer(sublayer.mixer, state, read, i // stack.sublayers_per_layer in stack.full_layers)
             self._add_linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)
@@ -170,27 +170,27 @@ class NativeStep:
         )
         return dst
 
-    def _add_mixer(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
+    def _add_mixer(self, mixer: Mixer, state: LayerState, src: int, is_full_attention: bool) -> int:
         """Adds a mixer. Returns the address of the input of its output projection."""
         match mixer, state:
             case FeedForward(), _:
-                self._add_linear(mixer.up, read, self._inner)
+                self._add_linear(mixer.up, src, self._inner)
                 function = ACTIVATIONS.index(GATE_ACTIVATIONS.get(mixer.activation, mixer.activation))
                 activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATE_ACTIVATIONS)
                 self._program.add_step(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
-                self._add_linear(mixer.q, read, self._inner)
+                self._add_linear(mixer.q, src, self._inner)
                 self._add_attention_step(mixer, state, n_source=1)  # a source of any length: see `set_source`
             case SelfAttention(), KeyValueCache():
-                self._add_linear(mixer.qkv, read, self._inner)
-                self._add_self_attention(mixer, state, is_full)
+                self._add_linear(mixer.qkv, src, self._inner)
+                self._add_self_attention(mixer, state, is_full_attention)
                 if mixer.gate is not None:
-                    self._add_linear(mixer.gate, read, self._inner)
+                    self._add_linear(mixer.gate, src, self._inner)
                     n = mixer.gate.out_features
                     self._program.add_step(GateStep(n, mixer.out.in_features // n), self._inner, self._mixed)
         return self._mixed
 
-    def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full: bool) -> None:
+    def _add_self_attention(self, mixer: SelfAttention, state: KeyValueCache, is_full_attention: bool) -> None:
         """Adds attention to the cache, with norms, rotations, position biases and window."""
         stack, hold = self._layers.stack, self._program.store_tensor
         n_queries, n_keys, _ = mixer.qkv.widths
@@ -198,9 +198,9 @@ class NativeStep:
             if isinstance(norm, RMSNorm):
                 part = self._inner + first
                 self._add_norm(norm, part, part, n // norm.normalized_shape[0])
-        window = None if is_full else stack.mask.window
+        window = None if is_full_attention else stack.mask.window
         rule = stack.position if window is None else stack.window_position[0]
-        if (turns := rule.rotations(self._slots_1S, mixer.head_width, torch.float32)) is not None:
+        if (turns := rule.cosines_and_sines(self._slots_1S, mixer.head_width, torch.float32)) is not None:
             angles = (hold(t.expand(-1, 1, -1, -1)) for t in turns)
             rotate = RotateStep(*angles, mixer.n_heads + mixer.n_kv_heads, mixer.head_width, turns[0].shape[-1])
             self._program.add_step(rotate, self._inner, self._inner)

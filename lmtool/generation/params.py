@@ -218,9 +218,9 @@ class SamplingParams(SamplingFilters):
                 fix="leave out one of them",
             )
         if self.strategy == "beam":
-            self._check_beams()
+            self._check_beam_params()
 
-    def _check_beams(self) -> None:
+    def _check_beam_params(self) -> None:
         if self.form is not None and self.form.complete:
             raise UsageError(
                 "beam search cannot complete a form within the maximum length",
@@ -429,7 +429,7 @@ def top_k(logits_BV: "Tensor", k: int) -> "Tensor":
     """
     if k >= logits_BV.shape[-1]:
         return logits_BV
-    keep_BV = _mask_highest(logits_BV, logits_BV.topk(k).values[:, -1:], k)
+    keep_BV = _mask_of_n_highest(logits_BV, logits_BV.topk(k).values[:, -1:], k)
     return logits_BV.masked_fill(~keep_BV, -math.inf)
 
 
@@ -445,7 +445,7 @@ def top_p(logits_BV: "Tensor", p: float) -> "Tensor":
         if (total_BK[:, -1] >= p).all():
             break
     n_kept_B1 = (total_BK - sorted_BK < p).sum(-1, keepdim=True)
-    keep_BV = _mask_highest(mass_BV, sorted_BK.gather(-1, n_kept_B1 - 1), n_kept_B1)
+    keep_BV = _mask_of_n_highest(mass_BV, sorted_BK.gather(-1, n_kept_B1 - 1), n_kept_B1)
     return logits_BV.masked_fill(~keep_BV, -math.inf)
 
 
@@ -479,7 +479,7 @@ FILTERS: dict[str, "Callable[[Tensor, Any], Tensor]"] = {
 temperature, among the tokens that top-k kept. Ties are broken in favour of the lowest ids."""
 
 
-def _mask_highest(scores_BV: "Tensor", lowest_B1: "Tensor", n: "Tensor | int") -> "Tensor":
+def _mask_of_n_highest(scores_BV: "Tensor", lowest_B1: "Tensor", n: "Tensor | int") -> "Tensor":
     """Masks the n highest scores of each row, whose lowest is `lowest_B1`; lower ids first among ties."""
     above_BV = scores_BV > lowest_B1
     tied_BV = scores_BV == lowest_B1

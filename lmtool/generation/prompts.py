@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.data.files import convert_read_errors
-from lmtool.data.stdin import STDIN, has_piped_input, open_standard_input
+from lmtool.data.stdin import STDIN, get_single_process_stdin, has_piped_input
 from lmtool.errors import DataError, UsageError
 
 
@@ -28,21 +28,21 @@ def resolve_stdin_text(text: str) -> str:
     return "\n".join(read_lines(STDIN)) if text == STDIN else text
 
 
-def read_lines(path: str, name: str = "file", fix: str = "write something into it") -> list[str]:
+def read_lines(path: str, file_description: str = "file", fix: str = "write something into it") -> list[str]:
     """Reads the lines of a UTF-8 file, or of standard input if `path` is "-".
 
     Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it is not readable.
     """
     where = "standard input" if path == "-" else path
     with convert_read_errors(Path(path)):
-        stream = open_standard_input() if path == "-" else None
+        stream = get_single_process_stdin() if path == "-" else None
         data = Path(path).read_bytes() if path != "-" else b"" if stream is None else stream.read()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        what = f"the {name} is not UTF-8 at byte {error.start}"
+        what = f"the {file_description} is not UTF-8 at byte {error.start}"
         raise DataError(what, where=f"{where}:{line}", fix="save it as UTF-8") from None
     if not text:
-        raise DataError(f"the {name} is empty", where=where, fix=fix)
+        raise DataError(f"the {file_description} is empty", where=where, fix=fix)
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

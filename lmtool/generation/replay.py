@@ -129,7 +129,7 @@ def read_records(path: str) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             validate_model(_GenerationRecord, record)
-            _parse_request(record)
+            _params_and_options_for_replay(record)
         except (ValueError, RecursionError, UsageError) as error:
             what = f"not a record of generate --json: {' '.join(str(error).split())[:120]}"
             raise DataError(what, where=f"{path}:{number}", fix="write one with --json") from error
@@ -179,7 +179,7 @@ def _check_digest(loaded: LoadedModel, record: Mapping[str, Any]) -> None:
 
 def _replay_record(generator: TextGenerator, record: Mapping[str, Any]) -> ReplayResult:
     generator.threads = record["threads"]
-    params, options = _parse_request(record)
+    params, options = _params_and_options_for_replay(record)
     completions = {c.sample: c for c in generator.completions([record["prompt"]], params, **options)}
     # A beam search returns several texts of one sample; other strategies return one, whatever its number.
     completion = completions[record["sample"] if params.strategy == "beam" else 0]
@@ -190,7 +190,7 @@ def _replay_record(generator: TextGenerator, record: Mapping[str, Any]) -> Repla
     return ReplayResult(record, completion.text, differs_at, changed)
 
 
-def _parse_request(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:
+def _params_and_options_for_replay(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:
     """Returns the parameters and options of a replay. Raises UsageError for an invalid record."""
     options = _RecordedOptions(**record["options"]).model_dump() | {"first": record["draw"], "max_rows": 1}
     params = params_from_record(record["settings"])

@@ -147,10 +147,10 @@ class Token:
         return None if self.completion is None else self.completion.finish_reason
 
 
-def build_requests(prompts: Sequence[Prompt], n: int = 1, first: int = 0, **fields: Any) -> Iterator[Request]:
+def build_requests(prompts: Sequence[Prompt], n: int = 1, first_draw: int = 0, **fields: Any) -> Iterator[Request]:
     """Yields n requests for each prompt, in order. fields: other fields of all requests. See `number_samples`."""
     texts = [(*(prompt.source or ()), *prompt.tokens) for prompt in prompts]
-    for one in number_samples(texts, n, first):
+    for one in number_samples(texts, n, first_draw):
         yield Request(prompt=prompts[one.text], draw=one.draw, **fields)
 
 
@@ -162,11 +162,11 @@ class NumberedSample(NamedTuple):
     draw: int
 
 
-def number_samples(texts: Sequence[tuple[int, ...]], n: int, first: int) -> Iterator[NumberedSample]:
+def number_samples(texts: Sequence[tuple[int, ...]], n: int, first_draw: int) -> Iterator[NumberedSample]:
     """Numbers n samples of each text. Draws begin with `first` and continue over equal texts."""
     seen: Counter[tuple[int, ...]] = Counter()
     for i, ids in enumerate(texts):
-        yield from (NumberedSample(i, sample, first + seen[ids] + sample) for sample in range(n))
+        yield from (NumberedSample(i, sample, first_draw + seen[ids] + sample) for sample in range(n))
         seen[ids] += n
 
 

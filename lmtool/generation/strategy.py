@@ -139,7 +139,7 @@ class Strategy(ABC):
         forms, unfiltered_BV = [one.form for one in hypotheses], scores_BV
         scores_BV = scores_BV.index_fill(-1, self._banned_ids.to(scores_BV.device), -torch.inf)
         texts, n_generated = [one.text for one in hypotheses], [one.n_generated for one in hypotheses]
-        scores_BV = filters.process_logits(scores_BV, self.params, texts, n_generated, self.end_ids)
+        scores_BV = filters.apply_logits_processors(scores_BV, self.params, texts, n_generated, self.end_ids)
         return filters.exclude_by_forms(scores_BV, forms, self.end_ids, unfiltered_BV)
 
     def make_tokens(
@@ -186,11 +186,11 @@ class Sampler(Strategy):
             raise no_token_error(compress(hypotheses, empty_B))
         return apply_sampling_filters(filtered_BV, self.params) if self.params.strategy == "sample" else filtered_BV
 
-    def choose_ids(self, filtered_BV: Tensor, numbers: Sequence[float]) -> list[int]:
+    def choose_ids(self, filtered_BV: Tensor, uniforms: Sequence[float]) -> list[int]:
         """Returns the most probable id of each row, or the one sampled by its uniform number in [0, 1)."""
         if not self.params.is_random:
             return filtered_BV.argmax(-1).tolist()
-        uniform_B = torch.tensor(numbers, dtype=torch.float64, device=filtered_BV.device)
+        uniform_B = torch.tensor(uniforms, dtype=torch.float64, device=filtered_BV.device)
         return filters.sample_ids(filtered_BV, uniform_B).tolist()
 
     def make_step(self, state: RequestState, token: Token, extended: Hypothesis) -> StrategyStep:
@@ -200,7 +200,7 @@ class Sampler(Strategy):
         """
         n_steps = state.n_steps + 1
         finish = state.reached_limit(n_steps)
-        if extended.is_complete or self._must_end_with_form(
+        if extended.is_complete or self._must_end_with_complete_form(
             extended.form, state.request.params.max_new_tokens - n_steps
         ):
             finish = "stop"
@@ -220,7 +220,7 @@ class Sampler(Strategy):
             return min(self.end_ids)
         return form.completing_tokens[0] if form.completing_tokens else token
 
-    def _must_end_with_form(self, form: FormState | None, n_left: int) -> bool:
+    def _must_end_with_complete_form(self, form: FormState | None, n_left: int) -> bool:
         """Whether a text that must be complete has its form, and no later end fits into the tokens left."""
         if form is None or not (form.form.complete and form.may_end):
             return False

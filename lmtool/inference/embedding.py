@@ -8,7 +8,6 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.batch import Batch, pad_rows
+from lmtool.batch import Batch, pad_rows_right
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import EvaluationItems, evaluate_items
 from lmtool.inference.load import LoadedModel
@@ -122,7 +121,9 @@ def embed(
     Raises UsageError for a layer that does not exist, a text longer than the model's context, or one without tokens;
     DataError when there is no text.
     """
-    waiting = (encode_text(loaded, i, text, truncate=truncate, words=pool == "none") for i, text in enumerate(texts))
+    waiting = (
+        encode_text(loaded, i, text, truncate=truncate, with_words=pool == "none") for i, text in enumerate(texts)
+    )
     read = False
     with loaded.joined() as loaded:
         while group := list(islice(waiting, GROUP_SIZE)):
@@ -147,53 +148,49 @@ def embed_encoded(
 ) -> Iterator[TextEmbedding]:
     """Computes the vectors of encoded texts; see `embed`."""
     lengths = [(len(row.tokens),) for row in rows]
-    read = partial(_embed_batch, loaded, rows, layer, pool)
+
+    def read(chosen: list[int]) -> tuple[None, list[Vectors]]:
+        group = [rows[i] for i in chosen]
+        tokens_BT, keep_BT = pad_rows_right([np.array(row.tokens) for row in group], loaded.tokenizer.pad_id)
+        layers = loaded.model.layer_outputs(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
+        if not -len(layers) <= layer < len(layers):
+            what = f"there is no layer {layer}"
+            raise UsageError(what, fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1")
+        hidden_BTD = layers[layer].float().cpu()
+        spec = loaded.recipe.objective
+        if pool == "own" and isinstance(spec, Embedding):
+            return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
+        return None, [_pool(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, group, strict=True)]
+
     items = EvaluationItems(lengths, read, tokens=EMBEDDING_BATCH_TOKENS, dtype=np.float32)
     for row, vectors in zip(rows, evaluate_items(loaded.model, items, loaded.compute).arrays, strict=True):
         yield TextEmbedding(row.number, row.words if pool == "none" else None, vectors)
 
 
 def encode_text(
-    loaded: LoadedModel, number: int, text: str, *, truncate: bool = False, words: bool = False
+    loaded: LoadedModel, text_index: int, text: str, *, truncate: bool = False, with_words: bool = False
 ) -> EncodedText:
     """Encodes a text with the special tokens of the model's training. Raises UsageError as `embed` does."""
     tokenizer = loaded.tokenizer
-    ids, offsets = tokenizer.encode_with_offsets(text) if words else (tokenizer.encode(text), [])
+    ids, offsets = tokenizer.encode_with_offsets(text) if with_words else (tokenizer.encode(text), [])
     before, after = loaded.prompt_format.before, loaded.prompt_format.after
     room = (loaded.model.context or len(ids) + 2) - len(before) - len(after)
     if len(ids) > room:
         if not truncate:
-            what = f"text {number + 1} has {len(ids)} tokens, but the model reads {room}"
+            what = f"text {text_index + 1} has {len(ids)} tokens, but the model reads {room}"
             raise UsageError(what, fix="divide it, or truncate it with --truncate")
         ids, offsets = ids[:room], offsets[:room]
     if not ids:
-        raise UsageError(f"text {number + 1} has no tokens", fix="remove it")
+        raise UsageError(f"text {text_index + 1} has no tokens", fix="remove it")
     first, last = len(before), len(before) + len(ids)
     starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
     pieces: dict[tuple[int, int], list[int]] = {}
-    for begin, end in find_word_spans(text) if words else ():
+    for begin, end in find_word_spans(text) if with_words else ():
         # a token may belong to several words
         if touched := range(bisect_right(stops, begin), bisect_left(starts, end)):
             pieces[begin, end] = [first + token for token in touched]
     row = [*before, *ids, *after]
-    return EncodedText(number, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
-
-
-def _embed_batch(
-    loaded: LoadedModel, texts: Sequence[EncodedText], layer: int, pool: PoolName, chosen: list[int]
-) -> tuple[None, list[Vectors]]:
-    """Computes the vectors of the texts at the indices `chosen`."""
-    rows = [texts[i] for i in chosen]
-    tokens_BT, keep_BT = pad_rows([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
-    layers = loaded.model.layer_outputs(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
-    if not -len(layers) <= layer < len(layers):
-        what = f"there is no layer {layer}"
-        raise UsageError(what, fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1")
-    hidden_BTD = layers[layer].float().cpu()
-    spec = loaded.recipe.objective
-    if pool == "own" and isinstance(spec, Embedding):
-        return None, [vector_D[None].numpy() for vector_D in pool_text_vectors(spec, hidden_BTD, keep_BT)]
-    return None, [_pool(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
+    return EncodedText(text_index, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
 
 
 def _pool(hidden_TD: Tensor, row: EncodedText, pool: PoolName) -> Tensor:

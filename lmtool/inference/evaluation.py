@@ -24,7 +24,7 @@ RowLengths = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationResult:
     """Validation results of a model. loss: nats per target or row. metrics: by name; higher is better."""
 
     loss: float
@@ -54,16 +54,16 @@ class EvaluationSums:
         return self.total / self.count if self.count else math.nan
 
 
-def group_by_length(lengths: Sequence[RowLengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
+def group_by_length(lengths: Sequence[RowLengths], max_tokens: int, max_rows: int | None = None) -> Iterator[list[int]]:
     """Groups items by length, to reduce padding. Yields the indices of each group.
 
-    tokens: maximum positions of a group, padding included; an item above it is alone. rows: maximum items of a group.
+    max_tokens: positions of a group, padding included; a longer item is alone. max_rows: items of a group.
     """
     group: list[int] = []
     widest: RowLengths = ()
     for i in sorted(range(len(lengths)), key=lambda i: sum(lengths[i])):
         wider = tuple(map(max, lengths[i], widest)) if group else lengths[i]
-        if group and (len(group) == rows or (len(group) + 1) * sum(wider) > tokens):
+        if group and (len(group) == max_rows or (len(group) + 1) * sum(wider) > max_tokens):
             yield group
             group, wider = [], lengths[i]
         group.append(i)
@@ -102,7 +102,7 @@ class EvaluationItems:
     dtype: DTypeLike = np.float64
     one_pass: bool = True
 
-    def assign_batches(self, world: World) -> AssignedBatches:
+    def batches_of_this_process(self, world: World) -> AssignedBatches:
         """Returns the batches that this process computes."""
 
         def of(rank: int) -> list[list[int]]:
@@ -127,7 +127,7 @@ def evaluate_items(
 
     report: called with the tokens of this process done and in total, from 0 on.
     """
-    groups, n_idle = items.assign_batches(compute.world)
+    groups, n_idle = items.batches_of_this_process(compute.world)
     total = torch.zeros((), dtype=compute.widest_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
     parts = torch.zeros(len(items.metrics), 2, dtype=compute.widest_dtype, device=compute.device)

@@ -1,4 +1,4 @@
-"""Keeps an n-gram model in a run, with which its language model is then interpolated; `load_packed` loads both.
+"""Keeps an n-gram model in a run, to interpolate its language model with it; `load_merged_and_packed` loads both.
 
 It is a run of its own in the folder `ngrams` of the run. Its weight in the interpolation is among the run's results.
 """
@@ -17,8 +17,8 @@ from lmtool.run.saving import Snapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-def save_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
-    """Writes the n-gram model of a run's training text in place of an earlier one; None writes none.
+def replace_saved_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: NGramModel | None) -> None:
+    """Removes the n-gram model that a run keeps, and writes `ngram`, unless it is None, in its place.
 
     Raises ResourceError.
     """

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lmtool import model
-from lmtool.compute.device import CPU, Compute, choose_compute, device_memory_bytes
-from lmtool.compute.fsdp import Sharding
+from lmtool.compute.device import CPU, Compute, configure_compute, device_memory_bytes
+from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.processes import local_size
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows
 from lmtool.errors import CheckpointError, NumericalError
-from lmtool.inference.reference import Reference, find_base, resolve_reference
+from lmtool.inference.reference import Reference, find_unchanged_base, resolve_reference
 from lmtool.model import LanguageModel, lora
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import find_frozen_features
@@ -27,7 +27,7 @@ from lmtool.model.ngram import NGramModel
 from lmtool.model.packed import pack_weights_
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec.model import VectorsSpec
+from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Classification,
@@ -43,9 +43,12 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, NGRAMS, Run
 from lmtool.run.order import derive_seed
-from lmtool.run.tensors import get_meta_tensors, read_tensor_rows, select_by_prefix
+from lmtool.run.tensors import get_meta_tensors, read_tensor_rows, select_and_strip_prefix
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
+
+HeadNotice = str
+"""Says whether the head of a model is new, or that of the run that its weights are from."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class LoadedModel:
     reference: Reference
     recipe: Recipe
     compute: Compute
-    sharding: Sharding | None = None
+    sharding: ShardedModel | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -90,7 +93,7 @@ class LoadedModel:
             yield replace(self, compute=compute)
 
     @contextmanager
-    def computing(self) -> Iterator[Compute]:
+    def compute_with_gathered_shards(self) -> Iterator[Compute]:
         """Yields the compute context of the model; processes that share its weights compute in step."""
         if self.sharding is None:
             yield self.compute
@@ -102,13 +105,13 @@ class LoadedModel:
     def device(self) -> torch.device:
         return self.compute.device
 
-    def check_likelihood(self) -> None:
+    def check_has_likelihood(self) -> None:
         """Raises UsageError for a model that has no probabilities of the tokens of a text."""
         lm = self.model.body if isinstance(self.model, Classifier) else self.model
         if isinstance(lm, ModelWithoutLikelihood):
             raise lm.no_next_token_error()
 
-    def with_beams(self, num_beams: int | None) -> "LoadedModel":
+    def with_num_beams(self, num_beams: int | None) -> "LoadedModel":
         """Returns the model with another beam width for tables; None keeps that of its recipe."""
         if num_beams is None:
             return self
@@ -129,12 +132,13 @@ def build_model(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
-    features: LoadedModel | None = None,
+    feature_model: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> LanguageModel:
     """Builds a new model for a tokenizer, on its device, initialized from the recipe's seed.
 
-    features: the model whose states it reads, if the recipe has features. shards: builds only the rows of this process.
+    feature_model: the model whose states it reads, if the recipe has features.
+    shards: builds only the rows of this process.
     Raises CheckpointError as `Tokenizer.check_embedding_rows` does.
     """
     rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
@@ -146,8 +150,8 @@ def build_model(
     if isinstance(built, AveragingModel) and built.in_word_V is not None:
         in_word = [tokenizer.is_word_token(token) for token in range(tokenizer.vocab_size)]
         built.in_word_V[: len(in_word)] = torch.tensor(in_word)
-    if features is not None and (reading := find_frozen_features(built)) is not None:
-        reading.attach_source(features.model)
+    if feature_model is not None and (reading := find_frozen_features(built)) is not None:
+        reading.attach_source(feature_model.model)
     return model.add_objective_head(recipe, built).to(compute.device)
 
 
@@ -173,24 +177,24 @@ def build_for_training(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
-    set_statistics: Callable[[LanguageModel], None],
+    set_data_statistics_: Callable[[LanguageModel], None],
     *,
     base: Reference | None = None,
     vectors: MatchedVectors | None = None,
-    features: LoadedModel | None = None,
+    feature_model: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
-) -> tuple[LanguageModel, str | None]:
+) -> tuple[LanguageModel, HeadNotice | None]:
     """Builds a model to train, with the trainable weights that the recipe sets.
 
-    set_statistics: initializes it with statistics of the data.
+    set_data_statistics_: initializes the model with statistics of the data.
     base: a run to initialize its weights. vectors: initialize its embeddings.
-    features, shards: see `build_model`.
+    feature_model, shards: see `build_model`.
     Returns the model, and a notice about the head of the base, if any.
     """
-    lm = build_model(recipe, tokenizer, compute, features, shards)
-    set_statistics(lm)
+    lm = build_model(recipe, tokenizer, compute, feature_model, shards)
+    set_data_statistics_(lm)
     notice = None if base is None else _load_base_weights(lm, base, recipe.objective)
-    _apply_tuning(lm, recipe, trains=True)
+    _freeze_and_add_adapters_(lm, recipe, for_training=True)
     if vectors is not None:
         vectors.initialize_embeddings_(lm)
     return lm, notice
@@ -201,17 +205,17 @@ def load_run(reference: str | Reference, compute: Compute | None = None) -> Load
 
     reference: as for `resolve_reference`.
     compute: the best device, in float32, by default. Its processes share a model that does not fit the memory of one,
-        and then compute in step; see `LoadedModel.computing`.
+        and then compute in step; see `LoadedModel.compute_with_gathered_shards`.
     Raises CheckpointError if there is none, or if its parts are inconsistent.
     """
     source = resolve_reference(reference) if isinstance(reference, str) else reference
     checkpoint, recipe, tokenizer = source.checkpoint, source.recipe, source.tokenizer
-    compute = compute or choose_compute("auto", "float32")
+    compute = compute or configure_compute("auto", "float32")
     sharding = None
     if _needs_sharding(recipe, checkpoint, compute):
         lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(compute.world.rank, compute.world.size))
         load_weights(lm, checkpoint)
-        sharding = Sharding(lm, lm, compute)
+        sharding = ShardedModel(lm, lm, compute)
     else:
         lm = load_trained_model(source, compute)
     return LoadedModel(lm.eval(), source, recipe, compute, sharding)
@@ -230,20 +234,20 @@ def _needs_sharding(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) ->
     return bool(compute.world.all_reduce_sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
+def load_merged_and_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
     """Loads as `load_run`, merges adapters, and packs matrices for the device, so weights are no longer accessible.
 
     The model is interpolated with the n-grams that its run keeps, if any. One that processes share is not packed.
     """
     loaded = load_run(reference, compute)
-    loaded.model.interpolation = _load_interpolation(loaded.reference)
+    loaded.model.interpolation = _load_ngram_interpolation(loaded.reference)
     if loaded.sharding is None:
         lora.merge_adapters_(loaded.model)
         pack_weights_(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
 
 
-def _load_interpolation(source: Reference) -> NGramInterpolation | None:
+def _load_ngram_interpolation(source: Reference) -> NGramInterpolation | None:
     """Loads the n-grams that a run keeps; None without any, and for another checkpoint than the evaluated one.
 
     Raises CheckpointError if they are damaged.
@@ -266,17 +270,17 @@ def _load_interpolation(source: Reference) -> NGramInterpolation | None:
     return NGramInterpolation(ngram, weight)
 
 
-def load_trained_model(base: Reference, compute: Compute) -> LanguageModel:
+def load_trained_model(reference: Reference, compute: Compute) -> LanguageModel:
     """Loads the model of a checkpoint; a checkpoint of adapters only is applied to the run's base.
 
     Raises CheckpointError if its parts are inconsistent.
     """
-    recipe = base.recipe
-    lm = build_model(recipe, base.tokenizer, compute, load_feature_model(base.run, recipe, compute))
+    recipe = reference.recipe
+    lm = build_model(recipe, reference.tokenizer, compute, load_feature_model(reference.run, recipe, compute))
     if recipe.tuning.lora is not None:
-        _load_base_weights(lm, find_base(base.run), recipe.objective)
-    _apply_tuning(lm, recipe, trains=False)
-    load_weights(lm, base.checkpoint)
+        _load_base_weights(lm, find_unchanged_base(reference.run), recipe.objective)
+    _freeze_and_add_adapters_(lm, recipe, for_training=False)
+    load_weights(lm, reference.checkpoint)
     return lm
 
 
@@ -291,22 +295,22 @@ def load_feature_model(run: Run, recipe: Recipe, compute: Compute) -> LoadedMode
     return LoadedModel(load_trained_model(copy, compute), copy, copy.recipe, compute)
 
 
-def read_merged_weights(base: Reference) -> Mapping[str, Tensor]:
+def read_merged_weights(reference: Reference) -> Mapping[str, Tensor]:
     """Reads all weights of a checkpoint by name, with adapters merged into them.
 
     Raises CheckpointError, and NumericalError for weights that are not finite.
     """
-    tensors = _read_merged(base)
+    tensors = _read_unchecked_merged_weights(reference)
     for name, tensor in tensors.items():
-        _check_finite(name, tensor, base.checkpoint)
+        _check_finite(name, tensor, reference.checkpoint)
     return tensors
 
 
-def _read_merged(base: Reference) -> Mapping[str, Tensor]:
+def _read_unchecked_merged_weights(reference: Reference) -> Mapping[str, Tensor]:
     """Reads merged weights without a check that they are finite."""
-    if base.recipe.tuning.lora is None:
-        return base.checkpoint.load_model()
-    lm = load_trained_model(base, CPU)
+    if reference.recipe.tuning.lora is None:
+        return reference.checkpoint.load_model()
+    lm = load_trained_model(reference, CPU)
     lora.merge_adapters_(lm)
     return lm.state_dict()
 
@@ -321,7 +325,7 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
 
 def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
     """Copies tensors into a model; of a sharded parameter only the rows of this process. Raises as `load_weights`."""
-    kept, saved = lora.tensors_to_save(lm), get_meta_tensors(tensors)
+    kept, saved = lora.adapter_or_full_state_dict(lm), get_meta_tensors(tensors)
     for name in sorted(kept.keys() | saved.keys()):
         old, new = saved.get(name), kept.get(name)
         free = int(name in lm.variable_length_tensors)
@@ -331,13 +335,13 @@ def _copy_weights(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: 
     parameters = dict(lm.named_parameters())
     for name, parameter in kept.items():
         if name not in lm.variable_length_tensors:
-            _check_finite(name, _copy_tensor(parameters.get(name, parameter), tensors, name), checkpoint)
+            _check_finite(name, _copy_own_part_(parameters.get(name, parameter), tensors, name), checkpoint)
     if lm.variable_length_tensors:
         lm.load_state_dict({name: tensors[name] for name in lm.variable_length_tensors}, strict=False)
 
 
 @torch.no_grad()
-def _copy_tensor(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def _copy_own_part_(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Copies a tensor into a parameter; of a sharded one, the rows of this process. Returns the copied part."""
     tensor = read_tensor_rows(tensors, name, own_row_range(parameter)) if is_sharded(parameter) else tensors[name]
     own_rows(parameter).copy_(tensor)
@@ -351,14 +355,14 @@ def _check_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
         raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
-def _apply_tuning(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
+def _freeze_and_add_adapters_(lm: LanguageModel, recipe: Recipe, *, for_training: bool) -> None:
     """Freezes the weights that the recipe does not train, and adds adapters if the recipe has any, in place."""
     body = lm.body if isinstance(lm, HeadedModel) else lm
-    if isinstance(recipe.model, VectorsSpec) and recipe.model.freeze_embeddings:
+    if isinstance(recipe.model, InitialEmbeddingsModelSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(derive_seed(recipe.seed, "adapters"))
-        lora.add_adapters_(body, recipe.tuning.lora, keep_quantized=trains)
+        lora.add_adapters_and_freeze_(body, recipe.tuning.lora, keep_quantized=for_training)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
     elif recipe.tuning.freeze == "embeddings":
@@ -366,16 +370,16 @@ def _apply_tuning(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
             parameter.requires_grad_(False)
 
 
-def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
+def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjective) -> HeadNotice | None:
     """Copies the weights of another run into a model, and its head if both have one for the same labels.
 
     objective: objective of the model. Returns a notice about the head, if any. Raises as `load_weights` does.
     """
-    tensors, checkpoint = _read_merged(base), base.checkpoint
+    tensors, checkpoint = _read_unchecked_merged_weights(base), base.checkpoint
     body, head = tensors, {}
     if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
         # the recipe decides, because a body that only counts words has no weights
-        body = select_by_prefix(tensors, "body.")
+        body = select_and_strip_prefix(tensors, "body.")
         head = {name: t.shape for name, t in get_meta_tensors(tensors).items() if not name.startswith("body.")}
     if isinstance(lm, ReplacedTokenDetector):
         if isinstance(base.recipe.objective, ReplacedTokens):
@@ -402,7 +406,7 @@ def _load_base_weights(lm: LanguageModel, base: Reference, objective: AnyObjecti
     same_labels = prediction_target(base.recipe.objective) == prediction_target(objective)
     if same_labels and head == {name: t.shape for name, t in new_head.items()}:
         for name, parameter in new_head.items():
-            _check_finite(name, _copy_tensor(parameter, tensors, name), checkpoint)
+            _check_finite(name, _copy_own_part_(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from lmtool import durable
 from lmtool.durable import atomic_output_folder, check_folder_is_empty
@@ -12,20 +12,26 @@ from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.dump import dump
 from lmtool.records import encode_json
 from lmtool.run.creation import create_run, make_run_path
-from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT, Run
+from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT
 from lmtool.run.files import RunInfo, describe_environment, read_saved_state
 from lmtool.run.listing import SavedEvaluations, read_evaluations
 from lmtool.run.paths import add_to_runs_index
 from lmtool.run.saving import Snapshot
 
 
-def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+class MergedRun(NamedTuple):
+    """The directory of a new run, and warnings about the run that it was made from."""
+
+    path: Path
+    warnings: tuple[str, ...]
+
+
+def merge_adapters_into_new_run(reference: str, output: Path | None, command_line: Sequence[str]) -> MergedRun:
     """Makes a run that predicts as another one does, but has no adapters and needs no base run.
 
     It has the best checkpoint, or the given one, with its logs and results. An error or a kill leaves no run.
 
-    output: its directory; a new one under the runs directory by default. command: the command line, for run.json.
-    Returns the new run, and warnings about the other one.
+    output: its directory; a new one under the runs directory by default. command_line: is written to run.json.
     Raises UsageError for a run without adapters and for a folder in use, CheckpointError if the base is missing or the
     run is damaged.
     """
@@ -39,19 +45,28 @@ def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) 
     check_folder_is_empty(folder)
     plain = recipe.with_values({"tuning.lora": None})
     weights, state = read_merged_weights(adapted), read_saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
-    state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best_validation(old, step)}
+    state |= {
+        "stale": 0,
+        "pending": None,
+        "recipe": plain.model_dump(mode="json"),
+    }
+    validated = old.last_validation
+    if validated is not None and validated.best_step == step:
+        state |= validated.model_dump(include={"best_step", "best_value", "best_loss"})
+    else:
+        state |= {"best_step": None, "best_value": None, "best_loss": None}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
-    info = RunInfo.create(recipe=name, **kept, base=adapted.record())
+    info = RunInfo.create(recipe=name, **kept, base=adapted.to_source_record())
     files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.serialize_files()}
     with atomic_output_folder(folder) as path, create_run(path, info, files) as run:
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
             if log.path.exists():
-                durable.write_new_file(copy.path, log.lines_until(step))
+                durable.write_new_file(copy.path, log.record_lines_until(step))
         for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
             if content is not None:
                 durable.write_new_file(run.path / file, encode_json(content.model_dump(exclude_unset=True)))
-        run.start_session(step=step, command=command, environment=describe_environment("cpu"))
+        run.rewind_and_start_session(step=step, command=command_line, environment=describe_environment("cpu"))
         results = old.results_by_task
         if results and all(figures.get("step") == step for figures in results.values()):
             run.write_results(results.get("", {"tasks": results}))
@@ -62,12 +77,4 @@ def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) 
         run.end_session("finished")
         run.remove_optimizer_states()
     add_to_runs_index(folder)
-    return folder, adapted.warnings
-
-
-def _best_validation(run: Run, step: int) -> dict[str, Any]:
-    """Returns the best validation for the state at a step; None values if another step is the best."""
-    noted = run.last_validation
-    if noted is not None and noted.best_step == step:
-        return noted.model_dump(include={"best_step", "best_value", "best_loss"})
-    return {"best_step": None, "best_value": None, "best_loss": None}
+    return MergedRun(folder, adapted.warnings)

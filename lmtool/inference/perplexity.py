@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute, InferenceName, choose_compute
+from lmtool.compute.device import Compute, InferenceName, configure_compute
 from lmtool.data import bundled
 from lmtool.data.files import find_files
 from lmtool.data.hub import HUB_PREFIX
-from lmtool.data.prepare import count_predicted, tokenize_files
+from lmtool.data.prepare import count_predicted_bytes_and_tokens, tokenize_files
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items, ignore_progress
-from lmtool.inference.load import LoadedModel, load_packed
+from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items, ignore_progress
+from lmtool.inference.load import LoadedModel, load_merged_and_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.cross_entropy import rows_per_chunk
@@ -145,13 +145,13 @@ class EvaluationWindows:
             n_scored += every[index].n_scored
         return cls(store, sorted(chosen))
 
-    def validate(self, model: LanguageModel, objective: Objective, compute: Compute) -> Validation:
+    def validate(self, model: LanguageModel, objective: Objective, compute: Compute) -> ValidationResult:
         """Returns nats per target, without label smoothing, and the objective's metrics, over all processes."""
-        items = self.items(model, objective.collate_validation, objective.score, compute, objective.metric_names)
+        items = self.make_items(model, objective.collate_validation, objective.score, compute, objective.metric_names)
         sums = evaluate_items(model, items, compute)
-        return Validation(sums.loss, sums.metrics)
+        return ValidationResult(sums.loss, sums.metrics)
 
-    def items(
+    def make_items(
         self,
         model: LanguageModel,
         collate: Callable[[RowsToScore], Batch],
@@ -187,12 +187,12 @@ def compute_perplexity(
     """
     longest, size = objective.max_scored_tokens(context), format_count(len(store), "token")
     windows = EvaluationWindows(store, sliding_windows(store, longest, min(stride, longest)))
-    n_bytes, n_words = count_predicted(store, tokenizer)[0], int(np.sum(store.n_words))
+    n_bytes, n_words = count_predicted_bytes_and_tokens(store, tokenizer)[0], int(np.sum(store.n_words))
     if not windows.windows:
         raise DataError(f"the text has {size}, so there is none to predict", fix="give more text")
-    score = objective.score_text if model.interpolation is None else _score_interpolated
+    score = objective.score_text if model.interpolation is None else _score_interpolated_and_alone
     metrics = () if model.interpolation is None else (MODEL_ALONE,)
-    items = windows.items(model, objective.collate_for_scoring, score, compute, metrics)
+    items = windows.make_items(model, objective.collate_for_scoring, score, compute, metrics)
     sums = evaluate_items(model, replace(items, one_pass=objective.scores_text_in_one_pass), compute, report)
     if not sums.count:
         raise DataError(f"the text has {size}, but no {objective.unit} to predict", fix="give more text")
@@ -201,7 +201,7 @@ def compute_perplexity(
     return Perplexity(sums.total, sums.count, n_bytes, n_words, context, stride, objective.unit, model_nats)
 
 
-def _score_interpolated(model: LanguageModel, batch: Batch) -> Loss:
+def _score_interpolated_and_alone(model: LanguageModel, batch: Batch) -> Loss:
     """Returns the loss of a model that is interpolated with an n-gram model, and that of the model alone."""
     assert model.interpolation is not None
     targets_BT = batch.required_targets_BT
@@ -296,7 +296,7 @@ def measure_perplexity(
     """
 
     def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityResult:
-        loaded.check_likelihood()
+        loaded.check_has_likelihood()
         lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
         context = context or lm.context or loaded.recipe.model.context
         stride = stride or context
@@ -309,27 +309,27 @@ def measure_perplexity(
             data = data.with_values({"column": column})
         store = loaded.compute.world.call_main_first(lambda: tokenize_files(sources, data, loaded.tokenizer, report))
         lengths = {"context": context, "stride": stride}
-        with loaded.computing() as compute:
+        with loaded.compute_with_gathered_shards() as compute:
             perplexity = compute_perplexity(lm, objective, store, loaded.tokenizer, compute, report, **lengths)
         n_unseen = None
         if isinstance(lm, NGramModel):
             windows = EvaluationWindows(store, sliding_windows(store, context, stride))
-            items = windows.items(lm, objective.collate_for_scoring, _count_unseen, loaded.compute)
+            items = windows.make_items(lm, objective.collate_for_scoring, _count_unseen_ngrams, loaded.compute)
             n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
-        return PerplexityResult(perplexity, loaded, entropy_limit(sources, data), n_unseen)
+        return PerplexityResult(perplexity, loaded, bundled_entropy_bits_per_byte(sources, data), n_unseen)
 
-    with choose_compute(device, precision).join_processes() as compute:
-        loaded = load_packed(reference, compute)
+    with configure_compute(device, precision).join_processes() as compute:
+        loaded = load_merged_and_packed(reference, compute)
         result = measure(loaded, context, stride)
         if baseline is None:
             return result
-        other = load_packed(baseline, compute)
+        other = load_merged_and_packed(baseline, compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(result, baseline=measure(other, None, None))
 
 
-def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
+def _count_unseen_ngrams(model: LanguageModel, batch: Batch) -> Loss:
     """Returns how many targets a model of counts never counted after their contexts."""
     assert isinstance(model, NGramModel)
     targets_BT = batch.required_targets_BT
@@ -338,8 +338,8 @@ def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 
-def entropy_limit(sources: Sequence[str], data: Data) -> float | None:
+def bundled_entropy_bits_per_byte(sources: Sequence[str], data: Data) -> float | None:
     """Returns the entropy of bundled texts in bits per byte, for models that predict the ends of documents."""
     if data.split != "document" or any(source.startswith(HUB_PREFIX) for source in sources):
         return None
-    return bundled.entropy_bound([file for source in sources for file in find_files(source)])
+    return bundled.bundled_entropy_bits_per_byte([file for source in sources for file in find_files(source)])

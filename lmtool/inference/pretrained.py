@@ -19,7 +19,7 @@ from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.load import LoadedModel, MatchedVectors, load_run, load_trained_model
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.printable import format_count, printable
-from lmtool.recipe.spec.model import VectorsSpec
+from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec
 from lmtool.recipe.spec.text import TokenizerFile
@@ -99,7 +99,7 @@ class VectorSource:
             raise UsageError(what, where="model.embeddings", fix=f"set tokenizer.kind={expected}")
 
 
-def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
+def open_pretrained_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
     """Opens the vectors that initialize the embeddings of a new model; None if the recipe names none.
 
     base: the run that initializes the model; its embeddings already have the vectors that its own recipe names.
@@ -108,8 +108,8 @@ def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
     name = embeddings_name(recipe)
     if name is None or (base is not None and embeddings_name(base.recipe) == name):
         return None
-    assert isinstance(recipe.model, VectorsSpec)
-    source = VectorSource(name, _open_vector_source(name))
+    assert isinstance(recipe.model, InitialEmbeddingsModelSpec)
+    source = VectorSource(name, _open_file_or_run_vectors(name))
     key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
     width = getattr(recipe.model, key)
     if source.vectors.width != width:
@@ -122,10 +122,10 @@ def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
 
 def embeddings_name(recipe: Recipe) -> str | None:
     """Returns the file or run of word vectors that a recipe names."""
-    return recipe.model.embeddings if isinstance(recipe.model, VectorsSpec) else None
+    return recipe.model.embeddings if isinstance(recipe.model, InitialEmbeddingsModelSpec) else None
 
 
-def _open_vector_source(name: str) -> VectorFile | RunVectors:
+def _open_file_or_run_vectors(name: str) -> VectorFile | RunVectors:
     if os.path.isfile(name):
         return VectorFile.open(Path(name))
     try:
@@ -138,7 +138,7 @@ def _open_vector_source(name: str) -> VectorFile | RunVectors:
     return RunVectors.open(reference)
 
 
-def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, LoadedModel | None]:
+def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> tuple[Recipe, LoadedModel | None]:
     """Loads the model whose states a recipe's model reads, if any.
 
     base: the run that initializes the model; it has a copy of the model that its own model reads.
@@ -171,11 +171,11 @@ def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, Loade
     return recipe.with_values(values), LoadedModel(lm, source, source.recipe, CPU)
 
 
-def describe_features(model: Model, source: LoadedModel) -> str:
-    """Describes the states that a model reads, in a line. source: the model that computes them."""
+def describe_features(model: Model, feature_model: LoadedModel) -> str:
+    """Describes the states that a model reads, in a line. feature_model: computes them."""
     assert isinstance(model, FeatureReadingModelSpec)
     assert model.features is not None
     place = "beside" if model.features.beside else "in place of"
     extent = f"{model.features.mixed_layers} layers of {model.features.width}"
-    described = f"{printable(model.features.run)}, {source.model.description}, {extent}"
+    described = f"{printable(model.features.run)}, {feature_model.model.description}, {extent}"
     return f"features: {described}, frozen, {place} the embeddings; with its tokenizer"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lmtool.data.survey import DividedText, Progress, divide_text
+from lmtool.data.survey import Progress, ScannedTrainingText, scan_training_text
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.interop.references import HUB_PREFIX, find_imported_run, is_published
 from lmtool.printable import printable
 from lmtool.recipe.changes import diff_recipes, find_unchangeable_keys
 from lmtool.recipe.finetuning import ParentRun
-from lmtool.recipe.grammar import get_value
+from lmtool.recipe.grammar import get_value_or_default
 from lmtool.recipe.load import ResolvedRecipe, Setting, load_run_recipe
 from lmtool.recipe.resolve import is_default_recipe, resolve
 from lmtool.recipe.spec.recipe import Recipe
@@ -42,7 +42,7 @@ class Reference:
     run: Run
     named: Path | None = None
 
-    def find_newest_checkpoint(
+    def find_named_or_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
         """Returns the named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid`."""
@@ -54,14 +54,14 @@ class Reference:
     @cached_property
     def _checkpoint_and_warnings(self) -> tuple[Checkpoint, list[str]]:
         return (
-            self.find_newest_checkpoint(verify_optimizer=False)
+            self.find_named_or_newest_checkpoint(verify_optimizer=False)
             if self.named
             else self.run.find_best_checkpoint(verify_optimizer=False)
         )
 
     @cached_property
     def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
-        return read_recipe(self.run, self.checkpoint)
+        return read_verified_recipe(self.run, self.checkpoint)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -69,7 +69,7 @@ class Reference:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run; see `read_recipe`."""
+        """The recipe of the run; see `read_verified_recipe`."""
         return self._recipe_and_warnings[0]
 
     @property
@@ -79,14 +79,14 @@ class Reference:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return read_tokenizer(self.run)
+        return read_verified_tokenizer(self.run)
 
     @property
     def newer_step(self) -> int | None:
         """Step of the newest checkpoint after the best one; None if there is none, or a checkpoint is named."""
         return None if self.named else self.run.newest_step_after(self.checkpoint.step)
 
-    def written_recipe(self) -> tuple[Recipe, list[str]]:
+    def read_unverified_recipe(self) -> tuple[Recipe, list[str]]:
         """Reads recipe.yaml without comparing it with a checkpoint.
 
         If it is damaged, returns the recipe of the newest checkpoint, and a warning.
@@ -94,7 +94,7 @@ class Reference:
         try:
             return load_run_recipe(self.run.recipe_path), []
         except (RecipeError, UsageError):
-            return read_recipe(self.run, self.find_newest_checkpoint(verify_optimizer=False)[0])
+            return read_verified_recipe(self.run, self.find_named_or_newest_checkpoint(verify_optimizer=False)[0])
 
     @property
     def is_published(self) -> bool:
@@ -106,8 +106,8 @@ class Reference:
         """The facts about it that the recipe of a run trained further from it needs."""
         return ParentRun(self.recipe, self.run.name, self.is_published)
 
-    def record(self) -> dict[str, object]:
-        """Returns its path and the SHA-256 of its weights, by which `find_base` finds it."""
+    def to_source_record(self) -> dict[str, object]:
+        """Returns its path and the SHA-256 of its weights, by which `find_unchanged_base` finds it."""
         return {
             "is_published": self.is_published,
             "run": self.run.name,
@@ -139,8 +139,8 @@ def import_if_published(name: str) -> str:
     return str(import_to_cache(name))
 
 
-def resolve_recorded_run(name: str) -> str:
-    """Resolves a name from a file as `import_if_published`, but downloads nothing: only names that are typed may do that.
+def resolve_without_download(name: str) -> str:
+    """Resolves a name from a file as `import_if_published`, but downloads nothing, which only typed names may do.
 
     Raises CheckpointError for a name of the Hub that was not imported before.
     """
@@ -151,41 +151,45 @@ def resolve_recorded_run(name: str) -> str:
     return import_if_published(name)
 
 
-def find_base(run: Run) -> Reference:
+def find_unchanged_base(run: Run) -> Reference:
     """Finds the checkpoint that a run was initialized from, at its old path or in a run of its name.
 
     Raises CheckpointError if it is missing, or if its weights have changed.
     """
     need, note = f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base"
-    return _find_recorded(run, run.info.base, "the base of its adapters", need, note)
+    return _find_recorded_checkpoint(run, run.info.base, "the base of its adapters", need, note)
 
 
-def find_teacher(run: Run) -> Reference:
-    """Finds the checkpoint that a run is distilled from, and raises, as `find_base` does."""
-    return _find_recorded(
+def find_unchanged_teacher(run: Run) -> Reference:
+    """Finds the checkpoint that a run is distilled from, and raises, as `find_unchanged_base` does."""
+    return _find_recorded_checkpoint(
         run, run.info.teacher, "its teacher", f"{run.name} learns from", "only with it training goes on"
     )
 
 
-def _find_recorded(of_run: Run, record: SourceCheckpoint | None, name: str, need: str, note: str) -> Reference:
-    """Finds the checkpoint that a run recorded. name, need, note: its role, why it is needed and advice, for errors."""
+def _find_recorded_checkpoint(
+    run_with_record: Run, record: SourceCheckpoint | None, role: str, purpose: str, advice: str
+) -> Reference:
+    """Finds the checkpoint that a run recorded. role, purpose, advice: of this checkpoint, for errors."""
     if record is None:
-        raise CheckpointError(f"the run does not name {name}", where=str(of_run.path), fix="train anew")
-    wanted = f"{need} {record.checkpoint} of {record.run}"
-    known = resolve_recorded_run(record.path if Path(record.path).exists() else record.run)
+        raise CheckpointError(f"the run does not name {role}", where=str(run_with_record.path), fix="train anew")
+    wanted = f"{purpose} {record.checkpoint} of {record.run}"
+    known = resolve_without_download(record.path if Path(record.path).exists() else record.run)
     try:
         run = resolve_reference(known).run
         reference = Reference(run, run.path / CHECKPOINTS / record.checkpoint)
         is_same = reference.checkpoint.model_digest == record.sha256
     except CheckpointError as error:
-        raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {note}") from error
+        raise CheckpointError(
+            f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {advice}"
+        ) from error
     if not is_same:
         what = f"{wanted}, which has changed since"
         raise CheckpointError(what, where=str(reference.named), fix="restore the checkpoint, or train anew")
     return reference
 
 
-def read_tokenizer(run: Run) -> Tokenizer:
+def read_verified_tokenizer(run: Run) -> Tokenizer:
     """Reads the tokenizer of a run. Raises CheckpointError if the run was trained with another one."""
     tokenizer = Tokenizer.load(run.tokenizer_path)
     if tokenizer.fingerprint != run.info.fingerprints.tokenizer:
@@ -194,7 +198,7 @@ def read_tokenizer(run: Run) -> Tokenizer:
     return tokenizer
 
 
-def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
+def read_verified_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     """Reads recipe.yaml of a run. If it is damaged or missing, returns the checkpoint's recipe, and a warning.
 
     It may differ from the checkpoint's recipe in keys that a resumed run may change. Raises CheckpointError, which
@@ -227,7 +231,7 @@ def read_trained_recipe(checkpoint: Checkpoint) -> Recipe:
         raise add_version_hint(checkpoint.path.parents[1], unread) from error
 
 
-def find_tokenizer(reference: str) -> str:
+def find_tokenizer_path(reference: str) -> str:
     """Returns the path of a tokenizer.json, of a folder with one, or of a model's tokenizer. Raises CheckpointError."""
     is_file = os.path.isfile(reference) and not is_published(reference)
     if is_file or os.path.isfile(os.path.join(reference, TOKENIZER_FILE)):
@@ -239,19 +243,19 @@ def find_tokenizer(reference: str) -> str:
         raise CheckpointError(f"there is no tokenizer: {error.what}", where=error.where, fix=fix) from error
 
 
-def resolve_for_text(
+def resolve_recipe_for_text(
     recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
-) -> tuple[ResolvedRecipe, DividedText | None]:
+) -> tuple[ResolvedRecipe, ScannedTrainingText | None]:
     """Resolves a recipe for a text; the default recipe depends on the size of the text, which is then read.
 
     report: None to not read the text, and resolve the recipe as for any text.
-    Returns the resolved recipe, and the text if it was read. Raises as `divide_text` and `resolve_model_names`.
+    Returns the resolved recipe, and the text if it was read. Raises as `scan_training_text` and `resolve_model_names`.
     """
-    resolved, divided = resolve(recipe, settings), None
+    resolved, scanned = resolve(recipe, settings), None
     if report is not None and is_default_recipe(recipe) and resolved.recipe.data.sources:
-        divided = divide_text(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
-        resolved = resolve(recipe, settings, divided.text.shape)
-    return resolve_model_names(resolved), divided
+        scanned = scan_training_text(resolved.recipe.resolved_data, seed=resolved.recipe.seed, report=report)
+        resolved = resolve(recipe, settings, scanned.text.text_statistics)
+    return resolve_model_names(resolved), scanned
 
 
 def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) -> ResolvedRecipe:
@@ -271,7 +275,9 @@ def _model_names(recipe: Recipe) -> dict[str, str]:
     """Returns the names of models in a recipe, by key."""
     tree = recipe.model_dump()
     return {
-        key: value for key in MODEL_NAME_RESOLVERS if isinstance(value := get_value(tree, tuple(key.split("."))), str)
+        key: value
+        for key in MODEL_NAME_RESOLVERS
+        if isinstance(value := get_value_or_default(tree, tuple(key.split("."))), str)
     }
 
 
@@ -279,6 +285,6 @@ MODEL_NAME_RESOLVERS: Mapping[str, Callable[[str], str]] = {
     "distillation.teacher": import_if_published,
     "model.features.run": import_if_published,
     "model.embeddings": import_if_published,
-    "tokenizer.path": find_tokenizer,
+    "tokenizer.path": find_tokenizer_path,
 }
 """Functions that resolve the keys of a recipe that name a model. Embeddings and tokenizers may also be files."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmtool.batch import Batch, common_prefix_length, pad_rows
+from lmtool.batch import Batch, common_prefix_length, pad_rows_right
 from lmtool.data.survey import Progress
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, EvaluationItems, RowLengths, evaluate_items, ignore_progress
@@ -56,7 +56,7 @@ class ScoredText:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ScoringRow:
     """A row of model input with scored tokens.
 
     tokens: inputs.
@@ -76,11 +76,14 @@ class _Row:
         """Length of the row, or of its source if that is longer."""
         return max(len(self.tokens), len(self.source or ()))
 
-    def keep_last(self, n: int) -> "_Row":
-        """Returns the last n positions, which include all scored ones, with the last n of its source."""
-        cut = max(0, len(self.tokens) - n)
+    def keep_last_positions(self, n_positions: int) -> "_ScoringRow":
+        """Returns the row of the last positions, which include all scored ones, with as many of its source."""
+        cut = max(0, len(self.tokens) - n_positions)
         prefix = None if self.prefix is None else max(0, self.prefix - cut)
-        positions, source = [at - cut for at in self.positions], None if self.source is None else self.source[-n:]
+        positions, source = (
+            [at - cut for at in self.positions],
+            None if self.source is None else self.source[-n_positions:],
+        )
         return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
 
 
@@ -92,7 +95,7 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
     """
     if isinstance(loaded.recipe.objective, Embedding) or loaded.model.reads == "words":
         raise UsageError("this model does not predict tokens", fix="name a language model")
-    loaded.check_likelihood()
+    loaded.check_has_likelihood()
     if loaded.prompt_format.answers != (sources is not None):
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"
         raise UsageError(f"this model {needed}")
@@ -100,7 +103,8 @@ def score_texts(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str
         raise UsageError(f"texts and sources are not as many: {len(texts)} and {len(sources)}", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
     rows = [
-        _text_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)
+        _make_text_rows(loaded, *pair)
+        for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)
     ]
     results = []
     read = iter(_score_rows(loaded, [row for of_text in rows for row in of_text]))
@@ -143,9 +147,9 @@ class ScoredContinuation:
 def score_continuations(
     loaded: LoadedModel,
     groups: Sequence[Sequence[ContextPair]],
-    origins: Sequence[str],
+    group_locations: Sequence[str],
     *,
-    cuts: bool = False,
+    truncate_contexts: bool = False,
     report: Progress = ignore_progress,
 ) -> list[list[ScoredContinuation]]:
     """Computes log p(continuation | context), without an end token, by all processes together.
@@ -155,24 +159,28 @@ def score_continuations(
     that begin in the context and end in the continuation are scored.
 
     groups: continuations to compare, of one context or of several; their common prefix is computed once.
-    origins: where each group is from, for messages.
-    cuts: a context that does not fit loses its beginning.
+    group_locations: where each group is from, for errors.
+    truncate_contexts: a context that does not fit loses its beginning.
     Raises UsageError for what does not fit, or not even without its context; and for a model that predicts no tokens.
     """
     check_predicts_tokens(loaded)
-    longest, whole = _max_length(loaded), [_encode_group(loaded, group) for group in groups]
+    longest, whole = _max_length(loaded), [_encode_continuations(loaded, group) for group in groups]
     if longest:
         # a cut row begins at the latest with the position that predicts the first scored token
         needed = [
             max(
-                (len(row.tokens) - row.positions[0] if cuts else row.length for one in group for row in one.rows),
+                (
+                    len(row.tokens) - row.positions[0] if truncate_contexts else row.length
+                    for one in group
+                    for row in one.rows
+                ),
                 default=0,
             )
             for group in whole
         ]
-        if long := [pair for pair in zip(needed, origins, strict=True) if pair[0] > longest]:
+        if long := [pair for pair in zip(needed, group_locations, strict=True) if pair[0] > longest]:
             kind, with_what, fix = "answers", "alone", "shorten the answer, or take a model with a longer context"
-            if not cuts:
+            if not truncate_contexts:
                 kind, with_what = "prompts", "with an answer"
                 fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
@@ -187,7 +195,7 @@ def check_predicts_tokens(loaded: LoadedModel) -> None:
             f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} predicts no tokens of a text"
         )
         raise UsageError(what, where=str(loaded.run_path), fix="name a language model, such as a decoder")
-    loaded.check_likelihood()
+    loaded.check_has_likelihood()
 
 
 def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress = ignore_progress) -> list[float]:
@@ -200,12 +208,12 @@ def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Progress
     check_predicts_tokens(loaded)
     if loaded.prompt_format.answers:
         raise UsageError("this model scores targets of sources, not texts", where=str(loaded.run_path))
-    rows = [_window_rows(loaded, loaded.tokenizer.encode(text)) for text in texts]
+    rows = [_make_window_rows(loaded, loaded.tokenizer.encode(text)) for text in texts]
     scores = iter(_score_rows(loaded, [row for of_text in rows for row in of_text], report))
     return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
 
 
-def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
+def _make_window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
     """Makes the rows that score a text of any length."""
     prompt_format, n = loaded.prompt_format, _max_length(loaded) or len(ids) + 2
     rows = []
@@ -222,25 +230,25 @@ def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
         stop = min(first + n, len(ids))
         start, prefix = max(0, stop - n), 0 if _source_is_prefix(loaded) else None
         positions = list(range(first - start, stop - start))
-        rows.append(_Row(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
+        rows.append(_ScoringRow(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
     return rows
 
 
 @dataclass(frozen=True)
-class _Continuation:
+class _ContinuationRows:
     """The rows that score a continuation: one, or one for each token of a bidirectional model; none without tokens."""
 
-    rows: list[_Row]
+    rows: list[_ScoringRow]
     is_cut: bool = False
 
-    def truncate(self, longest: int | None) -> "_Continuation":
-        """Returns it with the last `longest` positions of its rows."""
-        if longest is None or max((row.length for row in self.rows), default=0) <= longest:
+    def truncate(self, max_length: int | None) -> "_ContinuationRows":
+        """Returns it with at most the last `max_length` positions of its rows."""
+        if max_length is None or max((row.length for row in self.rows), default=0) <= max_length:
             return self
-        return replace(self, rows=[row.keep_last(longest) for row in self.rows], is_cut=True)
+        return replace(self, rows=[row.keep_last_positions(max_length) for row in self.rows], is_cut=True)
 
 
-def _encode_group(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_Continuation]:
+def _encode_continuations(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_ContinuationRows]:
     """Makes the rows of the continuations of a group. Those of one context are scored from the same token on."""
     texts = [_encode_pair(loaded, *pair) for pair in group]
     same_context = len({context for context, _ in group}) == 1
@@ -251,8 +259,8 @@ def _encode_group(loaded: LoadedModel, group: Sequence[ContextPair]) -> list[_Co
         if loaded.model.reads == "both":
             rows = _masked_rows(loaded, [*whole, *loaded.prompt_format.after], range(first, len(whole)))
         else:
-            rows = [_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
-        continuations.append(_Continuation(rows))
+            rows = [_make_suffix_row(loaded, source, whole, first)] if first < len(whole) else []
+        continuations.append(_ContinuationRows(rows))
     return continuations
 
 
@@ -296,7 +304,7 @@ def _first_id(loaded: LoadedModel) -> int:
 
 
 def _score_groups(
-    loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Progress
+    loaded: LoadedModel, groups: Sequence[Sequence[_ContinuationRows]], report: Progress
 ) -> list[list[ScoredContinuation]]:
     """Scores the continuations of each group, those with a common prefix separately."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"
@@ -308,7 +316,10 @@ def _score_groups(
     alone = [
         row for group, shared in zip(groups, shares, strict=True) if not shared for one in group for row in one.rows
     ]
-    of_groups, of_rows = iter(_score_branched(loaded, common, report)), iter(_score_rows(loaded, alone, report))
+    of_groups, of_rows = (
+        iter(_score_rows_sharing_prefix(loaded, common, report)),
+        iter(_score_rows(loaded, alone, report)),
+    )
     scored = []
     for group, shared in zip(groups, shares, strict=True):
         if shared:
@@ -323,7 +334,7 @@ def _score_groups(
     return scored
 
 
-def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]:
+def _make_text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_ScoringRow]:
     """Makes the rows that score a text: one, or one for each token of a bidirectional model."""
     prompt_format, tokenizer = loaded.prompt_format, loaded.tokenizer
     if loaded.model.reads == "both":
@@ -337,25 +348,25 @@ def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[
         opening, read = list(prompt.tokens), list(prompt.source or ())
     else:
         opening = list(prompt_format.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)
-    row = _suffix_row(loaded, read if read or _source_is_prefix(loaded) else None, [*opening, *ids], len(opening))
+    row = _make_suffix_row(loaded, read if read or _source_is_prefix(loaded) else None, [*opening, *ids], len(opening))
     _check_length(loaded, len(row.tokens))
     return [row] if row.positions else []
 
 
-def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]) -> list[_Row]:
+def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]) -> list[_ScoringRow]:
     """Makes a row for each position, in which its token is masked."""
     mask_id = loaded.tokenizer.mask_id
-    return [_Row([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
+    return [_ScoringRow([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
 
 
-def _suffix_row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int) -> _Row:
-    """The row that scores a text from its token `first` on, the second one at the earliest."""
+def _make_suffix_row(loaded: LoadedModel, source: list[int] | None, ids: list[int], first_scored: int) -> _ScoringRow:
+    """Makes the row that scores a text from its token `first_scored` on, the second one at the earliest."""
     prefix = None
     if _source_is_prefix(loaded):
-        prefix = first - 1 if source is None else len(source)
-        whole, first, source = [*(source or ()), *whole], first + len(source or ()), None
-    first = max(1, first)
-    return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
+        prefix = first_scored - 1 if source is None else len(source)
+        ids, first_scored, source = [*(source or ()), *ids], first_scored + len(source or ()), None
+    first_scored = max(1, first_scored)
+    return _ScoringRow(ids[:-1], list(range(first_scored - 1, len(ids) - 1)), ids[first_scored:], source, prefix)
 
 
 def _source_is_prefix(loaded: LoadedModel) -> bool:
@@ -373,13 +384,15 @@ def _check_length(loaded: LoadedModel, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Progress = ignore_progress) -> list[ScoredTokens]:
+def _score_rows(
+    loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Progress = ignore_progress
+) -> list[ScoredTokens]:
     """Scores the targets of each row."""
     pad = loaded.tokenizer.pad_id
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
-        tokens_BT, keep_BT = pad_rows([np.array(row.tokens, dtype=np.int64) for row in group], pad)
+        tokens_BT, keep_BT = pad_rows_right([np.array(row.tokens, dtype=np.int64) for row in group], pad)
         batch = _add_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
         if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
@@ -388,25 +401,27 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Progress = ig
         return None, _score_targets(loaded, scored, [[row] for row in group])
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
-    return _evaluate_scores(loaded, lengths, read, report)
+    return _compute_scores_in_batches(loaded, lengths, read, report)
 
 
-def _evaluate_scores(
-    loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Progress
+def _compute_scores_in_batches(
+    loaded: LoadedModel, lengths: Sequence[RowLengths], compute_scores: ReadScores, report: Progress
 ) -> list[ScoredTokens]:
     """Evaluates items; on a CPU in small batches, which have less padding and are as fast."""
     tokens = CPU_BATCH_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
-    items = EvaluationItems(lengths, read, tokens=tokens, dtype=np.float32)
+    items = EvaluationItems(lengths, compute_scores, tokens=tokens, dtype=np.float32)
     return evaluate_items(loaded.model, items, loaded.compute, report).arrays
 
 
-def _common_prefix_length(rows: Sequence[_Row]) -> int:
+def _common_prefix_length(rows: Sequence[_ScoringRow]) -> int:
     """Returns the length of the common prefix of rows; 0 if it cannot be computed once."""
     alone = len(rows) == 1 or rows[0].prefix is not None or any(row.source != rows[0].source for row in rows)
     return 0 if alone else common_prefix_length(*(row.tokens for row in rows))
 
 
-def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Progress) -> list[ScoredTokens]:
+def _score_rows_sharing_prefix(
+    loaded: LoadedModel, groups: Sequence[Sequence[_ScoringRow]], report: Progress
+) -> list[ScoredTokens]:
     """Scores the targets of all rows of each group, whose common prefix is read once."""
     n_common = [_common_prefix_length(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]
@@ -415,52 +430,58 @@ def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], repor
     ]
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
-        return None, _compute_branched(loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen])
+        return None, _score_batch_sharing_prefix(loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen])
 
-    return _evaluate_scores(loaded, lengths, read, report)
+    return _compute_scores_in_batches(loaded, lengths, read, report)
 
 
-def _compute_branched(
-    loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]
+def _score_batch_sharing_prefix(
+    loaded: LoadedModel, groups: Sequence[Sequence[_ScoringRow]], prefix_lengths: Sequence[int]
 ) -> list[ScoredTokens]:
-    """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
+    """Scores groups of rows. The decoding state of the prefix that the rows of a group share is computed once."""
     model, pad, longest = loaded.model, loaded.tokenizer.pad_id, _max_length(loaded)
-    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
-    if len(groups) > 1 and longest is not None and max(n_common) + max(map(len, rest)) > longest:
+    rest = [
+        np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, prefix_lengths, strict=True) for row in rows
+    ]
+    if len(groups) > 1 and longest is not None and max(prefix_lengths) + max(map(len, rest)) > longest:
         # padding would have positions that the model does not have
         return [
-            scores for one, n in zip(groups, n_common, strict=True) for scores in _compute_branched(loaded, [one], [n])
+            scores
+            for one, n in zip(groups, prefix_lengths, strict=True)
+            for scores in _score_batch_sharing_prefix(loaded, [one], [n])
         ]
-    common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
-    batch = _add_sources(Batch(pad_rows(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
+    common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, prefix_lengths, strict=True)]
+    batch = _add_sources(Batch(pad_rows_right(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.initial_state(batch)
-    if not state.can_rewind and len(set(n_common)) > 1:
+    if not state.can_rewind and len(set(prefix_lengths)) > 1:
         # padding changes a recurrent state
-        runs = [list(run) for _, run in groupby(zip(groups, n_common, strict=True), itemgetter(1))]
-        return [scores for run in runs for scores in _compute_branched(loaded, *map(list, zip(*run, strict=True)))]
+        runs = [list(run) for _, run in groupby(zip(groups, prefix_lengths, strict=True), itemgetter(1))]
+        return [
+            scores for run in runs for scores in _score_batch_sharing_prefix(loaded, *map(list, zip(*run, strict=True)))
+        ]
     hidden_BTD, state = model.forward_incremental(batch.tokens_BT, state)
-    state = state.truncate_rows(n_common)
+    state = state.truncate_rows(prefix_lengths)
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.select_rows([b for b, rows in enumerate(groups) for _ in rows])
-        apart = iter(model.forward_incremental(pad_rows(rest, pad)[0].to(loaded.device), state)[0])
+        apart = iter(model.forward_incremental(pad_rows_right(rest, pad)[0].to(loaded.device), state)[0])
     states = [
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
-        for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)
+        for rows, n, hidden_TD in zip(groups, prefix_lengths, hidden_BTD, strict=True)
     ]
     return _score_targets(loaded, states, groups)
 
 
-def _add_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
+def _add_sources(batch: Batch, rows: Sequence[_ScoringRow], pad_id: int) -> Batch:
     """Adds the sources of its rows to a batch, if they have any."""
     if rows[0].source is None:
         return batch
-    source_BS, keep_BS = pad_rows([np.array(row.source, dtype=np.int64) for row in rows], pad)
+    source_BS, keep_BS = pad_rows_right([np.array(row.source, dtype=np.int64) for row in rows], pad_id)
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 
 def _score_targets(
-    loaded: LoadedModel, states: Sequence[torch.Tensor], groups: Sequence[Sequence[_Row]]
+    loaded: LoadedModel, states: Sequence[torch.Tensor], groups: Sequence[Sequence[_ScoringRow]]
 ) -> list[ScoredTokens]:
     """Scores the targets of groups of rows from their hidden states (N, D), at most MAX_LOGITS logits at once."""
     n_at_once, interpolation = max(1, MAX_LOGITS // loaded.model.vocab_size), loaded.model.interpolation

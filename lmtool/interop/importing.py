@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -31,7 +31,7 @@ from lmtool.interop.families.family import BODY_OBJECTIVE
 from lmtool.interop.families.layouts import WeightMapping
 from lmtool.interop.families.rules import HEAD_OBJECTIVES, read_labels
 from lmtool.interop.files import import_error
-from lmtool.interop.published_models import PublishedModel, download_model, open_published_model
+from lmtool.interop.published_models import PublishedModel, download_hub_model, open_published_model
 from lmtool.model import add_objective_head
 from lmtool.model.size import UNCOUNTABLE, build_on_meta, count_parameters
 from lmtool.printable import printable
@@ -62,16 +62,16 @@ def import_to_cache(reference: str) -> Path:
     before is not asked for again. Raises CheckpointError for what cannot be imported.
     """
     if not reference.startswith(references.HUB_PREFIX):
-        return _import_files(open_published_model(Path(reference)), reference, None)
+        return _find_or_write_cached_run(open_published_model(Path(reference)), reference, None)
     if (known := references.find_imported_run(reference)) is not None:
         return known
-    path, commit = download_model(reference)
-    run = _import_files(open_published_model(path), reference, commit)
-    references.write_note(references.hub_note_file(reference), run.name)
+    path, commit = download_hub_model(reference)
+    run = _find_or_write_cached_run(open_published_model(path), reference, commit)
+    references.try_write_cache_line(references.hub_note_file(reference), run.name)
     return run
 
 
-def import_run(reference: str, output: Path | None, report: Progress) -> Path:
+def import_model_as_run(reference: str, output: Path | None, report: Progress) -> Path:
     """Makes a run of a published model, in `output`, or in a new one of the runs directory. Asks the Hub for updates.
 
     report: gets the bytes of float32 done and in total.
@@ -79,31 +79,31 @@ def import_run(reference: str, output: Path | None, report: Progress) -> Path:
     commit = None
     path = Path(reference)
     if reference.startswith(references.HUB_PREFIX):
-        path, commit = download_model(reference)
+        path, commit = download_hub_model(reference)
         with convert_write_errors(references.imports_folder()):
             references.hub_note_file(reference).unlink(missing_ok=True)  # what was downloaded may be newer
-    run = output or make_run_path(_run_name(reference))
+    run = output or make_run_path(_derive_run_name(reference))
     check_folder_is_empty(run)
     check_output_folder(run)
     model = open_published_model(path)
-    _write_run(model, reference, commit, run, _digest_files(model), report)
+    _write_run(model, reference, commit, run, _digest_files_with_cache(model), report)
     add_to_runs_index(run)
     return run
 
 
-def _run_name(reference: str) -> str:
-    """A name for the run of a model."""
+def _derive_run_name(reference: str) -> str:
+    """Derives a name for the run of a model from its path or its name on the Hub."""
     name = Path(reference).resolve().stem
     if reference.startswith(references.HUB_PREFIX):
         name = references.parse_hub_reference(reference)[0].replace("/", "--")
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:60] or "model"
 
 
-def _import_files(model: PublishedModel, reference: str, commit: str | None) -> Path:
+def _find_or_write_cached_run(model: PublishedModel, reference: str, commit: str | None) -> Path:
     """Finds the run of these files in the cache, or writes it."""
-    digests = _digest_files(model)
+    digests = _digest_files_with_cache(model)
     key = sha256_of_json([VERSION, sorted(digests.items())])
-    run = references.imports_folder() / f"{_run_name(reference)}-{key[:12]}"
+    run = references.imports_folder() / f"{_derive_run_name(reference)}-{key[:12]}"
     if (run / RUN_INFO_FILE).exists():  # a run is there whole or not at all; the cache may be read-only
         return run
     with hold_lock(references.imports_folder() / "locks" / key):
@@ -113,8 +113,8 @@ def _import_files(model: PublishedModel, reference: str, commit: str | None) -> 
     return run
 
 
-def _digest_files(model: PublishedModel) -> dict[str, str]:
-    """The SHA-256 of each file of a model; from the cache where a file has not changed since."""
+def _digest_files_with_cache(model: PublishedModel) -> dict[str, str]:
+    """Returns the SHA-256 of each file of a model, which is computed and cached when a file is new or has changed."""
     digests = {}
     for file in model.files:
         real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
@@ -122,10 +122,10 @@ def _digest_files(model: PublishedModel) -> dict[str, str]:
             entry = real.stat()
             state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
             note = references.imports_folder() / "digests" / sha256_of_json(state)
-            digest = references.read_note(note)
+            digest = references.read_cache_line_or_empty(note)
             if re.fullmatch("[0-9a-f]{64}", digest) is None:
                 digest = sha256_of_file(real)
-                references.write_note(note, digest)
+                references.try_write_cache_line(note, digest)
         digests[str(file.relative_to(model.path)) if model.path.is_dir() else file.name] = digest
     return digests
 
@@ -152,10 +152,10 @@ def _write_run(
     if has_separate_head:
         body = (replace(weight, name=f"body.{weight.name}") for weight in weights)
         weights = [*body, *(WeightMapping(name, (name,)) for name in model.head_tensor_names)]
-    tensors = _convert_weights(model, weights, outlines, report)
+    tensors = _convert_weights_lazily(model, weights, outlines, report)
     millions = sum(parameter.numel() for parameter in outlines.values()) / 1e6
     info = RunInfo.create(
-        recipe=_run_name(reference),
+        recipe=_derive_run_name(reference),
         summary=f"{spec.title}, {spec.n_layers} x {spec.d_model}, {millions:.1f}M parameters",
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
         origin={"reference": reference, "revision": commit, "model_type": model.family.model_type, "sha256": digests},
@@ -165,13 +165,20 @@ def _write_run(
         run.save_checkpoint(Snapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
-def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Reads the sections `model`, `objective` and `data` of a recipe, and whether its head lies beside the body.
+class RecipeSections(NamedTuple):
+    """The sections `model`, `objective` and `data` of a recipe, and whether its head is stored beside the body."""
+
+    sections: dict[str, dict[str, Any]]
+    has_separate_head: bool
+
+
+def read_recipe_sections(model: PublishedModel) -> RecipeSections:
+    """Reads the sections of a recipe from the configuration of a model.
 
     Where the note of an export says more than what Transformers reads, labels and the kind of the head that there is
     are those of Transformers, because they may have changed. Raises CheckpointError for what no recipe expresses.
     """
-    config, sections = model.config, model.family.read_config(model.config)
+    config, sections = model.config, model.family.read_recipe_from_config(model.config)
     note = config.read_section(references.NOTE_KEY)
     objective, published = note.read("objective", dict, {}), sections["objective"]
     data = {key: value for key, value in note.read("data", dict, {}).items() if key in (*NOTED_COLUMNS, "tasks")}
@@ -189,7 +196,8 @@ def read_recipe_sections(model: PublishedModel) -> tuple[dict[str, dict[str, Any
         objective = model.embedding_objective
     if model.max_context:
         contexts.append(model.max_context)
-    return {"model": {**spec, "context": min(contexts)}, "objective": objective, "data": data}, has_separate_head
+    sections = {"model": {**spec, "context": min(contexts)}, "objective": objective, "data": data}
+    return RecipeSections(sections, has_separate_head)
 
 
 def _build_tokenizer(model: PublishedModel, objective_kind: str) -> Tokenizer:
@@ -251,12 +259,13 @@ def _build_recipe(
         raise import_error(f"its configuration is of no model: {what}", model.path) from error
 
 
-def _convert_weights(
-    model: PublishedModel, weights: Sequence[WeightMapping], outlines: Mapping[str, Tensor], report: Progress
+def _convert_weights_lazily(
+    model: PublishedModel, weights: Sequence[WeightMapping], meta_tensors: Mapping[str, Tensor], report: Progress
 ) -> ComputedTensors:
-    """The weights of the run, each converted when it is written.
+    """Returns the weights of the run, each of which is converted when it is written.
 
-    outlines: tensors without storage. Raises CheckpointError when tensors are missing, left over, or of other shapes.
+    meta_tensors: the parameters, without storage.
+    Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
 
     def misfit_error(what: str) -> CheckpointError:
@@ -274,11 +283,11 @@ def _convert_weights(
             tensor, tied = model.read_tensor(name), model.read_tensor(embedding)
             if tensor.shape == tied.shape and not torch.equal(tensor, tied):
                 raise misfit_error(f"{printable(name)[:100]} differs from the embedding that it is tied to")
-    if odd := outlines.keys() ^ {weight.name for weight in weights}:
+    if odd := meta_tensors.keys() ^ {weight.name for weight in weights}:
         if not model.head_tensor_names:
             raise AssertionError(f"{model.family.model_type}: {odd}")
         raise misfit_error(f"{printable(min(odd))[:100]} is missing in its head, or has no place in it")
-    n_bytes, done = sum(4 * parameter.numel() for parameter in outlines.values()), 0
+    n_bytes, done = sum(4 * parameter.numel() for parameter in meta_tensors.values()), 0
     by_name = {weight.name: weight for weight in weights}
 
     def convert(name: str) -> Tensor:
@@ -290,8 +299,8 @@ def _convert_weights(
             tensor = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
             raise misfit_error(f"{first}: {printable(str(error))[:80]}") from error
-        if tensor.shape != outlines[name].shape:
-            shape, wanted = (" x ".join(map(str, one.shape)) or "a number" for one in (tensor, outlines[name]))
+        if tensor.shape != meta_tensors[name].shape:
+            shape, wanted = (" x ".join(map(str, one.shape)) or "a number" for one in (tensor, meta_tensors[name]))
             raise misfit_error(f"{names} is {shape}, not {wanted}")
         if not torch.isfinite(tensor).all():
             raise misfit_error(f"{first} has values that are not finite numbers")
@@ -299,4 +308,4 @@ def _convert_weights(
         report("importing", done, n_bytes)
         return tensor.float().contiguous()
 
-    return ComputedTensors(outlines, convert)
+    return ComputedTensors(meta_tensors, convert)

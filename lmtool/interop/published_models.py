@@ -13,17 +13,17 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.data.hub import import_hub
+from lmtool.data.hub import configure_and_import_hub
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.family import Family
 from lmtool.interop.files import import_error, read_json, read_json_if_exists
 from lmtool.interop.gguf.container import GgufContainer
 from lmtool.interop.gguf.vocabulary import read_gguf_tokenizer
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR
 from lmtool.interop.references import CONFIG_FILE, HEAD_FILE, MODULES_FILE, NOTE_KEY, parse_hub_reference
-from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
+from lmtool.interop.tokenization.reading import PublishedTokenizer, read_published_tokenizer
 from lmtool.printable import printable
 from lmtool.run.tensors import open_safetensors
 
@@ -67,7 +67,7 @@ class PublishedModel(ABC):
     """
 
     family: Family
-    config: PublishedConfig
+    config: StrictConfigReader
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,30 +104,31 @@ class HuggingFaceModel(PublishedModel):
             raise import_error(f"this is not a model: it has no {CONFIG_FILE}", path, fix)
         values = read_json(path / CONFIG_FILE)
         self.token_settings = values | read_json_if_exists(path / GENERATION_FILE)
-        pooling = self._find_pooling(here)
-        shards = self._find_shards(here)
-        model_type = PublishedConfig(values, str(path)).read("model_type", str)
+        pooling = self._find_pooling_config(here)
+        shards = self._find_tensor_files(here)
+        model_type = StrictConfigReader(values, str(path)).read("model_type", str)
         if model_type not in FAMILIES:
             fix = f"those that can: {', '.join(FAMILIES)}"
             raise import_error(f"the model_type {printable(model_type)[:60]!r} cannot be imported", path, fix)
         self.family = FAMILIES[model_type]
-        self._stored_names = self.family.canonical_tensor_names(shards)
-        self.config = PublishedConfig(values, str(path), self._stored_names.keys())
-        self.head_tensor_names = [*self._open(HEAD_FILE).keys()] if HEAD_FILE in here else []
+        self._stored_names = self.family.map_canonical_to_stored_names(shards)
+        self.config = StrictConfigReader(values, str(path), self._stored_names.keys())
+        self.head_tensor_names = [*self._open_safetensors_cached(HEAD_FILE).keys()] if HEAD_FILE in here else []
         self._stored_names |= {name: name for name in self.head_tensor_names}
         self._shards = {**dict.fromkeys(self.head_tensor_names, HEAD_FILE), **shards}
         names = [name for name in here if name in _FILES_READ] + sorted({*shards.values()} - {WEIGHTS_FILE})
-        self.files = [path / name for name in names] + pooling
-        if pooling:
+        self.files = [path / name for name in names]
+        if pooling is not None:
+            self.files.append(pooling)
             normalizes = len(read_json(path / MODULES_FILE, list)) == 3
-            self.embedding_objective = {"kind": "embedding", "pool": _read_pooling(*pooling), "normalize": normalizes}
+            self.embedding_objective = {"kind": "embedding", "pool": _read_pooling(pooling), "normalize": normalizes}
             length = read_json_if_exists(path / LENGTH_FILE).get("max_seq_length")
             self.max_context = length if isinstance(length, int) and length > 0 else None
 
-    def _find_pooling(self, here: Sequence[str]) -> list[Path]:
-        """Finds the file with the pooling of a sentence-transformers model; there is none in other models."""
-        if MODULES_FILE not in here:
-            return []
+    def _find_pooling_config(self, file_names: Sequence[str]) -> Path | None:
+        """Finds the file with the pooling of a sentence-transformers model; None in other models."""
+        if MODULES_FILE not in file_names:
+            return None
         modules = read_json(self.path / MODULES_FILE, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -135,27 +136,27 @@ class HuggingFaceModel(PublishedModel):
             importable = "those that can be imported have Transformer, Pooling and maybe Normalize"
             raise import_error(f"{what}; {importable}", self.path / MODULES_FILE, _PAGE_FIX)
         folder = str(modules[1].get("path"))
-        if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in here:
+        if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in file_names:
             raise import_error("its pooling is not there", self.path / MODULES_FILE)
-        return [self.path / folder / CONFIG_FILE]
+        return self.path / folder / CONFIG_FILE
 
-    def _find_shards(self, here: Sequence[str]) -> dict[str, str]:
-        """Finds the file of each tensor."""
+    def _find_tensor_files(self, file_names: Sequence[str]) -> dict[str, str]:
+        """Returns the file of each tensor. Raises CheckpointError when there are no weights, or files are missing."""
         files = [WEIGHTS_FILE]
-        if WEIGHTS_FILE not in here and INDEX_FILE in here:
+        if WEIGHTS_FILE not in file_names and INDEX_FILE in file_names:
             shards = read_json(self.path / INDEX_FILE).get("weight_map")
             if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
                 raise import_error("the index names no files", self.path / INDEX_FILE)
             files = sorted({*shards.values()})
-            if missing := [printable(file)[:80] for file in files if file not in here]:
+            if missing := [printable(file)[:80] for file in files if file not in file_names]:
                 raise import_error(f"the index names {missing[0]}, which is not there", self.path / INDEX_FILE)
-        elif WEIGHTS_FILE not in here:
-            if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in here):
+        elif WEIGHTS_FILE not in file_names:
+            if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in file_names):
                 raise _pickle_error(str(self.path))
             raise import_error(f"there is no {WEIGHTS_FILE}", self.path)
-        return {name: file for file in files for name in [*self._open(file).keys()]}
+        return {name: file for file in files for name in [*self._open_safetensors_cached(file).keys()]}
 
-    def _open(self, file: str) -> Any:
+    def _open_safetensors_cached(self, file: str) -> Any:
         if file not in self._opened:
             try:
                 durable.open_regular_file(self.path / file).close()
@@ -171,7 +172,7 @@ class HuggingFaceModel(PublishedModel):
         stored = self._stored_names[name]
         file = self._shards[stored]
         try:
-            tensor: Tensor = self._open(file).get_tensor(stored)
+            tensor: Tensor = self._open_safetensors_cached(file).get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise self._damage_error(file, error) from error
         if not tensor.is_floating_point():
@@ -180,7 +181,7 @@ class HuggingFaceModel(PublishedModel):
         return tensor
 
     def read_tokenizer(self) -> PublishedTokenizer:
-        return read_tokenizer(self.path, self.family.model_type)
+        return read_published_tokenizer(self.path, self.family.model_type)
 
 
 def _first_line(error: Exception) -> str:
@@ -211,7 +212,7 @@ class GgufModel(PublishedModel):
         by_architecture = {family.architecture: family for family in GGUF_FAMILIES.values()}
         if architecture not in by_architecture:
             what = f"architecture {printable(str(architecture))[:40]} is none of {', '.join(by_architecture)}"
-            raise PublishedConfig({}, where).import_error(what)
+            raise StrictConfigReader({}, where).import_error(what)
         self.family = by_architecture[architecture]
         if EMBEDDING_TENSOR not in container.tensors:
             raise container.damage_error(f"the tensor {EMBEDDING_TENSOR} is missing")
@@ -224,29 +225,29 @@ class GgufModel(PublishedModel):
         values = {key.removeprefix(prefix): value for key, value in container.values.items() if key.startswith(prefix)}
         values["vocab_size"] = n_rows
         if ROPE_DIVISORS_TENSOR in container.tensors:
-            values[ROPE_DIVISORS_TENSOR] = container.read_tensor(ROPE_DIVISORS_TENSOR).numpy()
+            values[ROPE_DIVISORS_TENSOR] = container.read_dequantized_tensor(ROPE_DIVISORS_TENSOR).numpy()
         if (note := container.values.get(NOTE_KEY)) is not None:
             try:
                 values[NOTE_KEY] = json.loads(note)
             except (TypeError, ValueError, RecursionError):
                 raise container.damage_error(f"{NOTE_KEY} is not the note of an export") from None
-        self.config = PublishedConfig(values, where, names, section=architecture)
+        self.config = StrictConfigReader(values, where, names, section=architecture)
         self._tokenizer, self.token_settings = read_gguf_tokenizer(container, architecture, n_rows)
 
     def read_tensor(self, name: str) -> Tensor:
-        return self._container.read_tensor(name)
+        return self._container.read_dequantized_tensor(name)
 
     def read_tokenizer(self) -> PublishedTokenizer:
         return self._tokenizer
 
 
-def download_model(reference: str) -> tuple[Path, str]:
+def download_hub_model(reference: str) -> tuple[Path, str]:
     """Downloads a repository of the Hub to the cache of `huggingface_hub`, if it is not there.
 
     Returns its directory and commit. Raises CheckpointError when the Hub does not have it, or it cannot be reached and
     the cache does not have it, and when it holds no weights that can be read.
     """
-    huggingface_hub = import_hub()
+    huggingface_hub = configure_and_import_hub()
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub_reference(reference)

@@ -55,23 +55,23 @@ def hub_note_file(reference: str) -> Path:
     return imports_folder() / "hub" / sha256(name.encode())
 
 
-def find_imported_run(reference: str) -> Path | None:
-    """Finds the run that a Hub reference was imported as before; None when it was not."""
-    name = read_note(hub_note_file(reference))
+def find_imported_run(hub_reference: str) -> Path | None:
+    """Finds the run in the cache that a Hub reference was imported as before; None when it was not."""
+    name = read_cache_line_or_empty(hub_note_file(hub_reference))
     run = imports_folder() / name
     return run if name and (run / RUN_INFO_FILE).exists() else None
 
 
-def read_note(file: Path) -> str:
-    """Reads the line of a file of the cache; empty when it cannot be read."""
+def read_cache_line_or_empty(file: Path) -> str:
+    """Reads the line in a file of the cache; empty when it cannot be read."""
     try:
         return durable.read_file(file).decode("ascii")
     except (OSError, ValueError):
         return ""
 
 
-def write_note(file: Path, line: str) -> None:
-    """Writes what `read_note` reads, atomically. Where the cache cannot be written, it is found out again next time."""
+def try_write_cache_line(file: Path, line: str) -> None:
+    """Writes a file of the cache atomically, for `read_cache_line_or_empty`. Does nothing when it cannot be written."""
     # several commands may write the same note
     with suppress(ResourceError), durable.hold_lock(imports_folder() / "locks" / file.name):
         with durable.convert_write_errors(file):

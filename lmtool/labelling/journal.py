@@ -11,7 +11,7 @@ from lmtool import durable, records, system
 from lmtool.errors import DataError, UsageError
 
 
-class Journal:
+class LockedAnswerJournal:
     """A journal file that one process has open. entries: those that it had when it was opened.
 
     Raises UsageError if another process has it open, or if it has answers to another table; DataError if it is damaged.
@@ -39,7 +39,7 @@ class Journal:
                 fix = "choose another -o, or the table, column and --multi as they were"
                 raise UsageError("these are answers to another table", where=str(path), fix=fix, code="data_changed")
             if not self._size:
-                self.append(head)
+                self.append_and_sync(head)
                 durable.sync_directory(path.parent)
         except Exception as error:
             self.close()
@@ -48,7 +48,7 @@ class Journal:
             fix = "remove the line that is not JSON"
             raise DataError("the answers are damaged", where=str(path), fix=fix, code="damaged") from None
 
-    def append(self, entry: Mapping[str, Any]) -> None:
+    def append_and_sync(self, entry: Mapping[str, Any]) -> None:
         """Writes an entry and syncs it to disk. If it raises ResourceError, the entry is not written."""
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
         with durable.convert_write_errors(self.path):

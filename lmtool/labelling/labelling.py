@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.labelling import learning
-from lmtool.labelling.journal import Journal
+from lmtool.labelling.journal import LockedAnswerJournal
 from lmtool.labelling.learning import Ints, RowFeatures
 from lmtool.labelling.table import Labels, TableToLabel
 from lmtool.serving.errors import ApiError, BadRequest
@@ -36,7 +36,7 @@ MAX_LISTED_ROWS = 50
 """Maximum rows of a list."""
 
 
-class RowConflict(ApiError):
+class RowVersionConflict(ApiError):
     """Another window has answered the row. The body has the current row."""
 
     def __init__(self, row: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class RowConflict(ApiError):
         self.body["row"] = row
 
 
-class Labelling:
+class ActiveLearningSession:
     """Answers to a table; thread-safe. A thread learns from them, from `open` to `close`.
 
     A random order of all rows is fixed. Its answered beginning, without skipped rows, is a random sample of the table,
@@ -54,7 +54,9 @@ class Labelling:
     wrong: rows whose answer may be wrong, and the labels that may be right, the most probable ones first.
     """
 
-    def __init__(self, table: TableToLabel, journal: Journal, features: RowFeatures, classes: Collection[str]) -> None:
+    def __init__(
+        self, table: TableToLabel, journal: LockedAnswerJournal, features: RowFeatures, classes: Collection[str]
+    ) -> None:
         """features: features of all rows. classes: names of classes besides those of the labels."""
         self.table, self._journal, self._features = table, journal, features
         self.classes = dict.fromkeys([*classes, *sorted({name for labels in table.labels for name in labels or ()})])
@@ -72,73 +74,75 @@ class Labelling:
         self.estimate: tuple[float, float, float, int] | None = None
         self.wrong: list[tuple[int, Labels]] = []
         self._lock, self._changed, self._ends = threading.RLock(), threading.Event(), False
-        self._thread = threading.Thread(target=self._run_learning, name="learning", daemon=True)
+        self._thread = threading.Thread(target=self._learn_until_closed, name="learning", daemon=True)
 
     def answers(self) -> dict[int, Labels]:
         """Returns the labels of all labelled rows."""
         with self._lock:
             return {i: past[-1] for i, past in enumerate(self._past) if past[-1] is not None}
 
-    def row_record(self, i: int) -> dict[str, Any]:
+    def row_to_json(self, row_index: int) -> dict[str, Any]:
         """Returns a row, its labels, and its version, which an answer to it must name."""
-        row, texts = self.table.rows[i]
-        labels, version = self._past[i][-1], len(self._past[i]) - 1
+        row, texts = self.table.rows[row_index]
+        labels, version = self._past[row_index][-1], len(self._past[row_index]) - 1
         pairs = [*zip(self.table.texts, texts, strict=True)]
-        return {"row": i, "number": row.number, "texts": pairs, "labels": labels, "version": version}
+        return {"row": row_index, "number": row.number, "texts": pairs, "labels": labels, "version": version}
 
-    def next_row(self, window: str) -> dict[str, Any]:
+    def assign_next_row(self, window_id: str) -> dict[str, Any]:
         """Returns the row to show in a window, different from those of other windows if possible, and the progress."""
         with self._lock:
-            held = self._held.pop(window, None)
+            held = self._held.pop(window_id, None)
             if held is None or not self._is_unanswered(held):
                 self._n_asked += 1
                 queue = self._queue if self._n_asked % RANDOM_EVERY else ()
                 opened = filter(self._is_unanswered, chain(queue, self._order))
                 held = min(opened, key={*self._held.values()}.__contains__, default=None)
             if held is not None:
-                self._held[window] = held
-            return {"row": None if held is None else self.row_record(held), **self.progress()}
+                self._held[window_id] = held
+            return {"row": None if held is None else self.row_to_json(held), **self.progress_with_doubted_answers()}
 
-    def save_answer(self, window: str, i: int, version: int, labels: list[str] | None) -> dict[str, Any]:
-        """Writes an answer to disk and returns `next_row`. labels: None skips the row, or withdraws an answer.
+    def save_answer_and_assign_next(
+        self, window_id: str, row_index: int, version: int, labels: list[str] | None
+    ) -> dict[str, Any]:
+        """Writes an answer to disk and returns `assign_next_row`. labels: None skips the row, or withdraws an answer.
 
-        Raises BadRequest for an invalid answer, and RowConflict for one to an earlier version of the row.
+        Raises BadRequest for an invalid answer, and RowVersionConflict for one to an earlier version of the row.
         """
         names = None if labels is None else tuple(dict.fromkeys(name.strip() for name in labels))
         is_wrong = any(not name or SEPARATOR in name or len(name) > MAX_LABEL_CHARACTERS for name in names or ())
-        if is_wrong or not (names is None or self.table.multi or len(names) == 1):
+        if is_wrong or not (names is None or self.table.multi_label or len(names) == 1):
             what = f"a row has one class, and any number with --multi; a name is not empty, and has no {SEPARATOR}"
             raise BadRequest(400, what, param="labels")
         with self._lock:
-            if not 0 <= i < len(self._past):
+            if not 0 <= row_index < len(self._past):
                 raise BadRequest(404, "there is no such row", param="row")
-            if version != len(self._past[i]) - 1:
-                raise RowConflict(self.row_record(i))
-            entry = {"row": i, "labels": names}
-            self._journal.append(entry)
+            if version != len(self._past[row_index]) - 1:
+                raise RowVersionConflict(self.row_to_json(row_index))
+            entry = {"row": row_index, "labels": names}
+            self._journal.append_and_sync(entry)
             self._apply_entry(entry)
             self._changed.set()
-            return self.next_row(window)
+            return self.assign_next_row(window_id)
 
-    def find_rows(self, text: str) -> list[dict[str, Any]]:
+    def find_rows_with_all_words(self, text: str) -> list[dict[str, Any]]:
         """Returns rows that contain all words of a text, in any case."""
         words, rows = text.casefold().split(), enumerate(self.table.rows)
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
-        return [self.row_record(i) for i in islice(hits, MAX_LISTED_ROWS)]
+        return [self.row_to_json(i) for i in islice(hits, MAX_LISTED_ROWS)]
 
     def record(self) -> dict[str, Any]:
         """Returns how many rows have an answer, and the estimated accuracy of a model of them, as JSON values."""
         output, answers, rows = str(self.table.output), len(self.answers()), len(self._past)
         return {"output": output, "answers": answers, "rows": rows, "estimate": self.estimate}
 
-    def progress(self) -> dict[str, Any]:
+    def progress_with_doubted_answers(self) -> dict[str, Any]:
         """Returns the record, the rows of each class, and doubtful answers that were not given again."""
         with self._lock:
             counts = Counter(chain.from_iterable(self.answers().values()))
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
-            wrong = [{**self.row_record(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
+            wrong = [{**self.row_to_json(i), "suggested": names} for i, names in doubted[:MAX_LISTED_ROWS]]
             classes = [[name, counts[name]] for name in self.classes]
-        return {**self.record(), "multi": self.table.multi, "classes": classes, "wrong": wrong}
+        return {**self.record(), "multi": self.table.multi_label, "classes": classes, "wrong": wrong}
 
     def describe(self) -> str:
         """Returns the record in one line."""
@@ -177,33 +181,34 @@ class Labelling:
         self._past[entry["row"]].append(None if labels is None else tuple(labels))
         self.classes |= dict.fromkeys(labels or ())
 
-    def _run_learning(self) -> None:
+    def _learn_until_closed(self) -> None:
         while self._changed.wait() and not self._ends:
             self._changed.clear()
             try:
-                self.learn()
+                self.learn_from_answers()
             except Exception:
                 log.exception("nothing was learned of the answers")
 
-    def learn(self) -> None:
+    def learn_from_answers(self) -> None:
         """Fits a model of the answers, chooses the next rows, estimates its accuracy, and looks for wrong answers."""
         answers = self.answers()
         if len(answers) >= MIN_ANSWERS_TO_LEARN and len({*answers.values()}) > 1:
-            self.choose_rows(answers)
+            self.queue_rows_by_uncertainty(answers)
             if len(answers) >= MIN_ANSWERS_TO_ESTIMATE:
-                self._check_answers(answers)
+                self._estimate_accuracy_and_doubts(answers)
 
-    def choose_rows(self, answers: Mapping[int, Labels]) -> None:
+    def queue_rows_by_uncertainty(self, answers: Mapping[int, Labels]) -> None:
         """Chooses the next rows by a model of the answers, which must have two different labels."""
         if left := [i for i in self._order if self._is_unanswered(i)][:MAX_CANDIDATES]:
-            known_NF, (option_NJ, n_options) = self._features[[*answers]], self._encode_answers(answers)
-            p_QJK = learning.fit_and_predict(known_NF, option_NJ, self._features[left], n_options)
+            known_NF = self._features[[*answers]]
+            option_NJ, n_options = self._encode_answers_and_count_options(answers)
+            p_QJK = learning.fit_and_predict_probabilities(known_NF, option_NJ, self._features[left], n_options)
             self._queue = [left[k] for k in learning.rank_by_uncertainty(p_QJK)]
 
-    def _check_answers(self, answers: Mapping[int, Labels]) -> None:
+    def _estimate_accuracy_and_doubts(self, answers: Mapping[int, Labels]) -> None:
         from scipy.stats import binomtest
 
-        rows, (option_NJ, n_options) = [*answers], self._encode_answers(answers)
+        rows, (option_NJ, n_options) = [*answers], self._encode_answers_and_count_options(answers)
         p_NJK = learning.predict_out_of_fold(self._features[rows], option_NJ, n_options)
         right = dict(zip(rows, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
         tried = takewhile(lambda i: not self._is_unanswered(i), self._order)
@@ -211,17 +216,17 @@ class Labelling:
             share = binomtest(sum(part), len(part))
             interval = share.proportion_ci(method="wilson")
             self.estimate = share.statistic, interval.low, interval.high, len(part)
-        better_NJ = learning.suggest_labels(p_NJK, option_NJ)
+        better_NJ = learning.suggest_by_confident_learning(p_NJK, option_NJ)
         own_N = np.take_along_axis(p_NJK, option_NJ[..., None], 2).min((1, 2))
         doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NJ[k] != option_NJ[k]).any()]
         self.wrong = [(rows[k], self._decode_labels(better_NJ[k])) for k in doubted]
 
-    def _encode_answers(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
+    def _encode_answers_and_count_options(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
         """Returns answers (N, J) as indices of options, and the number of options."""
         classes = [*self.classes]
         has_NC = np.array([[name in labels for name in classes] for labels in answers.values()], np.int64)
-        return (has_NC, 2) if self.table.multi else (has_NC.argmax(1)[:, None], len(classes))
+        return (has_NC, 2) if self.table.multi_label else (has_NC.argmax(1)[:, None], len(classes))
 
     def _decode_labels(self, option_J: Ints) -> Labels:
         classes = [*self.classes]
-        return tuple(classes[c] for c in (np.flatnonzero(option_J) if self.table.multi else option_J))
+        return tuple(classes[c] for c in (np.flatnonzero(option_J) if self.table.multi_label else option_J))

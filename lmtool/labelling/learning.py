@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.inference.load import LoadedModel
-from lmtool.search.index import embed_texts
+from lmtool.search.index import embed_to_unit_vectors
 
 FOLDS = 5
 """Folds of cross-validation over the answers."""
@@ -31,10 +31,10 @@ RowFeatures = Any
 """A matrix with a row for each row of the table, sparse or not."""
 
 
-def extract_features(texts: Sequence[str], loaded: LoadedModel | None) -> RowFeatures:
+def compute_embeddings_or_tfidf(texts: Sequence[str], loaded: LoadedModel | None) -> RowFeatures:
     """Computes vectors of length 1: a model's embeddings, pooled as in training, or tf-idf of words and pairs."""
     if loaded is not None:
-        return embed_texts(loaded, texts)
+        return embed_to_unit_vectors(loaded, texts)
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     least = 2 if len(texts) > PAIR_FILTER_ROWS else 1  # a word of a single row says nothing about others
@@ -42,11 +42,13 @@ def extract_features(texts: Sequence[str], loaded: LoadedModel | None) -> RowFea
     return words.fit_transform(texts)
 
 
-def fit_and_predict(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n_options: int) -> Floats:
+def fit_and_predict_probabilities(
+    known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n_options: int
+) -> Floats:
     """Probabilities (Q, J, K) by logistic regression, of each choice for itself. Options that no answer has get 0."""
     from sklearn.linear_model import LogisticRegression
 
-    known_NF, row_QF = _project_to_basis(known_NF, row_QF)
+    known_NF, row_QF = _project_to_span_of_known(known_NF, row_QF)
     p_QJK = np.zeros((row_QF.shape[0], option_NJ.shape[1], n_options))
     for j, option_N in enumerate(option_NJ.T):
         if len(chosen := np.unique(option_N)) == 1:
@@ -59,7 +61,7 @@ def fit_and_predict(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures,
     return p_QJK
 
 
-def _project_to_basis(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
+def _project_to_span_of_known(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
     """Projects rows to a basis of the answered rows if these are fewer than features, to fit a model much faster.
 
     The weights of the best model are a sum of answered rows, so the model in an orthonormal basis of these, from the
@@ -81,7 +83,7 @@ def predict_out_of_fold(known_NF: RowFeatures, option_NJ: Ints, n_options: int) 
 
     p_NJK = np.zeros((*option_NJ.shape, n_options))
     for others, some in KFold(min(FOLDS, len(option_NJ)), shuffle=True, random_state=0).split(option_NJ):
-        p_NJK[some] = fit_and_predict(known_NF[others], option_NJ[others], known_NF[some], n_options)
+        p_NJK[some] = fit_and_predict_probabilities(known_NF[others], option_NJ[others], known_NF[some], n_options)
     return p_NJK
 
 
@@ -101,7 +103,7 @@ def rank_by_uncertainty(p_QJK: Floats) -> Ints:
     return np.argsort(margin_QJ.min(1), kind="stable")
 
 
-def suggest_labels(p_NJK: Floats, option_NJ: Ints) -> Ints:
+def suggest_by_confident_learning(p_NJK: Floats, option_NJ: Ints) -> Ints:
     """Suggests options (N, J) by confident learning (Northcutt et al. 2021); one that differs corrects the answer.
 
     If the most probable option is not that of the answer, it takes the most probable one among those whose probability

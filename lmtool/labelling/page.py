@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lmtool.labelling.labelling import Labelling
+from lmtool.labelling.labelling import ActiveLearningSession
 from lmtool.serving.application import make_application, read_json_body
 from lmtool.serving.guard import AccessMiddleware, AccessPolicy
 from lmtool.serving.metrics import Metrics
@@ -33,13 +33,13 @@ class LabellingRequest(BaseModel, extra="forbid"):
     text: ShortText = ""
 
 
-def build_labelling_app(labelling: Labelling, key: str) -> AccessMiddleware:
+def build_labelling_app(labelling: ActiveLearningSession, api_key: str) -> AccessMiddleware:
     """Builds the application of the page; `key` is its API key."""
     calls: dict[str, Callable[[LabellingRequest], dict[str, Any]]] = {
-        "/next": lambda body: labelling.next_row(body.window),
-        "/answer": lambda body: labelling.save_answer(body.window, body.row, body.version, body.labels),
-        "/find": lambda body: {"rows": labelling.find_rows(body.text)},
-        "/progress": lambda body: labelling.progress(),
+        "/next": lambda body: labelling.assign_next_row(body.window),
+        "/answer": lambda body: labelling.save_answer_and_assign_next(body.window, body.row, body.version, body.labels),
+        "/find": lambda body: {"rows": labelling.find_rows_with_all_words(body.text)},
+        "/progress": lambda body: labelling.progress_with_doubted_answers(),
     }
 
     async def post(request: Request) -> Response:
@@ -50,10 +50,10 @@ def build_labelling_app(labelling: Labelling, key: str) -> AccessMiddleware:
         return page_response("label")
 
     routes = [Route("/", page), *(Route(path, post, methods=["POST"]) for path in calls)]
-    return AccessMiddleware(make_application(routes), AccessPolicy(HOST, key), Metrics())
+    return AccessMiddleware(make_application(routes), AccessPolicy(HOST, api_key), Metrics())
 
 
-def serve_labelling(labelling: Labelling, port: int, tell: Callable[[str], None]) -> int:
+def serve_labelling_until_signal(labelling: ActiveLearningSession, port: int, print_line: Callable[[str], None]) -> int:
     """Serves the labelling page until a signal. Returns the number of the signal.
 
     tell: prints the progress, and the address with a secret key.
@@ -61,4 +61,4 @@ def serve_labelling(labelling: Labelling, port: int, tell: Callable[[str], None]
     """
     key = secrets.token_urlsafe(16)
     serving = ServerConfig(HOST, port, grace=5.0, logs_requests=False, suffix=f"/#{key}")
-    return serve_until_signal(build_labelling_app(labelling, key), labelling, serving, tell)
+    return serve_until_signal(build_labelling_app(labelling, key), labelling, serving, print_line)

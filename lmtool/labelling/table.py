@@ -33,20 +33,20 @@ class TableToLabel:
     table: Table
     texts: tuple[str, ...]
     label: str
-    multi: bool
+    multi_label: bool
     rows: list[tuple[Row, tuple[str, ...]]]
     labels: list[Labels | None]
     output: Path
 
     @classmethod
     def read(
-        cls, source: str, reading: Data, multi: bool, skipped: SkippedRows | None, output: Path | None
+        cls, source: str, read_options: Data, multi_label: bool, skipped: SkippedRows | None, output: Path | None
     ) -> "TableToLabel":
         """Reads the rows and labels of a table. Raises DataError for missing texts and for invalid labels."""
-        table = open_table(source, reading)
-        name = reading.label_column or infer_label_column(table, reading) or "label"
+        table = open_table(source, read_options)
+        name = read_options.label_column or infer_label_column(table, read_options) or "label"
         known = find_matching_column(name, table.names)
-        columns = choose_columns(table, reading.with_values({"label_column": known}), labelled=known is not None)
+        columns = choose_columns(table, read_options.with_values({"label_column": known}), labelled=known is not None)
         rows = [(row, item.texts) for row, item in stream_unlabelled_rows(table, columns, skipped)]
         if not any(text.strip() for _, texts in rows for text in texts):
             raise DataError(
@@ -56,7 +56,7 @@ class TableToLabel:
         for row, _ in rows:
             cell = normalize_label_cell(row.values[table.names.index(known)]) if known else ""
             names = split_label_names(cell) if cell else None
-            if cell is None or not (multi or names is None or len(names) == 1):
+            if cell is None or not (multi_label or names is None or len(names) == 1):
                 what = f"row {row.number} has {'several labels' if names else 'no label'}"
                 raise DataError(what, where=where, fix="add --multi, or name another column: --label-column NAME")
             labels.append(names)
@@ -65,11 +65,11 @@ class TableToLabel:
             raise DataError(what, where=where, fix="name another column, which may be new: --label-column NAME")
         output = output or Path(f"{table.path.name.partition('.')[0]}.labelled.csv")
         texts = columns.texts or (str(columns.messages),)
-        return cls(table, texts, known or name, multi, rows, labels, output)
+        return cls(table, texts, known or name, multi_label, rows, labels, output)
 
     def write(self, answers: Mapping[int, Labels]) -> None:
         """Writes all columns and labels atomically; the label of other rows is empty. Raises ResourceError."""
-        names, header = self.table.names, self.table.file.header
+        names, header = self.table.names, self.table.file.column_names
         at = names.index(self.label) if self.label in names else len(names)
         header = (*header[:at], self.label, *header[at + 1 :])
         cells = ((SEPARATOR.join(answers[i]) or SEPARATOR) if i in answers else "" for i in range(len(self.rows)))

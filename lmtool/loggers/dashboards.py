@@ -15,7 +15,7 @@ from lmtool.recipe.spec.training import LoggerName
 from lmtool.run.directory import Run
 from lmtool.run.history import finite_number
 from lmtool.tasks.results import Results
-from lmtool.training.comparison import TextResults
+from lmtool.training.comparison import BitsPerByteResults
 from lmtool.training.events import Event, Logged, Sampled, Started
 
 PROJECT_NAME = "lmtool"
@@ -28,7 +28,11 @@ MLFLOW_BATCH_SIZE = 1000
 """Numbers in one request to MLflow."""
 
 
-class Logger(Protocol):
+Warnings = list[str]
+"""Messages about dashboards to which nothing, or no more, is logged."""
+
+
+class DashboardLogger(Protocol):
     """A dashboard that a run is logged to. Any method may raise any exception."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -41,34 +45,37 @@ class Logger(Protocol):
         """Writes what is left and closes the connection."""
 
 
-class Loggers:
-    """The loggers that a recipe names. A logger that fails is closed with one warning and gets no more events."""
+class DashboardLoggers:
+    """The loggers that a recipe names. A logger that fails is dropped with one warning and gets no more events."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
-        self._open: dict[LoggerName, Logger] | None = None
+        self._open: dict[LoggerName, DashboardLogger] | None = None
 
-    def log_event(self, event: Event) -> list[str]:
+    def log_event(self, event: Event) -> Warnings:
         """Logs an event; returns warnings."""
         match event:
             case Started():
                 self._started = event
             case Logged():
                 step = int(event.record["step"])
-                return [*self._open_all(step), *self._call_each("log", _select_numbers(event.record), step)]
+                return [
+                    *self._open_all_once(step),
+                    *self._call_each_or_drop("log", _select_numbers(event.record), step),
+                ]
             case Sampled():
-                return self._call_each("log_sample", event)
-            case Results() | TextResults():
+                return self._call_each_or_drop("log_sample", event)
+            case Results() | BitsPerByteResults():
                 record = event.record()
                 prefix = "".join(f"{record[name]}/" for name in ("task", "part") if name in record)
-                return self._call_each("log", _select_numbers(record, prefix), event.step)
+                return self._call_each_or_drop("log", _select_numbers(record, prefix), event.step)
         return []
 
-    def close(self) -> list[str]:
+    def close(self) -> Warnings:
         """Closes all loggers; returns warnings."""
-        return self._call_each("close")
+        return self._call_each_or_drop("close")
 
-    def _open_all(self, step: int) -> list[str]:
+    def _open_all_once(self, step: int) -> Warnings:
         """Opens the loggers, unless they are open, before the first record of the session, which is of this step."""
         if self._open is not None or self._started is None:
             return []
@@ -85,8 +92,8 @@ class Loggers:
                 warnings.append(f"nothing is logged to {name}: {reason}")
         return warnings
 
-    def _call_each(self, method: str, *arguments: Any) -> list[str]:
-        """Calls a method of each open logger; closes those that fail and returns warnings about them."""
+    def _call_each_or_drop(self, method: str, *arguments: Any) -> Warnings:
+        """Calls a method of each open logger; drops those that fail and returns warnings about them."""
         warnings = []
         for name, logger in list((self._open or {}).items()):
             try:
@@ -98,14 +105,14 @@ class Loggers:
         return warnings
 
 
-def _open_logger(name: LoggerName, run: Run, recipe: Recipe, step: int) -> Logger:
+def _open_logger(name: LoggerName, run: Run, recipe: Recipe, step: int) -> DashboardLogger:
     match name:
         case "tensorboard":
             return _TensorBoard(run, step)
         case "wandb":
             return _WeightsAndBiases(run, recipe)
         case "mlflow":
-            return _MLflow(run, recipe)
+            return _BufferedMLflow(run, recipe)
 
 
 def _format_error(error: Exception) -> str:
@@ -182,7 +189,7 @@ class _WeightsAndBiases:
         self._run.finish()
 
 
-class _MLflow:
+class _BufferedMLflow:
     """A run of MLflow at MLFLOW_TRACKING_URI, by default in the working directory."""
 
     def __init__(self, run: Run, recipe: Recipe) -> None:
@@ -212,7 +219,7 @@ class _MLflow:
         now = int(time.time() * 1000)
         self._pending += [self._metric(name, value, now, step) for name, value in values.items()]
         if time.monotonic() - self._sent_at > MLFLOW_INTERVAL_SECONDS:
-            self._send_pending()
+            self._send_pending_metrics()
 
     def log_sample(self, sampled: Sampled) -> None:
         digest = sha256(sampled.prompt.encode())[:8]
@@ -220,10 +227,10 @@ class _MLflow:
         self._client.log_text(self._id, f"{sampled.prompt}{sampled.text}", file)
 
     def close(self) -> None:
-        self._send_pending()
+        self._send_pending_metrics()
         self._client.set_terminated(self._id)
 
-    def _send_pending(self) -> None:
+    def _send_pending_metrics(self) -> None:
         while self._pending:
             self._client.log_batch(self._id, metrics=self._pending[:MLFLOW_BATCH_SIZE])
             del self._pending[:MLFLOW_BATCH_SIZE]

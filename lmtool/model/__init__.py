@@ -3,9 +3,9 @@
 from lmtool.model import transformer
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier, SpanReader, Tagger
-from lmtool.model.language_model import DecodeState, LanguageModel, Output
+from lmtool.model.language_model import DecodeState, HiddenOutput, LanguageModel
 from lmtool.model.ngram import AddKNGramModel, NGramModel
-from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.word_vectors import GloveModel, PpmiModel, SkipGramModel
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
-__all__ = ["DecodeState", "LanguageModel", "NGramModel", "Output", "SkipGramModel", "add_objective_head", "build"]
+__all__ = ["DecodeState", "HiddenOutput", "LanguageModel", "NGramModel", "SkipGramModel", "add_objective_head", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
@@ -45,7 +45,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
         case Recurrent(shape="encoder-decoder"):
             return RecurrentEncoderDecoder(spec, vocab_size)
         case Recurrent():
-            return BidirectionalModel(spec, vocab_size)
+            return BidirectionalLanguageModel(spec, vocab_size)
         case Averaging():
             return AveragingModel(spec, vocab_size)
 

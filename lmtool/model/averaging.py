@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.features import FrozenFeatures
-from lmtool.model.language_model import ModelWithoutNextToken, ModulesByDepth, Output
+from lmtool.model.features import FrozenModelFeatures
+from lmtool.model.language_model import HiddenOutput, ModelWithoutNextToken, ModulesByDepth
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Averaging
 
@@ -58,7 +58,7 @@ class NaiveBayesHead(nn.Linear):
     def set_log_ratios_(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
         """Sets r by `log_count_ratios` from labelled texts in CPU memory. body: computes their features."""
         members_BC = np.concatenate([_class_membership(batch, len(self.bias)) for batch in batches])
-        self.ratios_CF.copy_(torch.from_numpy(log_count_ratios(body.feature_matrix(batches), members_BC)))
+        self.ratios_CF.copy_(torch.from_numpy(log_count_ratios(body.sparse_feature_matrix(batches), members_BC)))
 
 
 def log_count_ratios(features_BF: "csr_array", membership_BC: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ def _class_membership(batch: Batch, n_classes: int) -> NDArray[np.float64]:
     return np.asarray(batch.values_BC, dtype=np.float64)
 
 
-class HashedFeatures(NamedTuple):
+class HashedFeatureKind(NamedTuple):
     """One kind of hashed features: it has `n_buckets` rows from `first_row` on, and `hash_batch` hashes a batch."""
 
     first_row: int
@@ -111,8 +111,9 @@ class AveragingModel(ModelWithoutNextToken):
     with log_ratios too, x is 1 for each feature present in the text, and the head is a NaiveBayesHead. With tf_idf, the
     weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
     that their squares sum to 1 (Salton and Buckley 1988).
-    `fit_feature_statistics_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training
-    texts have. All other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
+    `fit_idf_and_bucket_ngrams_` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most
+    training texts have. All other n-grams are ignored then, so that those of new texts do not take the weights of known
+    ones.
     With `word_buckets`, the tokens being characters, words and pairs of words are features too, and n-grams have only
     characters of one word between their first and last. The squared weights of words sum to 1/2, and those of the
     tokens and n-grams too.
@@ -142,11 +143,11 @@ class AveragingModel(ModelWithoutNextToken):
         self.register_buffer("in_word_V", torch.zeros(vocab_size, dtype=torch.bool) if spec.word_buckets else None)
         n_buckets = spec.n_hashed - spec.word_buckets
         hashed = (
-            HashedFeatures(vocab_size, n_buckets, self._hash_ngrams),
-            HashedFeatures(vocab_size + n_buckets, spec.word_buckets, self._hash_words),
+            HashedFeatureKind(vocab_size, n_buckets, self._hash_ngrams),
+            HashedFeatureKind(vocab_size + n_buckets, spec.word_buckets, self._hash_words_and_word_pairs),
         )
         self.hashed_features = [kind for kind in hashed if kind.n_buckets]
-        self.features_of_tokens = None if spec.features is None else FrozenFeatures(spec.features)
+        self.features_of_tokens = None if spec.features is None else FrozenModelFeatures(spec.features)
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
         widths = (mean_width, *(spec.d_model,) * spec.n_layers)
         self.dense = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
@@ -157,7 +158,7 @@ class AveragingModel(ModelWithoutNextToken):
             self.embedding.requires_grad_(spec.features is None or spec.features.beside)
 
     @torch.no_grad()
-    def fit_feature_statistics_(self, batches: Sequence[Batch]) -> None:
+    def fit_idf_and_bucket_ngrams_(self, batches: Sequence[Batch]) -> None:
         """Sets idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f.
 
         It sets the n-gram of each bucket too. Without tf_idf it does nothing.
@@ -165,15 +166,15 @@ class AveragingModel(ModelWithoutNextToken):
         if self.idf_F is None:
             return
         if self.owner_K is not None:
-            self.owner_K.copy_(self._find_bucket_owners(batches))
+            self.owner_K.copy_(self._find_most_common_hash_of_buckets(batches))
         n_texts, counts_F = 0, torch.zeros(len(self.idf_F), dtype=torch.float64)
         for batch in batches:
-            features_BF, times_BF = _count_distinct(*self._collect_features(batch))
+            features_BF, times_BF = _sort_and_count_features(*self._feature_ids_and_mask(batch))
             counts_F += torch.bincount(features_BF[times_BF > 0], minlength=len(counts_F))
             n_texts += len(batch.tokens_BT)
         self.idf_F.copy_(torch.where(counts_F > 0, 1 + torch.log((1 + n_texts) / (1 + counts_F)), 0.0))
 
-    def _find_bucket_owners(self, batches: Sequence[Batch]) -> Tensor:
+    def _find_most_common_hash_of_buckets(self, batches: Sequence[Batch]) -> Tensor:
         """Returns for each bucket the hash of the feature in most texts, of ties the larger; -1 if no text has any."""
         owner_K = np.full(self.spec.n_hashed, -1, dtype=np.int32)
         for kind in self.hashed_features:
@@ -181,7 +182,7 @@ class AveragingModel(ModelWithoutNextToken):
             n_merged = 0
             for batch in batches:
                 for hash_BT, keep_BT in kind.hash_batch(batch):
-                    hash_BT, times_BT = _count_distinct(hash_BT, keep_BT)
+                    hash_BT, times_BT = _sort_and_count_features(hash_BT, keep_BT)
                     new_hashes, n_texts = torch.unique(hash_BT[times_BT > 0], return_counts=True)
                     hashes, counts = torch.cat((hashes, new_hashes)), torch.cat((counts, n_texts))
                 if len(hashes) > 2 * n_merged:
@@ -201,7 +202,7 @@ class AveragingModel(ModelWithoutNextToken):
         Args:
             dropout: on the head's input vector, unless words are one_hot.
         """
-        features_BF, share_BF = self.weighted_features(batch, head.weight.dtype)
+        features_BF, share_BF = self.feature_ids_and_weights(batch, head.weight.dtype)
         if self.embedding is None:
             # read only the weights of these features, of many thousands
             used_U, place_BF = torch.unique(features_BF, return_inverse=True)
@@ -221,13 +222,13 @@ class AveragingModel(ModelWithoutNextToken):
             x_BD = ops.dropout(self.activation(layer(x_BD)), self.spec.dropout, self.training)
         return cast(Tensor, head(ops.dropout(x_BD, dropout, self.training)))
 
-    def feature_matrix(self, batches: Iterable[Batch]) -> "csr_array":
+    def sparse_feature_matrix(self, batches: Iterable[Batch]) -> "csr_array":
         """Returns the weights of all features in the vectors x of texts in CPU memory (B, all features)."""
         from scipy.sparse import csr_array, vstack
 
         parts = []
         for batch in batches:
-            features_BF, weight_BF = (values.numpy() for values in self.weighted_features(batch, torch.float64))
+            features_BF, weight_BF = (values.numpy() for values in self.feature_ids_and_weights(batch, torch.float64))
             starts = np.arange(0, features_BF.size + 1, features_BF.shape[1])
             shape = len(features_BF), self.vocab_size + self.spec.n_hashed
             parts.append(csr_array((weight_BF.ravel(), features_BF.ravel(), starts), shape=shape))
@@ -236,18 +237,18 @@ class AveragingModel(ModelWithoutNextToken):
         matrix_BF.eliminate_zeros()
         return matrix_BF
 
-    def weighted_features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def feature_ids_and_weights(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns the features of each text, and the weight of each in x; both (B, F)."""
-        features_BF, keep_BF = self._collect_features(batch)
+        features_BF, keep_BF = self._feature_ids_and_mask(batch)
         if self.spec.log_ratios and self.idf_F is None:
-            features_BF, times_BF = _count_distinct(features_BF, keep_BF)
+            features_BF, times_BF = _sort_and_count_features(features_BF, keep_BF)
             return features_BF, (times_BF > 0).to(dtype)
         if self.training and self.spec.word_dropout:
             rate_B1 = (1 - MIN_EXPECTED_FEATURES / keep_BF.sum(1, keepdim=True)).clamp(0, self.spec.word_dropout)
             stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= rate_B1)
             keep_BF = torch.where(stays_BF.any(1, keepdim=True), stays_BF, keep_BF)
         if self.idf_F is not None:
-            features_BF, times_BF = _count_distinct(features_BF, keep_BF)
+            features_BF, times_BF = _sort_and_count_features(features_BF, keep_BF)
             weight_BF = torch.where(times_BF > 0, 1 + times_BF.clamp(min=1).to(dtype).log(), 0.0)
             weight_BF = weight_BF * self.idf_F[features_BF].to(dtype)
             if not self.spec.word_buckets:
@@ -257,7 +258,7 @@ class AveragingModel(ModelWithoutNextToken):
             return features_BF, (halves[0] + halves[1]) / 2**0.5
         return features_BF, keep_BF.to(dtype) / keep_BF.sum(1, keepdim=True).clamp(min=1)
 
-    def _collect_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _feature_ids_and_mask(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the features of each text, repeated ones too, and False for padding; both (B, F)."""
         features, keeps = [batch.tokens_BT], [_padding_mask(batch)]
         for kind in self.hashed_features:
@@ -281,7 +282,7 @@ class AveragingModel(ModelWithoutNextToken):
                 valid_BT = valid_BT & self.in_word_V[tokens_BT[:, n - 2 : -1]]
             yield hash_BT, valid_BT
 
-    def _hash_words(self, batch: Batch) -> FeatureHashes:
+    def _hash_words_and_word_pairs(self, batch: Batch) -> FeatureHashes:
         """Yields words, the longest runs of characters that are in words, and pairs of adjacent words."""
         assert self.in_word_V is not None
         tokens_BT = batch.tokens_BT
@@ -302,9 +303,9 @@ class AveragingModel(ModelWithoutNextToken):
         other_BT = hash_BT.gather(1, second_BT.clamp(max=n_tokens - 1))
         yield (hash_BT * HASH_MULTIPLIER ^ other_BT) % HASH_MODULUS, begins_BT & (second_BT < n_tokens)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         """Returns the context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
-        return Output(self.token_vectors()[batch.tokens_BT])
+        return HiddenOutput(self.token_vectors()[batch.tokens_BT])
 
     def token_vectors(self) -> Tensor:
         if self.embedding is None:
@@ -352,7 +353,7 @@ def _sum_counts(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return distinct, torch.zeros_like(distinct).index_add_(0, index, counts)
 
 
-def _count_distinct(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_and_count_features(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
     """Returns sorted features of each text, and at the first of equal ones their number, else 0; both (B, F)."""
     sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
     is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)

@@ -31,7 +31,7 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
 
 
-class FrozenFeatures(nn.Module):
+class FrozenModelFeatures(nn.Module):
     """Features gamma * sum_j softmax(s)_j h_tj of each token t, from the states h_tj of the layers j of another model.
 
     Only s and gamma are trained. The other model, which `attach_source` sets, is no submodule: its weights are in no
@@ -70,6 +70,6 @@ class FrozenFeatures(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
-def find_frozen_features(model: nn.Module) -> FrozenFeatures | None:
+def find_frozen_features(model: nn.Module) -> FrozenModelFeatures | None:
     """Returns the module of a model that computes features with another model, if it has one."""
-    return next((part for part in model.modules() if isinstance(part, FrozenFeatures)), None)
+    return next((part for part in model.modules() if isinstance(part, FrozenModelFeatures)), None)

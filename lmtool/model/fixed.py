@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.model.state import DecodeState, KeyValueCache, LayerState, Memory, RowTokens, TensorMap
+from lmtool.model.state import (
+    DecodeState,
+    KeyValueCache,
+    LayerState,
+    Memory,
+    RowTokens,
+    SlotPositionsAndMasks,
+    TensorMap,
+)
 
 MIN_SLOTS = 256
 """Minimum number of slots of a cache; larger numbers are powers of two."""
@@ -20,7 +28,7 @@ SOURCE_LENGTH_MULTIPLE = 64
 """The number of slots for a source is a multiple of this."""
 
 
-class FixedKeyValueCache(KeyValueCache):
+class FixedSizeKeyValueCache(KeyValueCache):
     """KV cache of fixed size. The newest position has the last slot too, because queries are the last keys.
 
     newest_position_1: the newest position, which changes in place.
@@ -28,7 +36,7 @@ class FixedKeyValueCache(KeyValueCache):
 
     newest_position_1: Tensor
 
-    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "FixedKeyValueCache":
+    def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "FixedSizeKeyValueCache":
         """Writes one more position into this cache and returns it."""
         for cached_BNSH, new_BNTH in zip(self, (k_BNTH, v_BNTH), strict=True):
             new_BNTH = new_BNTH.to(cached_BNSH.dtype)
@@ -42,7 +50,7 @@ def source_length(state: DecodeState) -> int:
     return max((layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory)), default=0)
 
 
-class StateShape(NamedTuple):
+class DecodeStateShape(NamedTuple):
     """The sizes of the tensors of a fixed state. n_source: 0 without a source."""
 
     n_rows: int
@@ -50,14 +58,14 @@ class StateShape(NamedTuple):
     n_source: int
 
     @classmethod
-    def from_state(cls, state: DecodeState) -> "StateShape":
+    def from_state(cls, state: DecodeState) -> "DecodeStateShape":
         """Returns the smallest shape that holds a state and its next token."""
         n_slots = max(MIN_SLOTS, 1 << (state.length + 1).bit_length())
         return cls(state.n_rows, n_slots, -(-source_length(state) // SOURCE_LENGTH_MULTIPLE) * SOURCE_LENGTH_MULTIPLE)
 
 
 @dataclass(frozen=True)
-class FixedState(DecodeState):
+class FixedSizeDecodeState(DecodeState):
     """The decoding state of rows with lines of their own, whose tensors have a fixed size and are written in place.
 
     So it is no value: reading a token, one at a time, changes it. Slots that hold no position are masked, and positions
@@ -71,7 +79,7 @@ class FixedState(DecodeState):
     growable_dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     @classmethod
-    def empty_like(cls, state: DecodeState, shape: StateShape) -> Self:
+    def empty_like(cls, state: DecodeState, shape: DecodeStateShape) -> Self:
         """Returns a fixed state of this shape without positions. state: has a KV cache, and as many rows."""
         n_rows, n_slots, n_source = shape
         device = next(tensor for layer in state.layers for tensor in layer).device
@@ -84,7 +92,7 @@ class FixedState(DecodeState):
         def fix_cache(layer: LayerState) -> LayerState:
             if not isinstance(layer, KeyValueCache):
                 return layer
-            cache = FixedKeyValueCache(*layer)
+            cache = FixedSizeKeyValueCache(*layer)
             cache.newest_position_1 = newest_position_1
             return cache
 
@@ -119,8 +127,9 @@ class FixedState(DecodeState):
         state = DecodeState(self.length, self.padding_B.clone(), layers, keep_BS).trim_common_padding()
         return state if self.growable_dtype is None else state.to_dtype(self.growable_dtype)
 
-    def select_rows(self, rows: Sequence[int], own_lines: bool = False) -> DecodeState:  # type: ignore[override]  # a value
-        return self.to_growable().select_rows(rows, own_lines)
+    # a value, unlike this state
+    def select_rows(self, rows: Sequence[int], separate_lines: bool = False) -> DecodeState:  # type: ignore[override]
+        return self.to_growable().select_rows(rows, separate_lines)
 
     def trim_common_padding(self) -> Self:
         """Returns this state: its padding is that of the state that was copied into it."""
@@ -132,11 +141,12 @@ class FixedState(DecodeState):
         self.newest_position_1.add_(1)
         return replace(self, length=self.length + 1)
 
-    def slot_positions_and_masks(self, n_queries: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def slot_positions_and_masks(self, n_queries: int) -> SlotPositionsAndMasks:
         assert self.padding_B is not None
         n_slots = next(layer.k_BNSH.shape[2] for layer in self.layers if isinstance(layer, KeyValueCache))
         slots_1S = torch.arange(n_slots, device=self.newest_position_1.device)[None]
         is_last = slots_1S == n_slots - 1
         positions_1S = torch.where(is_last, self.newest_position_1, slots_1S)
         seen_BS = (is_last | (slots_1S < self.newest_position_1)) & (positions_1S >= self.padding_B[:, None])
-        return (positions_1S - self.padding_B[:, None]).clamp(min=0), None, seen_BS[:, None]
+        positions_BS = (positions_1S - self.padding_B[:, None]).clamp(min=0)
+        return SlotPositionsAndMasks(positions_BS, None, seen_BS[:, None])

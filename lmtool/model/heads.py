@@ -18,12 +18,12 @@ from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.features import ScalarMix
-from lmtool.model.language_model import LanguageModel, ModelWrapper, Output, evaluation_mode
+from lmtool.model.language_model import HiddenOutput, LanguageModel, ModelWrapper, evaluation_mode
 from lmtool.model.layers.blocks import apply_activation
 from lmtool.model.layers.crf import LinearChainCrf
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import ObservableAttention
-from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from lmtool.recipe.spec.objective import Classification, Embedding, PerTokenHead, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
@@ -81,7 +81,7 @@ def pool_text_vectors(spec: Embedding, hidden_BTD: Tensor, keep_BT: Tensor | Non
     return F.normalize(pooled_BD, dim=-1) if spec.normalize else pooled_BD
 
 
-def find_unused_parameters(model: LanguageModel, compute_states: Callable[[Batch], Output]) -> list[nn.Parameter]:
+def find_unused_parameters(model: LanguageModel, compute_states: Callable[[Batch], HiddenOutput]) -> list[nn.Parameter]:
     """Returns the trained parameters that the computed states do not depend on, such as another objective's head."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluation_mode(model), torch.enable_grad():
@@ -117,15 +117,15 @@ class HeadedModel(ModelWrapper):
     def run_head(self, batch: Batch) -> HeadOutput:
         """Returns the scores of the head for a batch."""
 
-    def head_states(self, batch: Batch) -> Output:
+    def head_input_states(self, batch: Batch) -> HiddenOutput:
         """Returns the hidden states that the head reads (B, T, D): of both directions if the body is bidirectional."""
-        if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalModel):
+        if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalLanguageModel):
             return self.forward(batch)
         layers, auxiliary_B = self.body.layer_outputs_and_auxiliary(batch)
         hidden_BTD = layers[self.layer] if self.mix is None else self.mix(layers[self.first_mixed_layer :])
-        return Output(hidden_BTD, auxiliary_B)
+        return HiddenOutput(hidden_BTD, auxiliary_B)
 
-    def _select_layers(self, layers: LayerChoice) -> None:
+    def _set_head_layers(self, layers: LayerChoice) -> None:
         """Sets which layers the head reads. Raises UsageError for a layer that the body does not have."""
         if layers == "last":
             return
@@ -142,7 +142,7 @@ class HeadedModel(ModelWrapper):
 
     def _freeze_unused_parameters(self) -> None:
         """Freezes the body's parameters that do not affect the states that the head reads: those of its own head."""
-        for parameter in find_unused_parameters(self.body, self.head_states):
+        for parameter in find_unused_parameters(self.body, self.head_input_states):
             parameter.requires_grad_(False)
 
 
@@ -150,7 +150,7 @@ def head_input_width(body: LanguageModel, layers: LayerChoice, model: Model) -> 
     """Returns the width of the hidden states that a head reads, or of the text vector of an averaging model."""
     if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
         return body.head_input_width
-    return model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
+    return model.d_model * (2 if isinstance(body, BidirectionalLanguageModel) else 1)
 
 
 class Classifier(HeadedModel):
@@ -169,7 +169,7 @@ class Classifier(HeadedModel):
         self.pool = None
         if averaging is None:
             self.pool = Pooling(resolve_pooling(spec, model), width)
-            self._select_layers(spec.layers)
+            self._set_head_layers(spec.layers)
         self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
         if self.activation is not None:
@@ -198,7 +198,7 @@ class Classifier(HeadedModel):
         if self.pool is not None and not spec.lm_weight:
             self._freeze_unused_parameters()
 
-    def fit_feature_statistics_(self, batches: Iterable[Batch]) -> None:
+    def fit_counted_weights_(self, batches: Iterable[Batch]) -> None:
         """Sets the weights that are counted: of features, and of a naive Bayes head. Other models read no batch.
 
         batches: all labelled training texts, in CPU memory.
@@ -207,7 +207,7 @@ class Classifier(HeadedModel):
         if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or naive_bayes):
             texts, device = list(batches), self.head.weight.device
             self.cpu()
-            self.body.fit_feature_statistics_(texts)
+            self.body.fit_idf_and_bucket_ngrams_(texts)
             if naive_bayes:
                 naive_bayes.set_log_ratios_(self.body, texts)
             self.to(device)
@@ -218,7 +218,7 @@ class Classifier(HeadedModel):
             scores_BC = self.body.score_texts(batch, self.head, self.dropout)
             return HeadOutput(self.expand_single_score(scores_BC.float()))
         assert self.pool is not None
-        hidden_BTD, auxiliary_B = self.head_states(batch)
+        hidden_BTD, auxiliary_B = self.head_input_states(batch)
         pooled_BD = ops.dropout(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
             pooled_BD = apply_activation(self.dense(pooled_BD), self.activation)
@@ -226,14 +226,16 @@ class Classifier(HeadedModel):
             pooled_BD = ops.dropout(pooled_BD, self.dropout, self.training)
         return HeadOutput(self.expand_single_score(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
 
-    def feature_vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
+    def head_feature_vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
         """Returns the vectors (B, D) that a head without a dense layer is linear in: pooled states or features."""
         if isinstance(self.body, AveragingModel):
-            return self.body.feature_matrix(batches)
+            return self.body.sparse_feature_matrix(batches)
         with torch.no_grad():
-            return torch.cat([self.pool_states(batch).hidden_BTD.double().cpu() for batch in batches]).numpy()
+            return torch.cat(
+                [self.pool_head_input_states(batch).hidden_BTD.double().cpu() for batch in batches]
+            ).numpy()
 
-    def pooled_layers(self, batches: Iterable[Batch]) -> Tensor:
+    def pool_each_mixed_layer(self, batches: Iterable[Batch]) -> Tensor:
         """Returns the pooled states of each layer of the mix (L, B, D)."""
         assert self.pool is not None
         parts = []
@@ -243,11 +245,11 @@ class Classifier(HeadedModel):
                 parts.append(torch.stack([self.pool(hidden_BTD, batch.keep_BT) for hidden_BTD in layers]).cpu())
         return torch.cat(parts, 1)
 
-    def pool_states(self, batch: Batch) -> Output:
+    def pool_head_input_states(self, batch: Batch) -> HiddenOutput:
         """Returns the pooled states (B, D) of the texts, and their auxiliary losses."""
         assert self.pool is not None
-        hidden_BTD, auxiliary_B = self.head_states(batch)
-        return Output(self.pool(hidden_BTD, batch.keep_BT), auxiliary_B)
+        hidden_BTD, auxiliary_B = self.head_input_states(batch)
+        return HiddenOutput(self.pool(hidden_BTD, batch.keep_BT), auxiliary_B)
 
     def expand_single_score(self, scores_BC: Tensor) -> Tensor:
         """Returns a single score z as the scores 0 and z of two classes, whose softmax is the sigmoid of z."""
@@ -283,13 +285,13 @@ class TokenHeadModel(HeadedModel):
     def __init__(self, body: LanguageModel, spec: PerTokenHead, model: Model, n_scores: int) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
-        self._select_layers(spec.layers)
+        self._set_head_layers(spec.layers)
         self.head = make_head_linear(head_input_width(body, spec.layers, model), n_scores, bias=True)
         self._freeze_unused_parameters()
 
     def run_head(self, batch: Batch) -> HeadOutput:
         """Returns the scores of the tokens (B, T, C)."""
-        hidden_BTD, auxiliary_B = self.head_states(batch)
+        hidden_BTD, auxiliary_B = self.head_input_states(batch)
         scores_BTC = self.head(ops.dropout(hidden_BTD, self.dropout, self.training)).float()
         return HeadOutput(scores_BTC, hidden_BTD, auxiliary_B)
 

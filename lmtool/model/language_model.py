@@ -16,10 +16,10 @@ from lmtool.errors import UsageError
 from lmtool.model.state import DecodeState, KeyValueCache, LayerState, Memory, RowTokens
 from lmtool.recipe.spec.model import Reads
 
-__all__ = ["DecodeState", "KeyValueCache", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
+__all__ = ["DecodeState", "HiddenOutput", "KeyValueCache", "LanguageModel", "LayerState", "Memory", "RowTokens"]
 
 
-class Output(NamedTuple):
+class HiddenOutput(NamedTuple):
     """Output of a forward pass.
 
     hidden_BTD: hidden states of all positions.
@@ -106,7 +106,7 @@ class LanguageModel(nn.Module, ABC):
         self.register_buffer("counts_V", None)
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         """Returns the hidden states (B, T, D) of all positions, and the auxiliary losses of the rows, if any."""
 
     @abstractmethod
@@ -221,8 +221,8 @@ class ModelWrapper(LanguageModel):
         self.body = body
         self.max_positions, self.reads, self.recurrent = body.max_positions, body.reads, body.recurrent
 
-    def forward(self, batch: Batch) -> Output:
-        return cast(Output, self.body(batch))
+    def forward(self, batch: Batch) -> HiddenOutput:
+        return cast(HiddenOutput, self.body(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.body.logits(hidden)

@@ -40,11 +40,11 @@ class LoraLinear(JoinedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(ops.dropout(x, self.dropout, self.training), self.down_RI)
-        return F.linear(x, self.weight, self.bias) + self.scale * self._apply_up(low, -1)
+        return F.linear(x, self.weight, self.bias) + self.scale * self._multiply_parts_by_up(low, -1)
 
     def merged_weight(self) -> Tensor:
         """Returns W + (alpha / rank) B A."""
-        return dense_weight(self.weight) + self.scale * self._apply_up(self.down_RI, 0)
+        return dense_weight(self.weight) + self.scale * self._multiply_parts_by_up(self.down_RI, 0)
 
     def block_diagonal_up(self, up_OR: Tensor) -> Tensor:
         """Returns B of all parts as one matrix (O, R of each), whose product with `down_RI` is the change of W.
@@ -56,20 +56,20 @@ class LoraLinear(JoinedLinear):
         parts = zip(self.widths, self.has_adapter, strict=True)
         return torch.cat([next(rows) if has else joined.new_zeros(width, joined.shape[1]) for width, has in parts])
 
-    def _apply_up(self, down: Tensor, dim: int) -> Tensor:
+    def _multiply_parts_by_up(self, down: Tensor, part_dim: int) -> Tensor:
         """Returns each part's B times its rows of `down`, zeros for parts without an adapter, joined along `dim`."""
-        downs, ups = iter(torch.split(down, self.rank, dim)), iter(torch.split(self.up_OR, self._adapted_widths))
+        downs, ups = iter(torch.split(down, self.rank, part_dim)), iter(torch.split(self.up_OR, self._adapted_widths))
         parts = []
         for width, has in zip(self.widths, self.has_adapter, strict=True):
             if not has:
-                shape = (width, down.shape[1]) if dim == 0 else (*down.shape[:-1], width)
+                shape = (width, down.shape[1]) if part_dim == 0 else (*down.shape[:-1], width)
                 parts.append(down.new_zeros(shape))
             else:
-                parts.append(next(ups) @ next(downs) if dim == 0 else F.linear(next(downs), next(ups)))
-        return torch.cat(parts, dim)
+                parts.append(next(ups) @ next(downs) if part_dim == 0 else F.linear(next(downs), next(ups)))
+        return torch.cat(parts, part_dim)
 
 
-def add_adapters_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) -> None:
+def add_adapters_and_freeze_(model: nn.Module, spec: Lora, *, keep_quantized: bool = True) -> None:
     """Adds adapters to a model and freezes all its other weights.
 
     Raises UsageError when no matrix is of the targeted kinds.
@@ -110,7 +110,7 @@ def adapter_parameter_names(model: nn.Module) -> Iterator[str]:
             yield from (f"{name}.down_RI", f"{name}.up_OR")
 
 
-def tensors_to_save(model: nn.Module) -> dict[str, Tensor]:
+def adapter_or_full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Returns the tensors to save, by name: all; with adapters, only these and the head on the body."""
     state: dict[str, Tensor] = model.state_dict()
     names = set(adapter_parameter_names(model))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch, widest_float_dtype
-from lmtool.model.language_model import CountingModel, DecodeState, Output
+from lmtool.model.language_model import CountingModel, DecodeState, HiddenOutput
 from lmtool.recipe.spec.words import NGram
 
 PADDING_ID = -1
@@ -53,6 +53,22 @@ class _SmoothedTables(NamedTuple):
     orders: tuple[_OrderTable, ...]
 
 
+class _ContextsOfOrder(NamedTuple):
+    """The contexts of M rows in the table of an order: their indices (0 if unseen), and whether they were seen."""
+
+    table: _OrderTable
+    index_M: Tensor
+    is_seen_M: Tensor
+
+
+class _Continuations(NamedTuple):
+    """N-grams that begin with the context of a row: the row, the cell of a flat (M, V) table, the mass."""
+
+    row_G: Tensor
+    cell_G: Tensor
+    mass_G: Tensor
+
+
 class NGramModel(CountingModel):
     """Interpolated modified Kneser-Ney (Chen and Goodman 1999), estimated by counting instead of by gradients.
 
@@ -83,26 +99,26 @@ class NGramModel(CountingModel):
     grams_GN: Tensor
     counts_G: Tensor
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         """Returns the last C tokens up to each position (B, T, C), within its document; padding is skipped."""
         tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
         if batch.keep_BT is None:
-            return Output(self._context_windows(tokens_BT, documents_BT))
+            return HiddenOutput(self._context_windows(tokens_BT, documents_BT))
         # padding is moved after the text, and each position back afterwards
         order_BT = (~batch.keep_BT).long().argsort(dim=1, stable=True)
         documents_BT = None if documents_BT is None else documents_BT.gather(1, order_BT)
         packed_BTC = self._context_windows(tokens_BT.gather(1, order_BT), documents_BT)
-        return Output(packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC)))
+        return HiddenOutput(packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the normalised log p of every token, in float64 if the device has it."""
-        smoothed = self._smoothed_tables()
+        smoothed = self._cached_smoothed_tables()
         context_MC = hidden.reshape(-1, self.n_context_tokens)
         share_M = torch.ones(len(context_MC), dtype=smoothed.unigram_V.dtype, device=hidden.device)
         parts = []
-        for order, index_M, seen_M in reversed(list(self._find_contexts(context_MC))):
+        for order, index_M, seen_M in reversed(list(self._find_contexts_by_order(context_MC))):
             rows, contexts = seen_M.nonzero()[:, 0], index_M[seen_M]
-            rows_of_grams, cells, mass = self._expand_contexts(order, rows, contexts)
+            rows_of_grams, cells, mass = self._find_continuations(order, rows, contexts)
             parts.append((cells, share_M[rows_of_grams] * mass))
             share_M[rows] *= order.backoff_X[contexts]
         p_MV = share_M[:, None] * smoothed.unigram_V
@@ -115,10 +131,10 @@ class NGramModel(CountingModel):
 
         The model is on the CPU.
         """
-        unigram_V, orders = self._smoothed_tables()
+        unigram_V, orders = self._cached_smoothed_tables()
         p_V: FloatArray = unigram_V.double().numpy().copy()
         for n, table in enumerate(orders, 1):
-            index = self._find_context(context[-n:]) if len(context) >= n else None
+            index = self._find_context_index(context[-n:]) if len(context) >= n else None
             if index is None:
                 break
             keys_G, mass_G, starts_X, backoff_X = (tensor.numpy() for tensor in table)
@@ -127,31 +143,31 @@ class NGramModel(CountingModel):
             p_V[keys_G[grams] % self.vocab_size] += mass_G[grams]
         return p_V
 
-    def _find_context(self, context: Sequence[int]) -> int | None:
+    def _find_context_index(self, context: Sequence[int]) -> int | None:
         """Returns the index of a context in the table of its n-grams; None if it was not seen."""
         index = context[0]
-        for table, token in zip(self._smoothed_tables().orders, context[1:], strict=False):
+        for table, token in zip(self._cached_smoothed_tables().orders, context[1:], strict=False):
             keys_G, key = table.keys_G.numpy(), index * self.vocab_size + token
             index = int(np.searchsorted(keys_G, key))
             if index == len(keys_G) or keys_G[index] != key:
                 return None
         return index
 
-    def _expand_contexts(self, order: _OrderTable, rows: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns each n-gram that begins with the context of a row: the row, its cell in a table (M, V), its mass."""
+    def _find_continuations(self, order: _OrderTable, rows: Tensor, contexts: Tensor) -> _Continuations:
+        """Returns all n-grams that begin with the contexts of these rows."""
         starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
         firsts = lengths.cumsum(0) - lengths
         grams = torch.arange(int(lengths.sum()), device=rows.device) + (starts - firsts).repeat_interleave(lengths)
         rows_of_grams = rows.repeat_interleave(lengths)
         cells = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
-        return rows_of_grams, cells, order.mass_G[grams]
+        return _Continuations(rows_of_grams, cells, order.mass_G[grams])
 
     def has_counted(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Returns whether each target was ever counted after its context."""
         context_MC, target_M = hidden.reshape(-1, self.n_context_tokens), targets.reshape(-1)
         length_M = self._context_lengths(context_MC)
         counted_M = torch.isin(target_M, self.grams_GN[:, -1]) & (length_M == 0)
-        for n, (order, index_M, seen_M) in enumerate(self._find_contexts(context_MC), 1):
+        for n, (order, index_M, seen_M) in enumerate(self._find_contexts_by_order(context_MC), 1):
             _, has_M = _find_sorted(order.keys_G, index_M * self.vocab_size + target_M)
             counted_M |= seen_M & has_M & (length_M == n)
         return counted_M.view(targets.shape)
@@ -162,8 +178,8 @@ class NGramModel(CountingModel):
 
     def token_log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
         context_MC, target_M = hidden.reshape(-1, self.n_context_tokens), targets.reshape(-1)
-        p_M = self._smoothed_tables().unigram_V[target_M]
-        for order, index_M, seen_M in self._find_contexts(context_MC):
+        p_M = self._cached_smoothed_tables().unigram_V[target_M]
+        for order, index_M, seen_M in self._find_contexts_by_order(context_MC):
             gram_M, has_M = _find_sorted(order.keys_G, index_M * self.vocab_size + target_M)
             mass_M = order.mass_G[gram_M].where(has_M, 0)
             p_M = torch.where(seen_M, mass_M + order.backoff_X[index_M] * p_M, p_M)
@@ -211,31 +227,33 @@ class NGramModel(CountingModel):
         grams_MN = torch.cat((context_BTC, batch.targets_BT[..., None]), -1)[batch.targets_BT != IGNORE]
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 
-    def _find_contexts(self, context_MC: Tensor) -> Iterator[tuple[_OrderTable, Tensor, Tensor]]:
-        """Yields for each order from 2 on its table, each row's context index (0 if unseen), and if it was seen."""
-        C, orders = self.n_context_tokens, self._smoothed_tables().orders
+    def _find_contexts_by_order(self, context_MC: Tensor) -> Iterator[_ContextsOfOrder]:
+        """Looks up the context of each row in the tables of the orders from 2 on."""
+        C, orders = self.n_context_tokens, self._cached_smoothed_tables().orders
         for n, table in enumerate(orders, 2):
             index_M = context_MC[:, C - n + 1].contiguous()
             seen_M = index_M != PADDING_ID
             for order, token_M in zip(orders, context_MC[:, C - n + 2 :].unbind(1), strict=False):
                 index_M, has_M = _find_sorted(order.keys_G, index_M * self.vocab_size + token_M)
                 seen_M = seen_M & has_M
-            yield table, index_M.where(seen_M, 0), seen_M
+            yield _ContextsOfOrder(table, index_M.where(seen_M, 0), seen_M)
 
-    def _smoothed_tables(self) -> _SmoothedTables:
+    def _cached_smoothed_tables(self) -> _SmoothedTables:
         """Returns the tables for the current counts, on the model's device."""
         # anything that changes or moves the counts replaces the tensor
         if self._cached is None or self._cached[0] is not self.counts_G:
-            self._cached = self.counts_G, self._build_tables()
+            self._cached = self.counts_G, self._build_smoothed_tables()
         return self._cached[1]
 
-    def _build_tables(self) -> _SmoothedTables:
+    def _build_smoothed_tables(self) -> _SmoothedTables:
         device = self.grams_GN.device
         dtype = widest_float_dtype(device)
         levels = [(self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())]
         for _ in range(self.order - 1):
             grams_GN, counts_G = levels[-1]
-            levels.append(_merge_counts([(grams_GN[:, 1:], self._lower_order_counts(*levels[-1]))], self.vocab_size))
+            levels.append(
+                _merge_counts([(grams_GN[:, 1:], self._count_contributions_to_suffixes(*levels[-1]))], self.vocab_size)
+            )
         (tokens_G1, counts_G), *rest = reversed(levels)
         adjusted_V = np.zeros(self.vocab_size, dtype=np.int64)
         adjusted_V[tokens_G1[:, 0]] = counts_G
@@ -258,7 +276,7 @@ class NGramModel(CountingModel):
         unigram_V = to_tensor(self._estimate_unigrams(adjusted_V))
         return _SmoothedTables(unigram_V, tuple(_OrderTable(*map(to_tensor, order)) for order in orders))
 
-    def _lower_order_counts(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
+    def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         """Returns what each n-gram adds to the count of itself without its first token.
 
         The sums are continuation counts: the number of distinct preceding tokens, and of texts that it begins.
@@ -300,11 +318,11 @@ class AddKNGramModel(NGramModel):
         """Returns the normalised log p of every token, -inf for probability 0, in float64 if the device has it."""
         context_MC = hidden.reshape(-1, self.n_context_tokens)
         length_M = self._context_lengths(context_MC)
-        count_MV = (length_M == 0)[:, None] * self._smoothed_tables().unigram_V
+        count_MV = (length_M == 0)[:, None] * self._cached_smoothed_tables().unigram_V
         total_M = count_MV.sum(1)
-        for n, (order, index_M, seen_M) in enumerate(self._find_contexts(context_MC), 1):
+        for n, (order, index_M, seen_M) in enumerate(self._find_contexts_by_order(context_MC), 1):
             rows = (seen_M & (length_M == n)).nonzero()[:, 0]
-            _, cells, counts = self._expand_contexts(order, rows, index_M[rows])
+            _, cells, counts = self._find_continuations(order, rows, index_M[rows])
             count_MV.view(-1).index_add_(0, cells, counts)
             total_M[rows] = order.backoff_X[index_M[rows]]
         log_p_MV = self._add_k_probability(count_MV, total_M[:, None]).log_()
@@ -312,10 +330,10 @@ class AddKNGramModel(NGramModel):
 
     def token_log_probs(self, hidden: Tensor, targets: Tensor) -> Tensor:
         context_MC, target_M = hidden.reshape(-1, self.n_context_tokens), targets.reshape(-1)
-        length_M, unigram_V = self._context_lengths(context_MC), self._smoothed_tables().unigram_V
+        length_M, unigram_V = self._context_lengths(context_MC), self._cached_smoothed_tables().unigram_V
         count_M = (length_M == 0) * unigram_V[target_M]
         total_M = (length_M == 0) * unigram_V.sum()
-        for n, (order, index_M, seen_M) in enumerate(self._find_contexts(context_MC), 1):
+        for n, (order, index_M, seen_M) in enumerate(self._find_contexts_by_order(context_MC), 1):
             is_context_M = seen_M & (length_M == n)
             gram_M, has_M = _find_sorted(order.keys_G, index_M * self.vocab_size + target_M)
             count_M = torch.where(is_context_M & has_M, order.mass_G[gram_M], count_M)
@@ -327,7 +345,7 @@ class AddKNGramModel(NGramModel):
         denominator = total + self.k * self.vocab_size
         return torch.where(denominator > 0, (count + self.k) / denominator.clamp(min=1e-300), 1 / self.vocab_size)
 
-    def _lower_order_counts(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
+    def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         return counts_G
 
     def _masses_and_backoffs(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
@@ -356,14 +374,14 @@ def _merge_counts(tables: list[NGramCounts], vocab_size: int) -> NGramCounts:
     grams_GN, counts_G = (np.concatenate(column) for column in zip(*tables, strict=True))
     if not len(grams_GN):
         return grams_GN, counts_G
-    words = _pack_ngrams(grams_GN, vocab_size + 1)
+    words = _pack_ngrams_into_integers(grams_GN, vocab_size + 1)
     order = np.argsort(words[0], kind="stable") if len(words) == 1 else np.lexsort(words[::-1])
     words = [word[order] for word in words]
     first = np.concatenate(([True], np.any([word[1:] != word[:-1] for word in words], axis=0)))
     return grams_GN[order[first]], np.add.reduceat(counts_G[order], np.flatnonzero(first))
 
 
-def _pack_ngrams(grams_GN: NDArray[np.int32], base: int) -> list[IntArray]:
+def _pack_ngrams_into_integers(grams_GN: NDArray[np.int32], base: int) -> list[IntArray]:
     """Packs n-grams into as few 63-bit integers as possible, which sort in the same order; first tokens first."""
     digits = 1
     while base ** (digits + 1) < 2**63:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.compute.kernels.matrices import MatrixProduct, NativeMatrix
-from lmtool.compute.kernels.products import DequantizedProduct, build_head_product, build_product
+from lmtool.compute.kernels.products import DequantizingProduct, build_head_product, build_product
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import find_linears
 
@@ -30,7 +30,7 @@ class PackedMatrix(nn.Parameter):
         if func is F.linear and isinstance(args[1], PackedMatrix):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
         if func is F.embedding and args[1].stride(0) == 0:
-            return args[1].product.select_rows(args[0])
+            return args[1].product.dequantize_rows(args[0])
         return nn.Parameter.__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -70,7 +70,7 @@ def _shape_placeholder(weight: Tensor) -> Tensor:
 def quantize_weights_(model: nn.Module, precision: str, *, keep_dtype: bool) -> None:
     """Rounds the matrices of layers to int8 or int4. keep_dtype: store the rounded values in the dtype of weights."""
     for linear in find_linears(model):
-        product = DequantizedProduct(linear.weight.detach(), precision)
+        product = DequantizingProduct(linear.weight.detach(), precision)
         if keep_dtype:
             linear.weight.data.copy_(product.dequantize())
         else:

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from lmtool.batch import Batch, Mask
 from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
-from lmtool.model.features import FrozenFeatures
-from lmtool.model.language_model import LanguageModel, ModulesByDepth, Output, append_to_last_layer
+from lmtool.model.features import FrozenModelFeatures
+from lmtool.model.language_model import HiddenOutput, LanguageModel, ModulesByDepth, append_to_last_layer
 from lmtool.model.layers.cells import Cell, CellState, TextLayout, build_cell
 from lmtool.model.layers.memory_attention import MemoryAttention, past_mask
 from lmtool.model.state import DecodeState, KeyValueCache, LayerState
@@ -84,10 +84,10 @@ class RecurrentModel(LanguageModel):
         self.head_input_width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
         self.head = None if spec.tie_embeddings else nn.Linear(self.head_input_width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
-        self.features = None if spec.features is None else FrozenFeatures(spec.features)
+        self.features = None if spec.features is None else FrozenModelFeatures(spec.features)
 
-    def forward(self, batch: Batch) -> Output:
-        return Output(self._run_layers(batch, self.initial_state(batch))[0])
+    def forward(self, batch: Batch) -> HiddenOutput:
+        return HiddenOutput(self._compute_head_inputs(batch, self.initial_state(batch))[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, *self.head_parameters())
@@ -110,7 +110,7 @@ class RecurrentModel(LanguageModel):
         x_BTD = self.features.combine_with_embeddings(self.embedding(batch.tokens_BT), batch)
         return ops.dropout(x_BTD, self.dropout, self.training)
 
-    def head_input(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
+    def combine_for_head(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
         """Returns the input of the head, with dropout: (B, T, D), or (B, T, 2 D) for an untied head with a context."""
         if context_BTD is not None:
             h_BTD = torch.cat((h_BTD, context_BTD), -1)
@@ -123,11 +123,11 @@ class RecurrentModel(LanguageModel):
         if self.features is not None:
             what = "a model with features of another one reads whole texts, and has no next token"
             raise UsageError(what, fix="classify texts with lmtool predict")
-        hidden, layers = self._run_layers(Batch(tokens_BT), state)
+        hidden, layers = self._compute_head_inputs(Batch(tokens_BT), state)
         return hidden, replace(state.reserve_positions(tokens_BT.shape[1]), layers=layers)
 
     @abstractmethod
-    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+    def _compute_head_inputs(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         """Returns the inputs of the head, and the new states of the layers."""
 
 
@@ -158,11 +158,11 @@ class RecurrentDecoder(RecurrentModel):
         cache = KeyValueCache(self.attention.transform_keys(empty_B0D), empty_B0D[:, None])
         return DecodeState(0, None, (*states, cache))
 
-    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+    def _compute_head_inputs(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         outputs, states = self.rnn(self.embed_inputs(batch), text_layout(batch), state.layers[: len(self.rnn.cells)])
         h_BTD = outputs[-1]
         if self.attention is None:
-            return self.head_input(h_BTD, None), states
+            return self.combine_for_head(h_BTD, None), states
         state_after = state.reserve_positions(h_BTD.shape[1])
         h_GQD = state_after.rows_to_lines(h_BTD)
         memory = cast(KeyValueCache, state.layers[-1]).append(self.attention.transform_keys(h_GQD), h_GQD[:, None])
@@ -173,7 +173,7 @@ class RecurrentDecoder(RecurrentModel):
         allowed = past_mask(mask, h_GQD.shape[1], n_states, h_BTD.device, self.attends_to_present)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
         context_GQD = self.attention(h_GQD, memory, allowed)
-        return self.head_input(h_BTD, state_after.lines_to_rows(context_GQD)), (*states, memory)
+        return self.combine_for_head(h_BTD, state_after.lines_to_rows(context_GQD)), (*states, memory)
 
     def modules_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *append_to_last_layer(zip(self.rnn.cells), self.attention, self.join)]
@@ -181,10 +181,10 @@ class RecurrentDecoder(RecurrentModel):
 
 def text_layout(batch: Batch) -> TextLayout | None:
     """Returns the layout of the batch's texts; None when each fills its row."""
-    return TextLayout.from_masks(batch.tokens_BT, batch.keep_BT, batch.documents_BT)
+    return TextLayout.from_masks_unless_full(batch.tokens_BT, batch.keep_BT, batch.documents_BT)
 
 
-class BidirectionalModel(RecurrentModel):
+class BidirectionalLanguageModel(RecurrentModel):
     """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
 
     As a language model it is its left-to-right half, so evaluation and generation are those of any other.
@@ -195,10 +195,10 @@ class BidirectionalModel(RecurrentModel):
         super().__init__(spec, vocab_size)
         self.forth, self.back = RecurrentLayers(spec), RecurrentLayers(spec, right_to_left=True)
 
-    def forward_right_to_left(self, batch: Batch) -> Output:
+    def forward_right_to_left(self, batch: Batch) -> HiddenOutput:
         """Returns right-to-left hidden states (B, T, D), which predict the token before each position."""
         outputs, _ = self.back(self.embed_inputs(batch), text_layout(batch))
-        return Output(self.head_input(outputs[-1], None))
+        return HiddenOutput(self.combine_for_head(outputs[-1], None))
 
     def layer_outputs_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """Returns the embeddings, concatenated with themselves, and both halves' states of each layer (B, T, 2 D)."""
@@ -210,9 +210,9 @@ class BidirectionalModel(RecurrentModel):
     def initial_state(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.forth.initial_state(len(batch.tokens_BT)))
 
-    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+    def _compute_head_inputs(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         outputs, states = self.forth(self.embed_inputs(batch), text_layout(batch), state.layers)
-        return self.head_input(outputs[-1], None), states
+        return self.combine_for_head(outputs[-1], None), states
 
     def modules_by_depth(self) -> ModulesByDepth:
         return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

@@ -94,19 +94,19 @@ class RecurrentEncoderDecoder(RecurrentModel):
     def initial_state(self, batch: Batch) -> DecodeState:
         if batch.source_BS is None:
             raise ValueError("an encoder-decoder needs a source")
-        texts = TextLayout.from_masks(batch.source_BS, batch.source_keep_BS, None)
+        texts = TextLayout.from_masks_unless_full(batch.source_BS, batch.source_keep_BS, None)
         (*_, out_BSD), first = self.encoder(self.embed_tokens(batch.source_BS), texts)
         if self.attention is None:
             return DecodeState(0, None, first)
         memory = Memory(self.attention.transform_keys(out_BSD), out_BSD[:, None])
         return DecodeState(0, None, (*first, memory), batch.source_keep_BS)
 
-    def _run_layers(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+    def _compute_head_inputs(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         x_BTD, layout = self.embed_tokens(batch.tokens_BT), text_layout(batch)
         states = state.layers[: len(self.rnn.cells)]
         if self.attention is None:
             outputs, states = self.rnn(x_BTD, layout, states)
-            return self.head_input(outputs[-1], None), states
+            return self.combine_for_head(outputs[-1], None), states
         memory = cast(Memory, state.layers[-1])
         allowed_G1S = torch.ones_like(memory.v_BNSH[..., 0], dtype=torch.bool)
         if state.source_keep_BS is not None:
@@ -114,10 +114,10 @@ class RecurrentEncoderDecoder(RecurrentModel):
         if self.feed is None:
             outputs, states = self.rnn(x_BTD, layout, states)
             context_GQD = self.attention(state.rows_to_lines(outputs[-1]), memory, allowed_G1S)
-            return self.head_input(outputs[-1], state.lines_to_rows(context_GQD)), (*states, memory)
+            return self.combine_for_head(outputs[-1], state.lines_to_rows(context_GQD)), (*states, memory)
         h_BTD, first_state = self._run_input_feeding_layer(x_BTD, state, allowed_G1S, batch.keep_BT)
         outputs, other_states = self.rnn(h_BTD, layout, states[1:], first_layer=1)
-        return self.head_input([h_BTD, *outputs][-1], None), (first_state, *other_states, memory)
+        return self.combine_for_head([h_BTD, *outputs][-1], None), (first_state, *other_states, memory)
 
     def _run_input_feeding_layer(
         self, x_BTD: Tensor, decode_state: DecodeState, allowed_G1S: Tensor, keep_BT: Tensor | None

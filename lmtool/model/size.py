@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.attention import find_layer_matrices
+from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.layers.ngrams import NgramEmbedding
 from lmtool.model.transformer import TransformerModel
 from lmtool.recipe.spec.base import Spec
@@ -54,7 +54,7 @@ class ParameterCount(NamedTuple):
         return self.matrices + self.others
 
 
-class TrainingBytes(NamedTuple):
+class PersistentTrainingBytes(NamedTuple):
     """Bytes that a model in training holds from step to step, in float32, and its number of parameters.
 
     gradients: without those of an n-gram table, of which a step on one CPU has only a few rows.
@@ -113,11 +113,11 @@ def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
         if "overflow" not in str(error).lower():
             raise
         return UNCOUNTABLE
-    matrices = sum(matrix.numel() for matrix in find_layer_matrices(model))
+    matrices = sum(matrix.numel() for matrix in find_layer_matrices_and_part_rows(model))
     return ParameterCount(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
-def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> TrainingBytes:
+def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> PersistentTrainingBytes:
     """Estimates the memory of weights, gradients and moments of a recipe whose embedding has `vocab_size` rows.
 
     Frozen weights, under adapters or a trained head, have neither gradients nor moments. The adapters and the head,
@@ -143,7 +143,7 @@ def estimate_persistent_memory(recipe: Recipe, vocab_size: int) -> TrainingBytes
     moments = recipe.optimizer.count_states(trained.matrices, trained.others - in_table) + entries
     with_gradients = trained.parameters - in_table
     bytes_of_matrix = BYTES_PER_FROZEN_WEIGHT[tuning.lora.quantize] if tuning.lora is not None else 4
-    return TrainingBytes(
+    return PersistentTrainingBytes(
         parameters=size.parameters,
         weights=4 * size.others + int(bytes_of_matrix * size.matrices),
         gradients=4 * with_gradients,
@@ -168,13 +168,13 @@ def estimate_min_training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
 
 
 def check_fits_memory(
-    recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1
+    recipe: Recipe, memory_bytes: int, key_origins: Mapping[str, str] | None = None, n_shards: int = 1
 ) -> None:
     """Raises RecipeError for a recipe whose training cannot fit into a memory.
 
     Args:
         memory_bytes: memory of the device.
-        origins: from `load`, to name the line of the key that is most to blame.
+        key_origins: from `load`, to name the line of the key that is most to blame.
         n_shards: see `estimate_min_training_bytes`.
     """
     needed = estimate_min_training_bytes(recipe, n_shards)
@@ -182,7 +182,7 @@ def check_fits_memory(
         return
     sizes = [(key, value) for key, value in _integer_fields(recipe) if key in USUAL_MAXIMA and value]
     key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL_MAXIMA[size[0]]))
-    origin = (origins or {}).get(key, "default")
+    origin = (key_origins or {}).get(key, "default")
     where = key if origin == "default" else f"{origin}: {key}"
     size = count_parameters(recipe.model, _max_embedding_rows(recipe))
     parameters = "over 10^18" if size == UNCOUNTABLE else _format_count(size.parameters)
@@ -192,7 +192,7 @@ def check_fits_memory(
     )
 
 
-def count_flops_per_token(lm: LanguageModel, spec: Model) -> int | None:
+def count_training_flops_per_token(lm: LanguageModel, spec: Model) -> int | None:
     """Returns the FLOPs of training on one token, 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B).
 
     N counts all parameters but those that are only looked up, L layers, H heads, Q their width, T the context.

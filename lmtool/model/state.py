@@ -126,6 +126,19 @@ class SharedCacheLines:
         return SharedCacheLines(width, seen_BS, positions_PS)
 
 
+class SlotPositionsAndMasks(NamedTuple):
+    """What attention needs to know about the slots of lines; None for masks that mask nothing.
+
+    positions_PS: position of each slot in its text (1 or G, S).
+    keep_GS: False at padding.
+    seen_GQS: the slots that the last positions of each row may see, apart from causality.
+    """
+
+    positions_PS: Tensor
+    keep_GS: Tensor | None
+    seen_GQS: Tensor | None
+
+
 @dataclass(frozen=True)
 class DecodeState:
     """The decoding state after the tokens read so far. It is immutable: reading more tokens returns a new one.
@@ -154,18 +167,18 @@ class DecodeState:
         layer = next(layer for layer in self.layers if layer)
         return len(next(iter(layer))) * (self.rows_per_line if isinstance(layer, KeysAndValues) else 1)
 
-    def select_rows(self, rows: Sequence[int], own_lines: bool = False) -> Self:
+    def select_rows(self, rows: Sequence[int], separate_lines: bool = False) -> Self:
         """Returns the state of these rows, in this order; a row may occur more than once.
 
         Adjacent rows of one line share it, in groups whose size divides all such runs.
 
         Args:
-            own_lines: give each row a line of its own instead.
+            separate_lines: give each row a line of its own instead.
         """
         device = self._device
         rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
         lines = [row // self.rows_per_line for row in rows]
-        shared = not own_lines and any(isinstance(layer, KeysAndValues) for layer in self.layers)
+        shared = not separate_lines and any(isinstance(layer, KeysAndValues) for layer in self.layers)
         width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared and rows else 1
         lines = lines[::width]
         same_lines = len(lines) * self.rows_per_line == self.n_rows and lines == list(range(len(lines)))
@@ -269,7 +282,7 @@ class DecodeState:
         layers = _merge_layers(states, lambda layer, tensors: torch.cat(tensors, _position_dim(layer)))
         return DecodeState(sum(state.length for state in states), None, layers)
 
-    def reclaim_slots_(self) -> Self:
+    def reclaim_continuation_slots_(self) -> Self:
         """Gives the slots of all continuations of this state back to it, in place, and returns it.
 
         So it can be continued without a copy. The earlier continuations are not valid any more.
@@ -289,7 +302,7 @@ class DecodeState:
         return next(layer.k_BNSH.dtype for layer in self.layers if isinstance(layer, KeysAndValues))
 
     def to_growable(self) -> "DecodeState":
-        """Returns the state as an immutable value that takes any number of tokens; see `FixedState`."""
+        """Returns the state as an immutable value that takes any number of tokens; see `FixedSizeDecodeState`."""
         return self
 
     def reserve_positions(self, n_new: int) -> Self:
@@ -305,24 +318,19 @@ class DecodeState:
         """Returns slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
         return x_GQ.reshape(len(x_GQ) * self.rows_per_line, -1, *x_GQ.shape[2:]) if self.shared_lines else x_GQ
 
-    def slot_positions_and_masks(self, n_queries: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns what attention needs to know about the slots; None for masks that mask nothing.
-
-        Returns:
-            The position of each slot in its text (1 or G, S).
-            The padding mask (G, S).
-            The slots that the last `n_queries` positions of each row may see (G, Q, S), apart from causality.
-        """
+    def slot_positions_and_masks(self, n_queries: int) -> SlotPositionsAndMasks:
+        """Returns what attention of the last `n_queries` positions of each row needs to know about the slots."""
         if self.shared_lines is None:
             slots_1S = torch.arange(self.length, device=self._device)[None]
             if self.padding_B is None:
-                return slots_1S, None, None
-            return (slots_1S - self.padding_B[:, None]).clamp(min=0), slots_1S >= self.padding_B[:, None], None
+                return SlotPositionsAndMasks(slots_1S, None, None)
+            positions_BS = (slots_1S - self.padding_B[:, None]).clamp(min=0)
+            return SlotPositionsAndMasks(positions_BS, slots_1S >= self.padding_B[:, None], None)
         positions_PS = self.shared_lines.positions_PS
         if self.padding_B is not None:
             positions_PS = positions_PS - self.padding_B[:: self.rows_per_line, None]
         seen_GQS = self.rows_to_lines(self.shared_lines.seen_BS[:, None].expand(-1, n_queries, -1))
-        return positions_PS.clamp(min=0), None, seen_GQS
+        return SlotPositionsAndMasks(positions_PS.clamp(min=0), None, seen_GQS)
 
     @staticmethod
     def join_rows(states: "Sequence[DecodeState]") -> "DecodeState":
@@ -334,7 +342,7 @@ class DecodeState:
             return states[0]
         states = [state.to_growable() for state in states]
         if len({state.rows_per_line for state in states}) > 1:
-            states = [state.select_rows(range(state.n_rows), own_lines=True) for state in states]
+            states = [state.select_rows(range(state.n_rows), separate_lines=True) for state in states]
         length = max(state.length for state in states)
         layers = _merge_layers(
             states,

@@ -15,17 +15,17 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.language_model import (
+    HiddenOutput,
     LanguageModel,
     ModelWithoutLikelihood,
     ModelWithoutNextToken,
     ModelWrapper,
     ModulesByDepth,
-    Output,
     sum_auxiliary_losses,
 )
 from lmtool.model.layers import blocks
 from lmtool.model.layers.blocks import InputEmbeddings
-from lmtool.model.layers.ngrams import ContextEmbedding, NgramEmbedding, Smear
+from lmtool.model.layers.ngrams import NgramEmbedding, PrecedingTokensEmbedding, PreviousTokenSmear
 from lmtool.model.layers.positions import max_positions
 from lmtool.model.layers.stack import Stack
 from lmtool.model.state import Caches, DecodeState, LayerState, RowTokens
@@ -48,11 +48,11 @@ class TransformerModel(LanguageModel):
             self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
         self.smear = None
         if spec.smear:
-            self.smear = Smear(self.inputs.tokens, self.inputs.scale)
+            self.smear = PreviousTokenSmear(self.inputs.tokens, self.inputs.scale)
             blocks.init_weights_(self.smear, spec)
         self.head = blocks.LanguageModelHead(spec, vocab_size, self.inputs.tokens)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         return self._run_stack(self.stacks()[0], batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -75,11 +75,11 @@ class TransformerModel(LanguageModel):
         return self.inputs
 
     @property
-    def context_embeddings(self) -> list[ContextEmbedding]:
+    def context_embeddings(self) -> list[PrecedingTokensEmbedding]:
         """What is added to the embeddings of tokens by the tokens before them."""
         return [part for part in (self.ngrams, self.smear) if part is not None]
 
-    def embed_context(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BS: Tensor) -> Tensor:
+    def embed_preceding_tokens(self, tokens_BT: Tensor, positions_PT: Tensor, preceding_BS: Tensor) -> Tensor:
         """Returns the sum of these (B, T, D), at least one, for tokens that follow others."""
         parts = self.context_embeddings
         added_BTD: Tensor = reduce(torch.add, (part(tokens_BT, positions_PT, preceding_BS) for part in parts))
@@ -91,7 +91,7 @@ class TransformerModel(LanguageModel):
 
     def _run_stack(
         self, stack: Stack, batch: Batch, layer_outputs: list[Tensor] | None = None, source_caches: Caches = ()
-    ) -> Output:
+    ) -> HiddenOutput:
         """Returns the hidden states (B, T, D) of all tokens at once. For arguments see `Stack.forward`."""
         positions_PT = text_positions(batch)
         parts = self.context_embeddings
@@ -119,7 +119,7 @@ class TransformerModel(LanguageModel):
             assert isinstance(row_tokens, RowTokens)
             caches, preceding_BS = tuple(stack_caches), row_tokens.tokens_BS
             positions_PT = after.lines_to_rows(positions_PQ.expand(len(tokens_GQ), -1))
-            added_GQD = after.rows_to_lines(self.embed_context(tokens_BT, positions_PT, preceding_BS))
+            added_GQD = after.rows_to_lines(self.embed_preceding_tokens(tokens_BT, positions_PT, preceding_BS))
             history = (RowTokens(torch.cat((preceding_BS, tokens_BT), 1)),)
         x_GQD = self.input_embeddings(stack)(tokens_GQ, positions_PQ, None, added_GQD)
         output, layers = stack(x_GQD, positions_PS, mask, caches, state.source_keep_BS)
@@ -230,16 +230,18 @@ class TransformerEncoderDecoder(TransformerModel):
     def input_embeddings(self, stack: Stack) -> InputEmbeddings:
         return self.target_inputs if self.target_inputs is not None and stack is self.decoder else self.inputs
 
-    def encode(self, batch: Batch) -> Output:
+    def encode(self, batch: Batch) -> HiddenOutput:
         """Returns the hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
         return self._run_stack(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         source = self.encode(batch)
-        output = self._run_stack(self.decoder, batch, source_caches=self.decoder.source_caches(source.hidden_BTD))
-        return Output(output.hidden_BTD, sum_auxiliary_losses((source.auxiliary_B, output.auxiliary_B)))
+        output = self._run_stack(
+            self.decoder, batch, source_caches=self.decoder.project_source_per_sublayer(source.hidden_BTD)
+        )
+        return HiddenOutput(output.hidden_BTD, sum_auxiliary_losses((source.auxiliary_B, output.auxiliary_B)))
 
     def initial_state(self, batch: Batch) -> DecodeState:
         layers: tuple[LayerState, ...] = self.decoder.initial_state(len(batch.tokens_BT), self.encode(batch).hidden_BTD)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import CountingModel, ModelWithoutNextToken, Output
+from lmtool.model.language_model import CountingModel, HiddenOutput, ModelWithoutNextToken
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 
@@ -62,9 +62,9 @@ class SkipGramModel(WordVectorModel):
         for table in (self.centres, self.neighbours):
             nn.init.uniform_(table.weight, -0.5 / spec.d_model, 0.5 / spec.d_model)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         """Returns the context-independent centre vectors of the tokens (B, T, D)."""
-        return Output(self.centres(batch.tokens_BT))
+        return HiddenOutput(self.centres(batch.tokens_BT))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the scores (..., V) of every word as a context word."""
@@ -205,9 +205,9 @@ class PpmiModel(WordVectorModel, CountingModel):
             table_VD.zero_()
             table_VD[rows_W, : factor_WD.shape[1]] = torch.from_numpy(factor_WD).to(table_VD)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> HiddenOutput:
         """Returns the context-independent vectors of the tokens (B, T, D)."""
-        return Output(self.words_VD[batch.tokens_BT])
+        return HiddenOutput(self.words_VD[batch.tokens_BT])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the scores (..., V) of every word as a context word."""

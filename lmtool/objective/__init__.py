@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.objective.base import Example, Loss, Objective, TextCut, Vocabulary
+from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
 from lmtool.objective.causal import BidirectionalObjective, CausalObjective
 from lmtool.objective.contrastive import EmbeddingObjective
 from lmtool.objective.heads import AnswerSpanObjective, ClassificationObjective, ContrastiveObjective, TaggingObjective
@@ -18,7 +18,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Ppmi
 from lmtool.tokenization.tokenizer import Tokenizer
 
-__all__ = ["CausalObjective", "Example", "Loss", "Objective", "TextCut", "Vocabulary", "build_objective"]
+__all__ = ["CausalObjective", "Example", "Loss", "Objective", "TextCutSettings", "VocabularyInfo", "build_objective"]
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, token_counts_V: Tensor | None = None) -> Objective:
@@ -30,16 +30,16 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, token_counts_V: Tensor
         token_counts_V: count of each id in the training text; only word vectors need it.
     """
     counts = None if token_counts_V is None else token_counts_V.cpu().numpy()
-    vocabulary = Vocabulary.from_tokenizer(tokenizer, counts)
+    vocabulary = VocabularyInfo.from_tokenizer(tokenizer, counts)
     if isinstance(recipe.objective, specs.Masked) and recipe.objective.whole_words:
-        vocabulary = replace(vocabulary, word_continuations_2V=tokenizer.find_word_continuations())
+        vocabulary = replace(vocabulary, word_continuations_2V=tokenizer.find_continuing_and_continuable_tokens())
         if vocabulary.word_continuations_2V is None:
             what = "this WordPiece tokenizer has no mark of pieces inside a word, such as ##"
             raise UsageError(what, where="objective.whole_words", fix="set it to false, or take another tokenizer")
-    return build_with_vocabulary(recipe, vocabulary)
+    return build_objective_for_vocabulary(recipe, vocabulary)
 
 
-def build_with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
+def build_objective_for_vocabulary(recipe: Recipe, vocabulary: VocabularyInfo) -> Objective:
     """Returns the objective of a recipe whose tokenizer has this vocabulary."""
     match recipe.objective:
         case specs.Causal() as spec:

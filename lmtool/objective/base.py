@@ -16,7 +16,7 @@ from lmtool.model import LanguageModel
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-class TextCut(NamedTuple):
+class TextCutSettings(NamedTuple):
     """How a token store is cut into examples.
 
     unit: "stream" for windows of the whole text, across document boundaries; "pair" for windows within one document,
@@ -77,7 +77,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class VocabularyInfo:
     """The vocabulary size and the ids of special tokens.
 
     size: number of entries of the tokenizer.
@@ -85,7 +85,8 @@ class Vocabulary:
     target_start_ids: the tokens before a target.
     specials: the ids of all special tokens, sentinels included.
     counts: count of each id in the training text, for objectives that need it, else None.
-    word_continuations_2V: result of `Tokenizer.find_word_continuations`, for objectives that need it, else None.
+    word_continuations_2V: result of `Tokenizer.find_continuing_and_continuable_tokens`, for objectives that need
+        it, else None.
     """
 
     size: int
@@ -102,8 +103,8 @@ class Vocabulary:
     word_continuations_2V: NDArray[np.bool_] | None = None
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":
-        """Returns the vocabulary of a tokenizer. counts: see `Vocabulary`."""
+    def from_tokenizer(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "VocabularyInfo":
+        """Returns the vocabulary of a tokenizer. counts: see `VocabularyInfo`."""
         return cls(
             size=tokenizer.vocab_size,
             pad=tokenizer.pad_id,
@@ -146,7 +147,7 @@ class Objective(ABC):
         """Names of the further metrics that `score` returns."""
         return ()
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Returns how text is cut for a model of this context length. Raises TypeError for objectives of table rows."""
         raise TypeError("rows of a table are not cut from a text")
 
@@ -158,17 +159,18 @@ class Objective(ABC):
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Collates examples to a batch, after all corruption. training_fraction: fraction of training completed."""
 
-    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Collates rows of any length for evaluation. Raises TypeError where a text has no probability.
 
         Args:
-            spans: for each row its tokens, and the index of the first one that is scored; those before it are context.
+            tokens_and_first_scored: for each row its tokens, and the index of the first one that is scored; those
+                before it are context.
         """
         raise TypeError("a text has no probability under this objective")
 
-    def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_validation(self, tokens_and_first_scored: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Collates rows for validation during training, in the same way each time."""
-        return self.collate_for_scoring(spans)
+        return self.collate_for_scoring(tokens_and_first_scored)
 
     def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """Returns the batch with tokens sampled from the model where `draws_BT` is set, as training would read it."""

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool.batch import IGNORE, Batch, pad_rows
+from lmtool.batch import IGNORE, Batch, pad_rows_right
 from lmtool.model import LanguageModel
-from lmtool.model.recurrent import BidirectionalModel
-from lmtool.objective.base import Example, Loss, TextCut, Vocabulary
-from lmtool.objective.cross_entropy import add_auxiliary_loss, loss_from_hidden
-from lmtool.objective.scheduled import TokenObjective, draw_sampling_numbers
+from lmtool.model.recurrent import BidirectionalLanguageModel
+from lmtool.objective.base import Example, Loss, TextCutSettings, VocabularyInfo
+from lmtool.objective.cross_entropy import add_auxiliary_loss, cross_entropy_from_hidden
+from lmtool.objective.scheduled import TokenObjective, draw_scheduled_sampling_numbers
 from lmtool.recipe.spec.objective import Causal
 
 
@@ -38,13 +38,13 @@ class CausalObjective(TokenObjective):
     predicts_bos: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def from_vocabulary(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
+    def from_vocabulary(cls, spec: Causal, vocabulary: VocabularyInfo, isolate_documents: bool) -> Self:
         """Returns the objective with the special tokens of a vocabulary."""
         return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.unpredicted_bos is None)
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Cuts windows of T + 1 tokens; the last token of each is the first of the next."""
-        return TextCut("stream", context + 1, context)
+        return TextCutSettings("stream", context + 1, context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Collates rows of T + 1 tokens each: the first T are inputs, the last T targets."""
@@ -52,14 +52,18 @@ class CausalObjective(TokenObjective):
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT if self.predicts_bos else next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
-        draws_BT = draw_sampling_numbers(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], training_fraction)
+        draws_BT = draw_scheduled_sampling_numbers(
+            self.spec.scheduled_sampling, examples, tokens_BT.shape[1], training_fraction
+        )
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
-    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Right-pads rows of any length for evaluation; see `Objective.collate_for_scoring`."""
-        rows = [tokens[:-1] for tokens, _ in spans]
-        targets = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
-        return Batch(pad_rows(rows, 0)[0], pad_rows(targets, IGNORE)[0])
+        rows = [tokens[:-1] for tokens, _ in tokens_and_first_scored]
+        targets = [
+            np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in tokens_and_first_scored
+        ]
+        return Batch(pad_rows_right(rows, 0)[0], pad_rows_right(targets, IGNORE)[0])
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,12 @@ class BidirectionalObjective(CausalObjective):
     """
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        if not isinstance(model, BidirectionalModel):
+        if not isinstance(model, BidirectionalLanguageModel):
             raise ValueError("only a bidirectional model is trained in both directions")
         forward = super().loss(model, batch)
         hidden_BTD, auxiliary_B = model.forward_right_to_left(batch)
         targets_BT = self.backward_targets(batch)
-        backward = loss_from_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
+        backward = cross_entropy_from_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
         backward = add_auxiliary_loss(backward, auxiliary_B, targets_BT)
         return Loss((forward.total + backward.total) / 2, forward.count)
 

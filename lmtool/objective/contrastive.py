@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import Batch, pad_rows
+from lmtool.batch import Batch, pad_rows_right
 from lmtool.compute.processes import World
 from lmtool.model import LanguageModel
 from lmtool.model.heads import find_unused_parameters, pool_text_vectors
-from lmtool.objective.base import Example, Loss, Objective, Vocabulary
+from lmtool.objective.base import Example, Loss, Objective, VocabularyInfo
 from lmtool.objective.cross_entropy import add_auxiliary_loss
 from lmtool.recipe.spec.objective import Embedding
 
@@ -30,7 +30,7 @@ DEFAULT_SCALE = 20.0
 """The default of sentence-transformers: a temperature of 0.05."""
 
 
-def ranking_loss(vectors_NKD: Tensor, scale: float = DEFAULT_SCALE) -> Tensor:
+def multiple_negatives_ranking_loss(vectors_NKD: Tensor, scale: float = DEFAULT_SCALE) -> Tensor:
     """InfoNCE with in-batch negatives (van den Oord et al. 2018; multiple negatives ranking, Henderson et al. 2017).
 
     The first text of a row is the anchor, the second its positive, and others its hard negatives. The loss is the
@@ -73,7 +73,7 @@ def supervised_contrastive_loss(vectors_ND: Tensor, labels_N: Tensor, scale: flo
     return loss_N.sum() / (n_same_N > 0).sum().clamp(min=1)
 
 
-def label_similarity_loss(vectors_ND: Tensor, labels_N: Tensor) -> Tensor:
+def class_cosine_pair_loss(vectors_ND: Tensor, labels_N: Tensor) -> Tensor:
     """(cos - 1)^2 of pairs of rows of one class, and cos^2 of pairs of two (SetFit; Tunstall et al. 2022).
 
     It is the mean of the means of both kinds, because SetFit samples equally many pairs of each; 0 for a kind without
@@ -106,12 +106,12 @@ class RowVectors(NamedTuple):
         return RowVectors(self.vectors_NKD.detach(), None if self.auxiliary is None else self.auxiliary.detach())
 
 
-class BatchObjective(Objective):
+class WholeBatchObjective(Objective):
     """An objective whose loss depends on the vectors of all rows of a batch at once, as with in-batch negatives.
 
     Gradient caching (Gao et al. 2021) makes it independent of micro-batches and processes. First all vectors are
-    computed, then their loss and its gradients with respect to them (`cached_gradients`). Then each micro-batch is
-    computed again, and the gradients are propagated from its vectors (`surrogate_loss`).
+    computed, then their loss and its gradients with respect to them (`compute_vector_gradients`). Then each micro-batch
+    is computed again, and the gradients are propagated from its vectors (`surrogate_loss`).
     """
 
     @abstractmethod
@@ -137,12 +137,21 @@ class BatchObjective(Objective):
         return self.loss(model, batch)
 
 
-def cached_gradients(
-    objective: BatchObjective, vectors: Sequence[RowVectors], labels: Sequence[Tensor | None], world: World
-) -> tuple[Tensor, list[Tensor]]:
-    """Returns this process's share of the loss summed over the rows of a batch, and the gradients of its vectors.
+class LossWithVectorGradients(NamedTuple):
+    """The gradients of a loss with respect to vectors, by gradient caching.
 
-    The shares of all processes add up to the sum, and so do the gradients of the weights.
+    loss_share: this process's share of the loss summed over the rows of a batch; the shares of all processes add up to
+        the sum. by_micro_batch: gradients with respect to the vectors of each micro-batch of this process.
+    """
+
+    loss_share: Tensor
+    by_micro_batch: list[Tensor]
+
+
+def compute_vector_gradients(
+    objective: WholeBatchObjective, vectors: Sequence[RowVectors], labels: Sequence[Tensor | None], world: World
+) -> LossWithVectorGradients:
+    """Computes the loss of all rows of a batch, and its gradients with respect to the vectors of this process.
 
     Args:
         vectors: of each micro-batch of this process; those of the others are gathered.
@@ -151,13 +160,14 @@ def cached_gradients(
     local_NKD = torch.cat([part.vectors_NKD for part in vectors])
     all_NKD, first = _gather_rows(local_NKD.detach(), world)
     known = [label_N for label_N in labels if label_N is not None]
-    all_labels_N = _gather_rows(torch.cat(known), world)[0] if known else None
+    all_labels_N = _gather_rows(torch.cat(known), world).rows if known else None
     all_NKD.requires_grad_()
     total = len(all_NKD) * objective.batch_loss(all_NKD, all_labels_N)
     (gradient_NKD,) = torch.autograd.grad(total, all_NKD)
     local_gradient_NKD = gradient_NKD[first : first + len(local_NKD)]
     share = total.detach() / world.size + sum(part.auxiliary.sum() for part in vectors if part.auxiliary is not None)
-    return share, list(torch.split(local_gradient_NKD, [len(part.vectors_NKD) for part in vectors]))
+    parts = torch.split(local_gradient_NKD, [len(part.vectors_NKD) for part in vectors])
+    return LossWithVectorGradients(share, list(parts))
 
 
 def surrogate_loss(vectors: RowVectors, gradient_NKD: Tensor) -> Tensor:
@@ -166,27 +176,33 @@ def surrogate_loss(vectors: RowVectors, gradient_NKD: Tensor) -> Tensor:
     return total if vectors.auxiliary is None else total + vectors.auxiliary.sum()
 
 
-def _gather_rows(tensor: Tensor, world: World) -> tuple[Tensor, int]:
-    """Returns the rows of all processes, in the order of ranks, and the index of this one's first row."""
+class _GatheredRowsWithStart(NamedTuple):
+    """The rows of all processes, in the order of ranks, and the index of the first row of this process."""
+
+    rows: Tensor
+    own_start: int
+
+
+def _gather_rows(tensor: Tensor, world: World) -> _GatheredRowsWithStart:
     if world.size == 1:
-        return tensor, 0
+        return _GatheredRowsWithStart(tensor, 0)
     rows = tensor.reshape(len(tensor), -1).cpu().numpy()
     parts = world.gather_arrays({world.rank: rows}, world.size, rows.dtype)
     gathered = torch.from_numpy(np.concatenate(parts)).to(tensor.device).view(-1, *tensor.shape[1:])
-    return gathered, sum(map(len, parts[: world.rank]))
+    return _GatheredRowsWithStart(gathered, sum(map(len, parts[: world.rank])))
 
 
 @dataclass(frozen=True)
-class EmbeddingObjective(BatchObjective):
+class EmbeddingObjective(WholeBatchObjective):
     """Trains the vectors of the texts of each row by one of the losses above; see `Embedding`."""
 
     spec: Embedding
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Right-pads the texts, those of a row one after the other; `Example.segments` numbers them."""
         texts = [text for one in examples for text in split_texts(one.tokens, cast(NDArray[np.int64], one.segments))]
-        tokens_BT, keep_BT = pad_rows(texts, self.vocabulary.pad)
+        tokens_BT, keep_BT = pad_rows_right(texts, self.vocabulary.pad)
         labels = [example.label for example in examples if example.label is not None]
         values_BC = torch.from_numpy(np.stack(labels)).float() if labels else None
         texts_NK = torch.arange(len(texts)).view(len(examples), -1)
@@ -209,7 +225,7 @@ class EmbeddingObjective(BatchObjective):
     def _loss(self, labels_N: Tensor | None, vectors_NKD: Tensor) -> Tensor:
         match self.spec.loss:
             case "ranking":
-                return ranking_loss(vectors_NKD, self.spec.scale)
+                return multiple_negatives_ranking_loss(vectors_NKD, self.spec.scale)
             case "triplet":
                 return triplet_loss(vectors_NKD, self.spec.margin)
             case "cosent" if labels_N is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.kernels import ops
-from lmtool.model import LanguageModel, Output
+from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.objective.base import Loss
 
@@ -42,9 +42,9 @@ def smoothed_cross_entropy(
     scored_M = targets_M != IGNORE
     spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
     # the target's mass beyond the uniform part, and the uniform part
-    masses = 1 - label_smoothing - spread, spread
+    target_mass = 1 - label_smoothing - spread
     weights_M = scored_M if weights_M is None else scored_M * weights_M
-    return ops.cross_entropy(logits_MV, targets_M.clamp(min=0), weights_M, masses)
+    return ops.cross_entropy(logits_MV, targets_M.clamp(min=0), weights_M, target_mass, spread)
 
 
 class LogitHead(Protocol):
@@ -113,12 +113,12 @@ class _ChunkedLoss(torch.autograd.Function):
         return None, None, None, *grads
 
 
-def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
+def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, HiddenOutput]:
     """Returns the cross-entropy of a batch's targets, and the model's output. Raises ValueError without targets."""
     targets_M = batch.required_targets_BT.flatten()
-    output: Output = model(batch)
+    output: HiddenOutput = model(batch)
     hidden_MD = output.hidden_BTD.flatten(0, 1)
-    return loss_from_hidden(model, hidden_MD, targets_M, label_smoothing), output
+    return cross_entropy_from_hidden(model, hidden_MD, targets_M, label_smoothing), output
 
 
 def add_auxiliary_loss(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
@@ -132,7 +132,9 @@ def add_auxiliary_loss(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tenso
     return replace(loss, total=loss.total + weighted_B.sum())
 
 
-def loss_from_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
+def cross_entropy_from_hidden(
+    model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
+) -> Loss:
     """Returns the cross-entropy of all targets, from the hidden states at their positions."""
     if isinstance(model, CountingModel) and not label_smoothing:
         scored_M = targets_M != IGNORE

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import LanguageModel, Output
+from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.heads import Classifier
-from lmtool.objective.base import Example, Loss, Objective, TextCut
+from lmtool.objective.base import Example, Loss, Objective, TextCutSettings
 from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
@@ -42,14 +42,14 @@ class DistillationObjective(Objective):
     teacher_task: Classification | None
     vocab_size: int
 
-    def text_cut(self, context: int) -> TextCut:
-        return self.student_objective.text_cut(context)
+    def choose_text_cut(self, context: int) -> TextCutSettings:
+        return self.student_objective.choose_text_cut(context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         return self.student_objective.collate(examples, training_fraction)
 
-    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        return self.student_objective.collate_for_scoring(spans)
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        return self.student_objective.collate_for_scoring(tokens_and_first_scored)
 
     def count_targets(self, batch: Batch) -> int:
         return self.student_objective.count_targets(batch)
@@ -59,8 +59,8 @@ class DistillationObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         if isinstance(self.student_objective, ClassificationObjective):
-            return self._label_loss(self.student_objective, model, batch)
-        passes: list[tuple[Batch, Output]] = []
+            return self._classification_loss(self.student_objective, model, batch)
+        passes: list[tuple[Batch, HiddenOutput]] = []
         with model.register_forward_hook(lambda _, arguments, output: passes.append((arguments[0], output))):
             target_loss = self.student_objective.loss(model, batch)
         inputs, output = passes[-1]  # with scheduled sampling the last pass reads the tokens that it sampled
@@ -78,7 +78,7 @@ class DistillationObjective(Objective):
         total = chunked_loss(model, output.hidden_BTD[is_target_BT], loss_from_logits)
         return self._combine_losses(target_loss, total, output.hidden_BTD, teacher_BTD, inputs)
 
-    def _label_loss(self, objective: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:
+    def _classification_loss(self, objective: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
         assert isinstance(self.teacher, Classifier)
         output = model.run_head(batch)

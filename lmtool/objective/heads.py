@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch, pad_rows
+from lmtool.batch import IGNORE, Batch, pad_rows_right
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier, HeadedModel, HeadOutput, Tagger
-from lmtool.objective.base import Example, Loss, Objective, Vocabulary
-from lmtool.objective.contrastive import BatchObjective, RowVectors, label_similarity_loss
+from lmtool.objective.base import Example, Loss, Objective, VocabularyInfo
+from lmtool.objective.contrastive import RowVectors, WholeBatchObjective, class_cosine_pair_loss
 from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_cross_entropy, smoothed_cross_entropy
 from lmtool.recipe.spec.objective import Classification
 
 
-class RowObjective(Objective):
+class HeadObjective(Objective):
     """Base of the objectives of heads, whose rows are those of a table."""
 
     @abstractmethod
@@ -43,20 +43,22 @@ class RowObjective(Objective):
 
 
 @dataclass(frozen=True)
-class ClassificationObjective(RowObjective):
+class ClassificationObjective(HeadObjective):
     """Mean over rows of the head's loss, plus lm_weight times the language model's mean loss over tokens.
 
     class: softmax cross-entropy. multi: sigmoid cross-entropy, mean over the labels. number: squared error.
     """
 
     spec: Classification
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Right-pads the rows. Examples without a label give a batch without labels."""
         fields: dict[str, Tensor] = {}
         if self.spec.lm_weight:
-            fields["targets_BT"], _ = pad_rows([np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE)
+            fields["targets_BT"], _ = pad_rows_right(
+                [np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE
+            )
         labels = [example.label for example in examples if example.label is not None]
         if labels and self.spec.task == "class":
             fields["labels_B"] = torch.from_numpy(np.stack(labels))[:, 0].long()
@@ -107,20 +109,20 @@ class ClassificationObjective(RowObjective):
 
 
 @dataclass(frozen=True)
-class ContrastiveObjective(BatchObjective, ClassificationObjective):
+class ContrastiveObjective(WholeBatchObjective, ClassificationObjective):
     """Brings the vectors of texts of one class near each other, by the cosines of all pairs of rows of a batch.
 
     A head is fitted to the vectors afterwards (`training.convex`), and scored like any other.
     """
 
     def embed_rows(self, model: LanguageModel, batch: Batch) -> RowVectors:
-        vectors_BD, auxiliary_B = cast(Classifier, model).pool_states(batch)
+        vectors_BD, auxiliary_B = cast(Classifier, model).pool_head_input_states(batch)
         return RowVectors(vectors_BD[:, None].float(), auxiliary_B)
 
     def batch_loss(self, vectors_NKD: Tensor, labels_N: Tensor | None) -> Tensor:
         if labels_N is None:
             raise ValueError("a batch without classes has no loss")
-        return label_similarity_loss(vectors_NKD[:, 0], labels_N)
+        return class_cosine_pair_loss(vectors_NKD[:, 0], labels_N)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return ClassificationObjective.score(self, model, batch)
@@ -130,18 +132,18 @@ class ContrastiveObjective(BatchObjective, ClassificationObjective):
 
 
 @dataclass(frozen=True)
-class TaggingObjective(RowObjective):
+class TaggingObjective(HeadObjective):
     """-log p of the tags of a sentence, by a softmax for each word or by a CRF; the mean is over words."""
 
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Right-pads the rows. Examples without a label give a batch without tags."""
         starts = [example.word_starts for example in examples if example.word_starts is not None]
         tags = [example.label.astype(np.int64) for example in examples if example.label is not None]
         # no batch is narrower than a word
-        places_BW = pad_rows([*starts, np.array([-1])], -1)[0][: len(starts)]
-        tags_BW = pad_rows([*tags, np.array([IGNORE])], IGNORE)[0][: len(tags)] if tags else None
+        places_BW = pad_rows_right([*starts, np.array([-1])], -1)[0][: len(starts)]
+        tags_BW = pad_rows_right([*tags, np.array([IGNORE])], IGNORE)[0][: len(tags)] if tags else None
         return _collate_rows(examples, self.vocabulary, places_BW=places_BW, tags_BW=tags_BW)
 
     def count_targets(self, batch: Batch) -> int:
@@ -156,10 +158,10 @@ class TaggingObjective(RowObjective):
 
 
 @dataclass(frozen=True)
-class AnswerSpanObjective(RowObjective):
+class AnswerSpanObjective(HeadObjective):
     """Mean of -log p of the first and of the last token of an answer, each by a softmax over the tokens of a row."""
 
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Right-pads the rows. Examples without a label give a batch without answers."""
@@ -176,8 +178,10 @@ class AnswerSpanObjective(RowObjective):
         return Loss(total, torch.tensor(len(scores), device=scores.device))
 
 
-def _collate_rows(examples: Sequence[Example], vocabulary: Vocabulary, **batch_fields: Tensor | None) -> Batch:
+def _collate_rows(examples: Sequence[Example], vocabulary: VocabularyInfo, **batch_fields: Tensor | None) -> Batch:
     """Right-pads rows to a batch that also has `batch_fields`."""
-    tokens_BT, keep_BT = pad_rows([example.tokens for example in examples], vocabulary.pad)
+    tokens_BT, keep_BT = pad_rows_right([example.tokens for example in examples], vocabulary.pad)
     segments = [example.segments for example in examples if example.segments is not None]
-    return Batch(tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows(segments, 0)[0] if segments else None, **batch_fields)
+    return Batch(
+        tokens_BT, keep_BT=keep_BT, segments_BT=pad_rows_right(segments, 0)[0] if segments else None, **batch_fields
+    )

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch, pad_rows, widest_float_dtype
-from lmtool.model import LanguageModel, Output
+from lmtool.batch import IGNORE, Batch, pad_rows_right, widest_float_dtype
+from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.transformer import TransformerEncoder
-from lmtool.objective.base import Example, Loss, Objective, TextCut, Vocabulary, rng_from_tokens
-from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_cross_entropy, loss_from_hidden
+from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo, rng_from_tokens
+from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_cross_entropy, cross_entropy_from_hidden
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 
 NEXT_SENTENCE, SENTENCE_ORDER = "next-sentence-accuracy", "sentence-order-accuracy"
@@ -67,17 +67,17 @@ class MaskedObjective(Objective):
     scores_text_in_one_pass = False
 
     spec: Masked
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         return (SENTENCE_ORDER if self.spec.sentence_order else NEXT_SENTENCE,) if self.spec.pair_objective else ()
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Cuts windows or pairs that leave room for [CLS] and each [SEP]."""
         if self.spec.pair_objective:
-            return TextCut("swapped pair" if self.spec.sentence_order else "pair", context - 3, context - 3)
-        return TextCut("stream", context - 2, context - 2)
+            return TextCutSettings("swapped pair" if self.spec.sentence_order else "pair", context - 3, context - 3)
+        return TextCutSettings("stream", context - 2, context - 2)
 
     def max_scored_tokens(self, context: int) -> int:
         """Leaves room for [CLS] and [SEP]."""
@@ -90,17 +90,19 @@ class MaskedObjective(Objective):
             return batch
         return replace(batch, labels_B=torch.tensor([int(example.second_follows) for example in examples]))
 
-    def collate_for_scoring(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates uncorrupted rows; targets are all scored tokens except special ones. See `score_text`."""
         rows = []
-        for tokens, first in spans:
+        for tokens, first in tokens_and_first_scored:
             is_scored = (np.arange(len(tokens)) >= first) & self.vocabulary.is_word_V[tokens]
             rows.append(_CorruptedRow(tokens, np.where(is_scored, tokens, IGNORE)))
         return self._collate_rows(rows)
 
-    def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_validation(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows as in training, but with the same selected tokens each time."""
-        return self._collate_rows([self._corrupt(tokens, rng_from_tokens(tokens)) for tokens, _ in spans])
+        return self._collate_rows(
+            [self._corrupt(tokens, rng_from_tokens(tokens)) for tokens, _ in tokens_and_first_scored]
+        )
 
     def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
         if not isinstance(model, TransformerEncoder):
@@ -128,12 +130,12 @@ class MaskedObjective(Objective):
         return replace(loss, metrics=dict.fromkeys(self.metric_names, (right, len(batch.labels_B))))
 
     @staticmethod
-    def _selected_token_loss(model: LanguageModel, batch: Batch) -> tuple[Loss, Output]:
+    def _selected_token_loss(model: LanguageModel, batch: Batch) -> tuple[Loss, HiddenOutput]:
         """Returns the loss of the selected tokens, the only ones whose logits are computed, and the model's output."""
         targets_BT = batch.required_targets_BT
-        output: Output = model(batch)
+        output: HiddenOutput = model(batch)
         selected_BT = targets_BT != IGNORE
-        return loss_from_hidden(model, output.hidden_BTD[selected_BT], targets_BT[selected_BT]), output
+        return cross_entropy_from_hidden(model, output.hidden_BTD[selected_BT], targets_BT[selected_BT]), output
 
     @staticmethod
     def _span_boundary_loss(model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
@@ -190,7 +192,7 @@ class MaskedObjective(Objective):
             selected = select_positions(np.arange(len(words)), spec.rate, spec.spans, rng)
             if spec.spans is None:
                 selected = rng.permutation(selected)
-            n_mask, n_random = split_by_shares(len(selected), (spec.mask_share, spec.random_share), rng)
+            n_mask, n_random = round_shares_randomly(len(selected), (spec.mask_share, spec.random_share), rng)
         if spec.permutation:
             order = rng.permutation(_positions_of_words(words, selected))
             return _CorruptedRow(tokens_N, np.full(len(tokens_N), IGNORE), order=order)
@@ -217,7 +219,7 @@ class MaskedObjective(Objective):
         apart = (np.diff(positions) > 1) | (positions[1:] == second_start)
         return np.split(positions, np.flatnonzero(apart | ~(leaves_open[:-1] & goes_on[1:])) + 1)
 
-    def _collate_permuted(self, tokens: Sequence[Ints], orders: Sequence[Ints]) -> Batch:
+    def _collate_two_stream_rows(self, tokens: Sequence[Ints], orders: Sequence[Ints]) -> Batch:
         """Collates rows of two streams: the tokens, and then a [MASK] for each position of an order, at that position.
 
         A token sees the tokens in no order, and those of the order up to itself; a [MASK] only those before it. No
@@ -234,9 +236,9 @@ class MaskedObjective(Objective):
             streams.append(np.concatenate((row, np.full(len(order), self.vocabulary.mask))))
             targets.append(np.concatenate((np.full(len(row), IGNORE), row[order])))
             positions.append(np.concatenate((np.arange(len(row)), order)))
-        tokens_BT, keep_BT = pad_rows(streams, self.vocabulary.pad)
-        batch = Batch(tokens_BT, pad_rows(targets, IGNORE)[0], keep_BT)
-        return replace(batch, extra_mask_BTT=extra_mask_BTT, positions_BT=pad_rows(positions, 0)[0])
+        tokens_BT, keep_BT = pad_rows_right(streams, self.vocabulary.pad)
+        batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
+        return replace(batch, extra_mask_BTT=extra_mask_BTT, positions_BT=pad_rows_right(positions, 0)[0])
 
     def _collate_rows(self, rows: Sequence[_CorruptedRow]) -> Batch:
         """Right-pads rows [CLS] text [SEP], or [CLS] text [SEP] text [SEP]."""
@@ -248,10 +250,10 @@ class MaskedObjective(Objective):
             targets.append(np.insert(row.targets, [0, *ends], IGNORE))
             segments.append((np.arange(len(tokens[-1])) > ends[0] + 1).astype(np.int64))
         if self.spec.permutation and any(row.order is not None for row in rows):
-            return self._collate_permuted(tokens, [row.order + 1 for row in rows if row.order is not None])
-        tokens_BT, keep_BT = pad_rows(tokens, self.vocabulary.pad)
-        segments_BT = pad_rows(segments, 0)[0] if any(row.second is not None for row in rows) else None
-        return Batch(tokens_BT, pad_rows(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
+            return self._collate_two_stream_rows(tokens, [row.order + 1 for row in rows if row.order is not None])
+        tokens_BT, keep_BT = pad_rows_right(tokens, self.vocabulary.pad)
+        segments_BT = pad_rows_right(segments, 0)[0] if any(row.second is not None for row in rows) else None
+        return Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
 
 
 def _positions_of_words(words: Words, indices: Ints) -> Ints:
@@ -261,7 +263,7 @@ def _positions_of_words(words: Words, indices: Ints) -> Ints:
     return np.concatenate([np.empty(0, dtype=np.int64), *(words[i] for i in indices)])
 
 
-def split_by_shares(n: int, shares: Sequence[float], rng: np.random.Generator) -> list[int]:
+def round_shares_randomly(n: int, shares: Sequence[float], rng: np.random.Generator) -> list[int]:
     """Splits n into counts within 1 of share * n, whose means over random draws are share * n (systematic sampling).
 
     shares: of sum 1 at most; what they leave has no count.

@@ -6,6 +6,7 @@ Shapes: B rows, T positions, D model width, M masked positions.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import sum_auxiliary_losses
 from lmtool.model.transformer import ReplacedTokenDetector
-from lmtool.objective.base import Example, Loss, Objective, TextCut, Vocabulary
-from lmtool.objective.cross_entropy import add_auxiliary_loss, loss_from_hidden
+from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
+from lmtool.objective.cross_entropy import add_auxiliary_loss, cross_entropy_from_hidden
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.scheduled import sample_tokens
 from lmtool.recipe.spec.objective import Masked, ReplacedTokens
@@ -31,6 +32,13 @@ REPLACED_RECALL = "replaced-found"
 """Metric: share of the replaced tokens that are detected."""
 
 Ints = NDArray[np.int64]
+
+
+class _LossWithDiscriminatorInputs(NamedTuple):
+    """The loss of generator and discriminator, and the tokens that the discriminator has read."""
+
+    loss: Loss
+    discriminator_inputs_BT: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,45 +54,53 @@ class ReplacedTokensObjective(Objective):
     metric_names = (DETECTION_ACCURACY, REPLACED_RECALL)
 
     spec: ReplacedTokens
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     @cached_property
     def _masking(self) -> MaskedObjective:
         masked = Masked(kind="masked", rate=self.spec.rate, mask_share=1.0, random_share=0.0)
         return MaskedObjective(masked, self.vocabulary)
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Cuts windows that leave room for [CLS] and [SEP]."""
-        return self._masking.text_cut(context)
+        return self._masking.choose_text_cut(context)
 
     def max_scored_tokens(self, context: int) -> int:
         return self._masking.max_scored_tokens(context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Masks rows, and draws the numbers by which the generator fills them; targets are the original tokens."""
-        return _add_sampling_numbers(self._masking.collate(examples), [example.rng for example in examples])
+        return _add_draws_for_masks(self._masking.collate(examples), [example.rng for example in examples])
 
-    def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_validation(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows as in training, but with the same masks and random numbers each time."""
-        rngs = [np.random.Generator(np.random.PCG64([len(tokens), *tokens.tolist()])) for tokens, _ in spans]
-        return _add_sampling_numbers(self._masking.collate_validation(spans), rngs)
+        rngs = [
+            np.random.Generator(np.random.PCG64([len(tokens), *tokens.tolist()]))
+            for tokens, _ in tokens_and_first_scored
+        ]
+        return _add_draws_for_masks(self._masking.collate_validation(tokens_and_first_scored), rngs)
 
     def unused_parameters(self, model: LanguageModel) -> list[Parameter]:
         return model.unused_parameters() if isinstance(model, ReplacedTokenDetector) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self._detect(model, batch, is_training=True)[0]
+        return self._fill_and_detect(model, batch, is_training=True).loss
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """Returns the training loss without auxiliary losses, and the metrics."""
-        return self._detect(model, batch)[0]
+        return self._fill_and_detect(model, batch).loss
 
     def sample_inputs(self, model: LanguageModel, batch: Batch) -> Batch:
         """Returns the batch as the discriminator reads it."""
-        return replace(batch, tokens_BT=self._detect(model, batch)[1])
+        return replace(batch, tokens_BT=self._fill_and_detect(model, batch).discriminator_inputs_BT)
 
-    def _detect(self, model: LanguageModel, batch: Batch, is_training: bool = False) -> tuple[Loss, Tensor]:
-        """Returns the loss and the discriminator's inputs (B, T); with auxiliary losses in training, else metrics."""
+    def _fill_and_detect(
+        self, model: LanguageModel, batch: Batch, is_training: bool = False
+    ) -> _LossWithDiscriminatorInputs:
+        """Fills the masks by the generator, and detects the replaced tokens by the discriminator.
+
+        The loss has auxiliary losses in training, and else metrics.
+        """
         if not isinstance(model, ReplacedTokenDetector):
             raise ValueError("only a generator and its discriminator have replaced tokens")
         if batch.targets_BT is None or batch.draws_BT is None:
@@ -92,7 +108,7 @@ class ReplacedTokensObjective(Objective):
         chosen_BT = batch.targets_BT != IGNORE
         filled = model.generator(replace(batch, draws_BT=None))
         hidden_MD = filled.hidden_BTD[chosen_BT]
-        generator = loss_from_hidden(model.generator, hidden_MD, batch.targets_BT[chosen_BT])
+        generator = cross_entropy_from_hidden(model.generator, hidden_MD, batch.targets_BT[chosen_BT])
         tokens_BT = batch.tokens_BT.clone()
         if len(hidden_MD):
             with torch.no_grad():
@@ -110,16 +126,16 @@ class ReplacedTokensObjective(Objective):
         loss = add_auxiliary_loss(generator, auxiliary_B, batch.targets_BT)
         loss = add_auxiliary_loss(loss, self.spec.weight * nats_B, batch.targets_BT)
         if is_training:
-            return loss, tokens_BT
+            return _LossWithDiscriminatorInputs(loss, tokens_BT)
         is_right_BT = keep_BT & ((scores_BT > 0) == is_replaced_BT)
         metrics = {
             DETECTION_ACCURACY: (is_right_BT.sum(), int(keep_BT.sum())),
             REPLACED_RECALL: ((is_right_BT & is_replaced_BT).sum(), int(is_replaced_BT.sum())),
         }
-        return replace(loss, metrics=metrics), tokens_BT
+        return _LossWithDiscriminatorInputs(replace(loss, metrics=metrics), tokens_BT)
 
 
-def _add_sampling_numbers(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:
+def _add_draws_for_masks(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:
     """Adds a number from each row's generator for each of its masks, from left to right."""
     draws_BT = torch.full(batch.tokens_BT.shape, -1.0)
     for draws_T, targets_T, rng in zip(draws_BT, batch.required_targets_BT, rngs, strict=True):

@@ -40,7 +40,7 @@ def true_token_probability(spec: ScheduledSampling, training_fraction: float) ->
     return max(spec.floor, share)
 
 
-def draw_sampling_numbers(
+def draw_scheduled_sampling_numbers(
     spec: ScheduledSampling | None, examples: Sequence[Example], length: int, training_fraction: float
 ) -> Tensor | None:
     """Returns `Batch.draws_BT` for rows of `length` tokens; None without scheduled sampling.
@@ -90,7 +90,7 @@ def _sample_in_one_pass(model: LanguageModel, batch: Batch, draws_BT: Tensor) ->
 def _sample_step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
     """Samples tokens given those sampled before, from one column with a sampled token to the next."""
     if batch.documents_BT is not None:
-        return _sample_text_by_text(model, batch, draws_BT, batch.documents_BT)
+        return _sample_document_by_document(model, batch, draws_BT, batch.documents_BT)
     tokens_BT, state, read = batch.tokens_BT.clone(), model.initial_state(batch), 0
     drawn_BT = draws_BT >= 0
     for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
@@ -100,7 +100,7 @@ def _sample_step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -
     return tokens_BT
 
 
-def _sample_text_by_text(model: LanguageModel, batch: Batch, draws_BT: Tensor, documents_BT: Tensor) -> Tensor:
+def _sample_document_by_document(model: LanguageModel, batch: Batch, draws_BT: Tensor, documents_BT: Tensor) -> Tensor:
     """Samples like `_sample_step_by_step`, with each document of a row as its own right-padded row."""
     begins_BT = torch.ones_like(draws_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]

@@ -7,7 +7,7 @@ Shapes: B centres, N context words of a centre, K noise words, L words of a wind
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError
-from lmtool.model import LanguageModel, Output
+from lmtool.model import HiddenOutput, LanguageModel
 from lmtool.model.word_vectors import GloveModel
-from lmtool.objective.base import Example, Loss, Objective, TextCut, Vocabulary
+from lmtool.objective.base import Example, Loss, Objective, TextCutSettings, VocabularyInfo
 from lmtool.objective.cross_entropy import add_auxiliary_loss, chunked_loss
 from lmtool.recipe.spec.objective import SkipGramWindow, WeightedCounts
 
@@ -30,8 +30,14 @@ CENTRES_PER_CHUNK = 256
 """Centres per chunk: their vectors and those of their words fit a CPU core's cache."""
 
 IntArray = NDArray[np.int64]
-PairArrays = tuple[IntArray, IntArray, IntArray]
-"""Centres (L, 1), their context words (L, N), IGNORE where there are fewer, and their noise words (L, K)."""
+
+
+class CentreContextNoise(NamedTuple):
+    """Centres, their context words, IGNORE where there are fewer, and their noise words."""
+
+    centres_L1: IntArray
+    contexts_LN: IntArray
+    noise_LK: IntArray
 
 
 @dataclass(frozen=True)
@@ -50,15 +56,15 @@ class SkipGramObjective(Objective):
     unit: ClassVar[Literal["token", "pair"]] = "pair"
 
     spec: SkipGramWindow
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
 
     def __post_init__(self) -> None:
-        if not self._counts_V.any():
+        if not self._word_counts_V.any():
             raise DataError("the training text has no word of the vocabulary", fix="give more text")
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Cuts windows that do not overlap; pairs do not cross them."""
-        return TextCut("stream", context, context)
+        return TextCutSettings("stream", context, context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Makes a row of each centre word that subsampling keeps, with window sizes and noise drawn per example."""
@@ -69,10 +75,10 @@ class SkipGramObjective(Objective):
             parts.append(self._draw_pairs(words_L[kept_L], document_L[kept_L], example.rng))
         return self._collate_pairs(parts)
 
-    def collate_for_scoring(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Makes pairs for evaluation: without subsampling, and with the same window sizes and noise each time."""
         parts = []
-        for tokens, first in spans:
+        for tokens, first in tokens_and_first_scored:
             rng = np.random.Generator(np.random.PCG64(EVALUATION_SEED))
             words_L, document_L = self._words_and_documents(tokens[max(0, first - 1) :])
             parts.append(self._draw_pairs(words_L, document_L, rng))
@@ -88,7 +94,7 @@ class SkipGramObjective(Objective):
     def _pair_loss(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
         """Returns the loss of all pairs, and the auxiliary losses of the centres, if any."""
         targets_BN = batch.required_targets_BT
-        output: Output = model(batch)
+        output: HiddenOutput = model(batch)
         hidden_BD = self._input_vectors(output, batch)
         if batch.negatives_BK is None:
             total = self._softmax_loss(model, hidden_BD, targets_BN)
@@ -98,7 +104,7 @@ class SkipGramObjective(Objective):
         return Loss(total, (targets_BN != IGNORE).sum()), output.auxiliary_B
 
     @staticmethod
-    def _input_vectors(output: Output, batch: Batch) -> Tensor:
+    def _input_vectors(output: HiddenOutput, batch: Batch) -> Tensor:
         """Returns the vector (B, D) that each row's targets are predicted from."""
         return output.hidden_BTD[:, 0]
 
@@ -113,7 +119,7 @@ class SkipGramObjective(Objective):
         return chunked_loss(model, hidden_BD, loss_from_logits)
 
     @cached_property
-    def _counts_V(self) -> IntArray:
+    def _word_counts_V(self) -> IntArray:
         assert self.vocabulary.counts is not None
         counts_V = self.vocabulary.counts.copy()
         counts_V[: self.vocabulary.size][~self.vocabulary.is_word_V] = 0
@@ -123,15 +129,15 @@ class SkipGramObjective(Objective):
     def _keep_probability_V(self) -> NDArray[np.float64]:
         """Probability that subsampling keeps a word of relative frequency f: sqrt(t / f) + t / f, as in word2vec.c."""
         if not self.spec.subsample:
-            return np.ones(len(self._counts_V))
-        share_V = np.maximum(1, self._counts_V) / self._counts_V.sum() / self.spec.subsample
+            return np.ones(len(self._word_counts_V))
+        share_V = np.maximum(1, self._word_counts_V) / self._word_counts_V.sum() / self.spec.subsample
         keep_V: NDArray[np.float64] = np.minimum(1.0, share_V**-0.5 + 1 / share_V)
         return keep_V
 
     @cached_property
     def _cumulative_noise_V(self) -> NDArray[np.float64]:
         """Cumulative noise distribution, proportional to counts^0.75."""
-        mass_V = np.where(self._counts_V > 0, np.maximum(1, self._counts_V) ** float(self.spec.power), 0.0)
+        mass_V = np.where(self._word_counts_V > 0, np.maximum(1, self._word_counts_V) ** float(self.spec.power), 0.0)
         return np.cumsum(mass_V / mass_V.sum())
 
     def _words_and_documents(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
@@ -139,7 +145,7 @@ class SkipGramObjective(Objective):
         is_word = self.vocabulary.is_word_V[tokens]
         return tokens[is_word], np.cumsum(tokens == self.vocabulary.bos)[is_word]
 
-    def _draw_pairs(self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator) -> PairArrays:
+    def _draw_pairs(self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator) -> CentreContextNoise:
         """Returns each word (L, 1), the context words in its window (L, 2 window) and its noise words (L, K)."""
         W, L = self.spec.window, len(words_L)
         reach_L = np.full(L, W) if self.spec.fixed else rng.integers(1, W, L, endpoint=True)
@@ -152,10 +158,13 @@ class SkipGramObjective(Objective):
         near_LN &= inside_LN & (document_L[position_LN] == document_L[:, None])
         neighbours_LN = np.where(near_LN, words_L[position_LN], IGNORE)
         if self.spec.apart:
-            drawn_LK = self._exclude_neighbours(drawn_LK, neighbours_LN)
-        return words_L[:, None], neighbours_LN, np.searchsorted(self._cumulative_noise_V, drawn_LK, side="right")
+            drawn_LK = self._exclude_neighbours_from_draws(drawn_LK, neighbours_LN)
+        noise_LK = np.searchsorted(self._cumulative_noise_V, drawn_LK, side="right")
+        return CentreContextNoise(words_L[:, None], neighbours_LN, noise_LK)
 
-    def _exclude_neighbours(self, drawn_LK: NDArray[np.float64], neighbours_LN: IntArray) -> NDArray[np.float64]:
+    def _exclude_neighbours_from_draws(
+        self, drawn_LK: NDArray[np.float64], neighbours_LN: IntArray
+    ) -> NDArray[np.float64]:
         """Maps uniform draws to the noise distribution without the intervals of each row's neighbours.
 
         Draws are unchanged where the neighbours are all words that there are.
@@ -173,7 +182,7 @@ class SkipGramObjective(Objective):
         place_LK = np.minimum(place_LK, np.nextafter(self._cumulative_noise_V[-1], 0))
         return np.where(left_L1 > 1e-9 * self._cumulative_noise_V[-1], place_LK, drawn_LK)
 
-    def _collate_pairs(self, parts: Sequence[PairArrays]) -> Batch:
+    def _collate_pairs(self, parts: Sequence[CentreContextNoise]) -> Batch:
         centres_B1, neighbours_BN, noise_BK = (
             torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)
         )
@@ -189,12 +198,12 @@ class CbowObjective(SkipGramObjective):
     """
 
     @staticmethod
-    def _input_vectors(output: Output, batch: Batch) -> Tensor:
+    def _input_vectors(output: HiddenOutput, batch: Batch) -> Tensor:
         assert batch.keep_BT is not None
         n_B1 = batch.keep_BT.sum(1, keepdim=True).clamp(min=1)
         return (output.hidden_BTD * batch.keep_BT[..., None]).sum(1) / n_B1
 
-    def _collate_pairs(self, parts: Sequence[PairArrays]) -> Batch:
+    def _collate_pairs(self, parts: Sequence[CentreContextNoise]) -> Batch:
         of_centres = super()._collate_pairs(parts)
         neighbours_BN = of_centres.targets_BT
         assert neighbours_BN is not None

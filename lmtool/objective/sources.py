@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.batch import IGNORE, Batch, pad_rows
-from lmtool.objective.base import Example, TextCut, Vocabulary, rng_from_tokens
-from lmtool.objective.scheduled import TokenObjective, draw_sampling_numbers
+from lmtool.batch import IGNORE, Batch, pad_rows_right
+from lmtool.objective.base import Example, TextCutSettings, VocabularyInfo, rng_from_tokens
+from lmtool.objective.scheduled import TokenObjective, draw_scheduled_sampling_numbers
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
@@ -38,11 +38,11 @@ def collate_pairs(pairs: Sequence[SourceTargetPair], shares_row: bool, pad_id: i
         before = source if shares_row else source[:0]
         rows.append(np.concatenate((before, start_ids, np.where(target == IGNORE, pad_id, target)[:-1])))
         targets.append(np.concatenate((np.full(len(before) + len(start_ids) - 1, IGNORE), target)))
-    tokens_BT, keep_BT = pad_rows(rows, pad_id)
-    batch = Batch(tokens_BT, pad_rows(targets, IGNORE)[0], keep_BT)
+    tokens_BT, keep_BT = pad_rows_right(rows, pad_id)
+    batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
     if shares_row:
         return replace(batch, prefix_B=torch.tensor([len(pair.source) for pair in pairs]))
-    source_BS, source_keep_BS = pad_rows([pair.source for pair in pairs], pad_id)
+    source_BS, source_keep_BS = pad_rows_right([pair.source for pair in pairs], pad_id)
     return replace(batch, source_BS=source_BS, source_keep_BS=source_keep_BS)
 
 
@@ -55,12 +55,12 @@ class PrefixObjective(TokenObjective):
     """
 
     spec: Prefix
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
     shares_row: bool
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Cuts windows as for a causal model."""
-        return TextCut("stream", context + 1, context)
+        return TextCutSettings("stream", context + 1, context)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
         """Splits each window at random, or at the recipe's fraction."""
@@ -74,10 +74,10 @@ class PrefixObjective(TokenObjective):
             pairs.append(self._split_at(example.tokens, split))
         return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
-    def collate_for_scoring(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows whose prefix is everything before the first scored token, at least one token."""
         first = int(self.shares_row)
-        pairs = [self._split_at(tokens, start - first) for tokens, start in spans]
+        pairs = [self._split_at(tokens, start - first) for tokens, start in tokens_and_first_scored]
         return collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
 
     def _split_at(self, tokens: Ints, split: int) -> SourceTargetPair:
@@ -98,10 +98,10 @@ class SpanCorruptionObjective(TokenObjective):
     """
 
     spec: SpanCorruption
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
     shares_row: bool
 
-    def text_cut(self, context: int) -> TextCut:
+    def choose_text_cut(self, context: int) -> TextCutSettings:
         """Cuts windows whose source fills the context."""
         length = context
         while self._source_and_target_lengths(length + 1)[0] <= context:
@@ -109,21 +109,21 @@ class SpanCorruptionObjective(TokenObjective):
         if self.shares_row:
             while length > 2 and sum(self._source_and_target_lengths(length)) > context:
                 length -= 1
-        return TextCut("stream", length, length)
+        return TextCutSettings("stream", length, length)
 
     def max_scored_tokens(self, context: int) -> int:
         """Leaves room for special tokens, in the training format and if all scored tokens are one removed span."""
-        return max(1, min(context - 3, self.text_cut(context).length - 1))
+        return max(1, min(context - 3, self.choose_text_cut(context).length - 1))
 
-    def _noise_sizes(self, n: int) -> tuple[int, int]:
+    def _count_noise_tokens_and_spans(self, n_tokens: int) -> tuple[int, int]:
         """Returns how many of n tokens are removed, and in how many spans."""
-        n_noise = min(max(1, round(self.spec.rate * n)), max(1, n - 1))
+        n_noise = min(max(1, round(self.spec.rate * n_tokens)), max(1, n_tokens - 1))
         n_spans = max(1, round(n_noise / self.spec.mean_length))
-        return n_noise, min(n_spans, n_noise, max(1, n - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
+        return n_noise, min(n_spans, n_noise, max(1, n_tokens - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
 
     def _source_and_target_lengths(self, n: int) -> tuple[int, int]:
         """Returns the lengths of the source and the target of n tokens."""
-        n_noise, n_spans = self._noise_sizes(n)
+        n_noise, n_spans = self._count_noise_tokens_and_spans(n)
         return n - n_noise + n_spans, n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
     def collate(self, examples: Sequence[Example], training_fraction: float = 0.0) -> Batch:
@@ -133,7 +133,7 @@ class SpanCorruptionObjective(TokenObjective):
 
     def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Returns the source and the target of a text."""
-        n_noise, n_spans = self._noise_sizes(len(tokens))
+        n_noise, n_spans = self._count_noise_tokens_and_spans(len(tokens))
         noise = _random_composition(n_noise, n_spans, rng)
         rest = _random_composition(len(tokens) - n_noise, n_spans, rng)
         source: list[int] = []
@@ -148,19 +148,19 @@ class SpanCorruptionObjective(TokenObjective):
             target.append(self.vocabulary.eos)
         return np.array(source), np.array(target)
 
-    def collate_for_scoring(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_for_scoring(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows whose scored tokens form one removed span at the end."""
         sentinel = self.vocabulary.sentinels[0]
         pairs = []
-        for tokens, first in spans:
+        for tokens, first in tokens_and_first_scored:
             behind = np.where(tokens[first:] == self.vocabulary.unpredicted_bos, IGNORE, tokens[first:])
             source = np.append(tokens[:first], sentinel)
             pairs.append(SourceTargetPair(source, self.vocabulary.target_start_ids, np.concatenate(([IGNORE], behind))))
         return collate_pairs(pairs, self.shares_row, sentinel)
 
-    def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+    def collate_validation(self, tokens_and_first_scored: Sequence[tuple[Ints, int]]) -> Batch:
         """Collates rows as in training, but with the same removed spans each time."""
-        return self.collate([Example(tokens, rng_from_tokens(tokens)) for tokens, _ in spans])
+        return self.collate([Example(tokens, rng_from_tokens(tokens)) for tokens, _ in tokens_and_first_scored])
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Seq2SeqObjective(TokenObjective):
     """
 
     spec: Seq2Seq
-    vocabulary: Vocabulary
+    vocabulary: VocabularyInfo
     shares_row: bool
     is_causal: bool = False
 
@@ -193,18 +193,18 @@ class Seq2SeqObjective(TokenObjective):
                 if example.has_loss is not None:
                     kept = np.where(example.has_loss, source, IGNORE)
                 targets.append(np.concatenate((kept, target))[1:])
-            tokens_BT, keep_BT = pad_rows(rows, self.vocabulary.pad)
-            batch = Batch(tokens_BT, pad_rows(targets, IGNORE)[0], keep_BT)
+            tokens_BT, keep_BT = pad_rows_right(rows, self.vocabulary.pad)
+            batch = Batch(tokens_BT, pad_rows_right(targets, IGNORE)[0], keep_BT)
         else:
             batch = collate_pairs(pairs, self.shares_row, self.vocabulary.pad)
         spec, length = self.spec.scheduled_sampling, batch.tokens_BT.shape[1]
-        return replace(batch, draws_BT=draw_sampling_numbers(spec, examples, length, training_fraction))
+        return replace(batch, draws_BT=draw_scheduled_sampling_numbers(spec, examples, length, training_fraction))
 
 
-def _random_composition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
-    """Draws a uniformly random composition of n into `parts` integers of at least 1; the first are 0 if n < parts."""
-    if n < parts:
-        return [0] * (parts - n) + [1] * n
-    cuts = np.sort(rng.permutation(n - 1)[: parts - 1]) + 1
+def _random_composition(n: int, n_parts: int, rng: np.random.Generator) -> list[int]:
+    """Draws a uniformly random composition of n into `n_parts` integers of at least 1; the first are 0 if n < parts."""
+    if n < n_parts:
+        return [0] * (n_parts - n) + [1] * n
+    cuts = np.sort(rng.permutation(n - 1)[: n_parts - 1]) + 1
     sizes: list[int] = np.diff(cuts, prepend=0, append=n).tolist()
     return sizes

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from lmtool.recipe.document import dotted_key
 from lmtool.recipe.dump import iterate_values
-from lmtool.recipe.grammar import get_value, iterate_keys
+from lmtool.recipe.grammar import get_value_or_default, iterate_dotted_keys
 from lmtool.recipe.spec.recipe import Recipe
 
 Reset = Literal["best", "scores"]
@@ -37,7 +37,10 @@ _RULES = (
     (ChangeRule(True, "the files may have moved; their content must be the same"), "data.task_tests"),
     (_WEIGHTS, "data.mixture data.column data.source_column data.target_column data.input_column data.messages_column"),
     (_WEIGHTS, "data.text_columns data.label_column data.tasks data.encoding data.delimiter data.skip_bad_rows"),
-    (_WEIGHTS, "data.merge_labels data.documents data.split data.valid_fraction data.isolate_documents data.stream"),
+    (
+        _WEIGHTS,
+        "data.merge_labels data.documents data.split data.valid_fraction data.isolate_documents data.stream",
+    ),
     (_STRETCHED, "training.steps"),
     (_LENGTH, "training.epochs training.min_steps training.tokens training.minutes"),
     (_WEIGHTS, "training.batch_size training.clip_norm training.carry_state"),
@@ -52,7 +55,7 @@ _RULES = (
 )
 _OF_KEYS = {key: rule for rule, listed in _RULES for key in listed.split()}
 
-CHANGE_RULES: Mapping[str, ChangeRule] = {key: _OF_KEYS[key] for key in iterate_keys(Recipe) if key in _OF_KEYS}
+CHANGE_RULES: Mapping[str, ChangeRule] = {key: _OF_KEYS[key] for key in iterate_dotted_keys(Recipe) if key in _OF_KEYS}
 """The rule of each key, or of all keys of a part, in the order of the recipe.
 
 Keys that determine the weights may not change, so that all steps follow from one recipe. Keys that determine how long,
@@ -80,8 +83,10 @@ def find_unchangeable_keys(changed: Iterable[str]) -> list[str]:
     return [key for key in changed if not find_change_rule(key).may_change]
 
 
-def selection_criteria(recipe: Mapping[str, object]) -> dict[str, Any]:
+def checkpoint_selection_values(recipe: Mapping[str, object]) -> dict[str, Any]:
     """Returns the values of a recipe by which the best validation is selected, by dotted key."""
     return {
-        key: get_value(recipe, tuple(key.split("."))) for key, rule in CHANGE_RULES.items() if "best" in rule.resets
+        key: get_value_or_default(recipe, tuple(key.split(".")))
+        for key, rule in CHANGE_RULES.items()
+        if "best" in rule.resets
     }

@@ -13,11 +13,11 @@ from lmtool.recipe.grammar import (
     describe_values,
     did_you_mean,
     find_nearest,
+    format_key_suggestion,
     join_with_or,
     owner_specs,
     spec_kind,
     specs_by_kind,
-    suggest_key,
 )
 from lmtool.recipe.spec.base import Spec, find_unrepresentable
 
@@ -67,7 +67,7 @@ def validate(tree: dict[str, Any], locate: OriginFinder, root: type[AnySpec]) ->
             continue
         told: Iterable[tuple[KeyPath, str, Origin]]
         if error["type"] == "value_error":
-            told = _split_error(str(error["ctx"]["error"]), location.path, tree, locate)
+            told = _split_multi_field_error(str(error["ctx"]["error"]), location.path, tree, locate)
         else:
             is_one_of_many = error["type"] == "extra_forbidden" and location.path not in guessed
             path, what = (
@@ -98,7 +98,9 @@ def _locate_error(loc: KeyPath, root: type[Spec]) -> _ErrorLocation:
     return location
 
 
-def _split_error(text: str, part: KeyPath, tree: Any, locate: OriginFinder) -> Iterator[tuple[KeyPath, str, Origin]]:
+def _split_multi_field_error(
+    text: str, part: KeyPath, tree: Any, locate: OriginFinder
+) -> Iterator[tuple[KeyPath, str, Origin]]:
     """Yields path, sentence and origin of each line of a multi-field validator's error, which starts with its key.
 
     The origin is a key of the line that the command line has set, else one in the file.
@@ -111,19 +113,23 @@ def _split_error(text: str, part: KeyPath, tree: Any, locate: OriginFinder) -> I
         yield (*part, *key.split(".")), shorten(what, 200), min(origins, key=lambda origin: origin.line != 0)
 
 
-def _explain_error(error: str, location: _ErrorLocation, tree: Any) -> tuple[KeyPath, str]:
+def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tuple[KeyPath, str]:
     """Returns the path and the sentence for a pydantic error of the type `error`."""
     path, spec, field, root = location
     if field is None:
-        return path, _explain_unknown_key(path, spec, root)
+        others = [spec_kind(owner) for owner in owner_specs(path, root)]
+        if not others:
+            return path, f"unknown key{format_key_suggestion(path, spec, root)}"
+        have = "has" if len(others) == 1 else "have"
+        return path, f"unknown key for kind {spec_kind(spec)}; {' and '.join(others)} {have} it"
     options = specs_by_kind(field)
-    if error == "missing":
+    if error_type == "missing":
         required = [name for part in options.values() for name, f in part.model_fields.items() if f.is_required()]
         needed = f"it needs {', '.join(required)}" if options else join_with_or(describe_values(spec, str(path[-1])))
         return path, f"missing; {needed}"
     value: Any = reduce(getitem, path, tree)
     if not options:
-        return path, _explain_wrong_value(value, spec, str(path[-1]), error)
+        return path, _explain_wrong_value(value, spec, str(path[-1]), error_type)
     kinds = list(options) if len(options) > 1 else _list_plain_kinds(next(iter(options.values())))
     if not isinstance(value, Mapping):
         example = f"{{kind: {value}}}" if value in kinds else "its keys below it, or leave it out"
@@ -140,16 +146,8 @@ def _list_plain_kinds(spec: type[Spec]) -> list[str]:
     return describe_values(spec, "kind") if "kind" in spec.model_fields else []
 
 
-def _explain_unknown_key(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
-    others = [spec_kind(owner) for owner in owner_specs(path, root)]
-    if others:
-        have = "has" if len(others) == 1 else "have"
-        return f"unknown key for kind {spec_kind(spec)}; {' and '.join(others)} {have} it"
-    return f"unknown key{suggest_key(path, spec, root)}"
-
-
-def _explain_wrong_value(value: object, spec: type[Spec], name: str, error: str) -> str:
-    if error == "finite_number":
+def _explain_wrong_value(value: object, spec: type[Spec], name: str, error_type: str) -> str:
+    if error_type == "finite_number":
         return f"{format_value(value)} is not a finite number"
     expected = describe_values(spec, name)
     what = f"{format_value(value)} is not {join_with_or(expected)}"

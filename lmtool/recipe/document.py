@@ -111,7 +111,7 @@ def parse_scalar(text: str) -> str | int | float | bool | None:
     return text
 
 
-class _Loader(yaml.SafeLoader):
+class _Yaml12Loader(yaml.SafeLoader):
     """PyYAML's parser without the YAML 1.1 resolution of scalars, and without aliases."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
@@ -135,7 +135,7 @@ def parse_yaml(text: str, source: str) -> YamlDocument:
     """
     document = YamlDocument()
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_Yaml12Loader)
         if root is not None:
             document.value = _construct_value(root, (), document, source)
     except yaml.MarkedYAMLError as error:

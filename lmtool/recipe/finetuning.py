@@ -70,12 +70,12 @@ PATIENCE = 5
 """Validations without improvement after which training ends."""
 
 
-def choose_epochs(n_rows: int, published: bool) -> int:
+def choose_epochs(n_rows: int, is_published: bool) -> int:
     """Chooses the epochs over a table: fewer for a large table, more for a small one.
 
-    published: whether the weights are pretrained on much text, which halves the epochs.
+    is_published: whether the weights are pretrained on much text, which halves the epochs.
     """
-    epochs, least_steps = (3, 300) if published else (6, 600)
+    epochs, least_steps = (3, 300) if is_published else (6, 600)
     if n_rows > 50_000:
         epochs //= 3
     elif n_rows > 6_000:
@@ -83,9 +83,9 @@ def choose_epochs(n_rows: int, published: bool) -> int:
     return min(MAX_EPOCHS, max(epochs, math.ceil(least_steps * BATCH_ROWS / max(1, n_rows))))
 
 
-def choose_epochs_of_few_rows(n_rows: int, published: bool) -> int:
-    """Chooses the epochs over a table of less than FEW_ROWS rows. published: see `choose_epochs`."""
-    least_steps = MIN_STEPS_OF_FEW_ROWS if published else 2 * MIN_STEPS_OF_FEW_ROWS
+def choose_epochs_of_few_rows(n_rows: int, is_published: bool) -> int:
+    """Chooses the epochs over a table of less than FEW_ROWS rows. is_published: see `choose_epochs`."""
+    least_steps = MIN_STEPS_OF_FEW_ROWS if is_published else 2 * MIN_STEPS_OF_FEW_ROWS
     return max(MAX_EPOCHS, math.ceil(least_steps * FEW_TARGETS_BATCH / max(1, n_rows)))
 
 
@@ -94,18 +94,18 @@ HeadKind = Literal["classification", "tagging", "question-answering", "embedding
 
 
 @dataclass(frozen=True)
-class TableShape:
+class TableProperties:
     """Properties of tables on which recipes depend.
 
     n_rows: of the tables of all tasks.
-    writes: whether the targets are text, not labels; always true for a model with a source.
+    targets_are_text: whether the targets are text, not labels; always true for a model with a source.
     head: the head that labels train.
     has_words: whether words recur in the texts.
     per_class: mean rows of a class; 0 if rows do not have one class each, or are many.
     """
 
     n_rows: int
-    writes: bool = False
+    targets_are_text: bool = False
     head: HeadKind = "classification"
     has_words: bool = True
     per_class: float = 0.0
@@ -123,7 +123,7 @@ class ParentRun:
     is_published: bool = False
 
 
-def resolve_finetuning(parent: ParentRun, shape: TableShape, settings: Sequence[Setting]) -> ResolvedRecipe:
+def resolve_finetuning(parent: ParentRun, shape: TableProperties, settings: Sequence[Setting]) -> ResolvedRecipe:
     """Resolves the recipe that fine-tunes a run on tables, with the user's settings, on which other values depend.
 
     Raises UsageError for a model that cannot generate targets.
@@ -136,11 +136,11 @@ def resolve_finetuning(parent: ParentRun, shape: TableShape, settings: Sequence[
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
         recipe = recipe.with_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     chosen = apply_settings(recipe, source, name, settings).recipe
-    if _is_head_fitted(chosen, settings):
+    if _is_linear_probe(chosen, settings):
         recipe = recipe.with_values(FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True))
         return apply_settings(recipe, source, name, settings)
     return apply_settings(
-        set_dependent_values(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings
+        with_dependent_values(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings
     )
 
 
@@ -181,7 +181,7 @@ _GRADIENT_KEYS = (
 )
 
 
-def wants_gradients(settings: Sequence[Setting]) -> bool:
+def requests_gradient_training(settings: Sequence[Setting]) -> bool:
     """Returns whether some settings ask for training by gradients instead of fitting a head."""
     of_fit = (("optimizer.kind", "lbfgs"), ("training.steps", 1))
     return any(
@@ -200,7 +200,7 @@ def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> d
     return {"objective.dense": "none", "objective.dropout": 0.0} | ({} if gives_one else {"objective.pool": "mean"})
 
 
-def _is_contrastive(recipe: Recipe, shape: TableShape, settings: Sequence[Setting]) -> bool:
+def _is_contrastive(recipe: Recipe, shape: TableProperties, settings: Sequence[Setting]) -> bool:
     """Returns whether training is contrastive: if a setting says so, or if an encoder gets few rows of a class and no
     setting is for another head or for validations."""
     named = [setting.value for setting in settings if setting.key == "objective.contrastive"]
@@ -217,38 +217,38 @@ def _is_contrastive(recipe: Recipe, shape: TableShape, settings: Sequence[Settin
     )
 
 
-def _is_head_fitted(chosen: Recipe, settings: Sequence[Setting]) -> bool:
+def _is_linear_probe(recipe: Recipe, settings: Sequence[Setting]) -> bool:
     """Returns whether a linear head on a frozen body is fitted to convergence; settings may ask for gradients."""
-    head, tuning = chosen.objective, chosen.tuning
+    head, tuning = recipe.objective, recipe.tuning
     return (
         tuning.freeze == "body"
         and isinstance(head, Classification)
         and head.pool != "attention"
         and not (head.pool == "max" and head.mixes_layers)
-        and chosen.distillation.teacher is None
-        and not wants_gradients(settings)
+        and recipe.distillation.teacher is None
+        and not requests_gradient_training(settings)
         and not any(setting.key == "objective.dense" for setting in settings)
     )
 
 
-def make_table_recipe(parent: ParentRun, shape: TableShape) -> Recipe:
+def make_table_recipe(parent: ParentRun, shape: TableProperties) -> Recipe:
     """Makes the recipe that fine-tunes a run on tables: its model and tokenizer, and default values for the rest.
 
-    `set_dependent_values` sets those that depend on others. ELMo is frozen, and a task learns its scalar mix of layers
+    `with_dependent_values` sets those that depend on others. ELMo is frozen, and a task learns its scalar mix of layers
     (Peters et al. 2018). An averaging model is trained as before.
     Raises UsageError for a model that cannot generate targets.
     """
     base, n_rows, published = parent.recipe, shape.n_rows, parent.is_published
     model = base.model
     epochs, batch_size, data = choose_epochs(n_rows, published), BATCH_ROWS, Data()
-    if n_rows < FEW_ROWS and (shape.writes or shape.head == "classification"):
-        batch_size = FEW_TARGETS_BATCH if shape.writes else FEW_LABELS_BATCH
+    if n_rows < FEW_ROWS and (shape.targets_are_text or shape.head == "classification"):
+        batch_size = FEW_TARGETS_BATCH if shape.targets_are_text else FEW_LABELS_BATCH
         epochs, data = choose_epochs_of_few_rows(n_rows, published), Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {parent.name}",
         seed=base.seed,
         model=model,
-        objective=_choose_objective(base, shape.writes, shape.head),
+        objective=_choose_objective(base, shape.targets_are_text, shape.head),
         tokenizer=base.tokenizer,
         data=data,
         training=Training(
@@ -269,13 +269,16 @@ def make_table_recipe(parent: ParentRun, shape: TableShape) -> Recipe:
     return recipe
 
 
-def set_dependent_values(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -> Recipe:
-    """Sets the values that depend on the user's settings: learning rate, warm-up, validations.
+def with_dependent_values(recipe: Recipe, recipe_with_settings: Recipe, n_rows: int, is_published: bool) -> Recipe:
+    """Returns the recipe with the values that depend on the user's settings: learning rate, warm-up, validations.
 
-    chosen: the recipe with these settings. n_rows, published: see `TableShape` and `choose_epochs`.
+    recipe_with_settings: the recipe with these settings. n_rows, is_published: see `TableProperties` and
+        `choose_epochs`.
     """
-    training, tuning = chosen.training, chosen.tuning
-    n_train = n_rows if chosen.data.valid else n_rows - round(n_rows * chosen.data.valid_fraction)
+    training, tuning = recipe_with_settings.training, recipe_with_settings.tuning
+    n_train = (
+        n_rows if recipe_with_settings.data.valid else n_rows - round(n_rows * recipe_with_settings.data.valid_fraction)
+    )
     steps = training.steps
     if training.epochs is not None:
         steps = math.ceil(training.epochs * n_train / training.batch_size)
@@ -283,11 +286,11 @@ def set_dependent_values(recipe: Recipe, chosen: Recipe, n_rows: int, published:
     values: dict[str, float | None] = {"evaluation.every": every, "checkpoint.every": every}
     if not isinstance(recipe.model, Averaging):
         is_part = tuning.lora is not None or tuning.freeze == "body"
-        values["optimizer.lr"] = rate = _choose_learning_rate(recipe.model, published, is_part)
+        values["optimizer.lr"] = rate = _choose_learning_rate(recipe.model, is_published, is_part)
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
         if isinstance(recipe.objective, Classification | Embedding):
             # each validation fits a head, and few or training rows would select by chance
-            is_chosen = chosen.data.valid or training.minutes or n_rows - n_train >= MIN_HELD_OUT_ROWS
+            is_chosen = recipe_with_settings.data.valid or training.minutes or n_rows - n_train >= MIN_HELD_OUT_ROWS
             is_contrastive = getattr(recipe.objective, "contrastive", False)
             if is_contrastive or not is_chosen:
                 values |= {"evaluation.every": steps, "checkpoint.every": steps, "evaluation.patience": None}
@@ -299,33 +302,37 @@ def set_dependent_values(recipe: Recipe, chosen: Recipe, n_rows: int, published:
     return recipe.with_values(values)
 
 
-def _choose_learning_rate(model: Model, published: bool, is_part: bool) -> float:
+def _choose_learning_rate(model: Model, is_published: bool, trains_adapter_or_head: bool) -> float:
     """Chooses a learning rate that falls with the width: for published models as 1 / width, in the range of Devlin et
     al. (2019) for BERT-base and -large; for others, for adapters and heads as width^-1.5.
     """
-    if published and not is_part:
+    if is_published and not trains_adapter_or_head:
         rate = PUBLISHED_LR * PUBLISHED_WIDTH / model.d_model
     else:
-        rate = (ADAPTER_LR if is_part else TRAINED_LR) * min(1.0, (TRAINED_WIDTH / model.d_model) ** 1.5)
+        rate = (ADAPTER_LR if trains_adapter_or_head else TRAINED_LR) * min(1.0, (TRAINED_WIDTH / model.d_model) ** 1.5)
     return float(f"{rate:.2g}")
 
 
-def resolve_continued_training(parent: ParentRun, other: Recipe | None, settings: Sequence[Setting]) -> ResolvedRecipe:
+def resolve_continued_training(
+    parent: ParentRun, training_recipe: Recipe | None, settings: Sequence[Setting]
+) -> ResolvedRecipe:
     """Resolves the recipe for continued training of a run on another text, with its model and tokenizer.
 
-    other: the recipe of all other values; by default that of the run, without its teacher and its text.
+    training_recipe: the recipe of all other values; by default that of the run, without its teacher and its text.
     """
     base, tokenizer = parent.recipe, parent.recipe.tokenizer
-    if other is None:
+    if training_recipe is None:
         kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
-        other = base.with_values({"distillation": Distillation(), "data": Data(**base.data.model_dump(include=kept))})
+        training_recipe = base.with_values(
+            {"distillation": Distillation(), "data": Data(**base.data.model_dump(include=kept))}
+        )
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer = tokenizer.with_values({"dropout": 0.0})  # for pairs only
-    recipe = other.with_values({"model": base.model, "tokenizer": tokenizer})
+    recipe = training_recipe.with_values({"model": base.model, "tokenizer": tokenizer})
     return apply_settings(recipe, f"recipe of {parent.name}", f"from-{parent.name}", settings)
 
 
-def _choose_objective(base: Recipe, writes: bool, head: HeadKind) -> RowSpec:
+def _choose_objective(base: Recipe, targets_are_text: bool, head: HeadKind) -> RowSpec:
     model = base.model
     learns = supported_objectives(model)
     if head == "embedding":
@@ -334,17 +341,17 @@ def _choose_objective(base: Recipe, writes: bool, head: HeadKind) -> RowSpec:
             raise UsageError(what, where="objective.kind", fix="name an encoder with --from")
         return base.objective if isinstance(base.objective, Embedding) else Embedding(kind="embedding")
     layers: Literal["last", "mix"] = "mix" if _is_feature_model(model) else "last"
-    if head != "classification" and not writes:
+    if head != "classification" and not targets_are_text:
         if head not in learns:
             what = f"a {model.title} has no state for each word that a head for {head} could read"
             fix = "name an encoder, a decoder or a bidirectional recurrent model"
             raise UsageError(what, where="--from", fix=fix)
         return TypeAdapter[HeadSpec](HeadSpec).validate_python({"kind": head, "layers": layers})
-    if "seq2seq" in learns and (writes or "classification" not in learns):
+    if "seq2seq" in learns and (targets_are_text or "classification" not in learns):
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
-    if writes or "classification" not in learns:
-        needed = "an encoder-decoder, a prefix LM or a decoder" if writes else "another run"
-        what = f"a {model.title} does not {'generate targets' if writes else 'learn labels'}"
+    if targets_are_text or "classification" not in learns:
+        needed = "an encoder-decoder, a prefix LM or a decoder" if targets_are_text else "another run"
+        what = f"a {model.title} does not {'generate targets' if targets_are_text else 'learn labels'}"
         raise UsageError(what, where="--from", fix=f"name {needed} with --from, or a recipe with --recipe")
     if isinstance(base.objective, Embedding):
         # the vector that the model has learned to give

@@ -48,15 +48,15 @@ def owner_specs(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
     return [spec for spec in specs if path[-1] in spec.model_fields]
 
 
-def iterate_keys(spec: type[Spec], before: str = "") -> Iterator[str]:
+def iterate_dotted_keys(spec: type[Spec], prefix: str = "") -> Iterator[str]:
     """Yields all dotted keys below a spec, of every kind."""
     for name, field in spec.model_fields.items():
-        yield before + name
+        yield prefix + name
         for part in specs_by_kind(field).values():
-            yield from iterate_keys(part, f"{before}{name}.")
+            yield from iterate_dotted_keys(part, f"{prefix}{name}.")
 
 
-def get_value(tree: Any, path: KeyPath) -> Any:
+def get_value_or_default(tree: Any, path: KeyPath) -> Any:
     """Returns the value at `path` in a nested mapping, or its default; None if there is neither."""
     spec: type[Spec] | None = Recipe
     for step in path:
@@ -90,13 +90,13 @@ MAX_SHOWN_KEYS = 20
 """Limit of the keys in a message."""
 
 
-def suggest_key(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
+def format_key_suggestion(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
     """Returns the end of a message that suggests a key for the unknown last key of `path` in `spec`."""
     fields = list(spec.model_fields)
     guess = find_nearest(str(path[-1]), fields)
     if guess:
         return did_you_mean(guess)
-    elsewhere = dict.fromkeys(key for key in iterate_keys(root) if key.split(".")[-1] == path[-1])
+    elsewhere = dict.fromkeys(key for key in iterate_dotted_keys(root) if key.split(".")[-1] == path[-1])
     if elsewhere:
         return did_you_mean(*list(elsewhere)[:3])
     others = f" and {format_count(len(fields) - MAX_SHOWN_KEYS, 'other')}" if len(fields) > MAX_SHOWN_KEYS else ""

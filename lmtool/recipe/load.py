@@ -37,8 +37,8 @@ from lmtool.recipe.grammar import (
     choose_spec,
     did_you_mean,
     find_nearest,
-    get_value,
-    iterate_keys,
+    get_value_or_default,
+    iterate_dotted_keys,
     join_with_or,
     owner_specs,
     spec_kind,
@@ -138,21 +138,21 @@ def check_settings(settings: Sequence[Setting]) -> None:
         raise RecipeError(mistakes)
 
 
-def load(name: str | Path, settings: Assignments = (), *, chosen: Sequence[Setting] = ()) -> ResolvedRecipe:
+def load(name: str | Path, settings: Assignments = (), *, inferred: Sequence[Setting] = ()) -> ResolvedRecipe:
     """Loads a recipe and applies settings in order.
 
     name: a shipped recipe or a path. settings: in texts VALUE is YAML; `KEY=+N` adds to a number.
-    chosen: values inferred from the data, which replace those of the recipe.
+    inferred: values inferred from the data, which replace those of the recipe.
     Raises UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
     """
     file, source, document = _open_recipe(name)
-    _resolve_tokenizer_path(document.value, file.parent)
-    return _resolve_document(document, source, file.stem, parse_settings(settings), chosen)
+    _resolve_tokenizer_path_(document.value, file.parent)
+    return _resolve_document(document, source, file.stem, parse_settings(settings), inferred)
 
 
 def read_recipe_value(name: str | Path, path: KeyPath) -> object:
     """Returns the value at a path in the file of a recipe, or None. Raises as `load` does."""
-    return get_value(_open_recipe(name)[2].value, path)
+    return get_value_or_default(_open_recipe(name)[2].value, path)
 
 
 def load_run_recipe(path: Path) -> Recipe:
@@ -181,7 +181,7 @@ def _parse_file(text: str, source: str) -> YamlDocument:
     return parse_yaml(text, source)
 
 
-def _resolve_tokenizer_path(tree: dict[str, Any], folder: Path) -> None:
+def _resolve_tokenizer_path_(tree: dict[str, Any], folder: Path) -> None:
     """Makes a tokenizer path that is relative to the recipe's folder, as in a run, valid from elsewhere."""
     tokenizer = tree.get("tokenizer")
     path = tokenizer.get("path") if isinstance(tokenizer, dict) else None
@@ -197,10 +197,10 @@ def apply_settings(recipe: Recipe, source: str, name: str, settings: Sequence[Se
 
 
 def _resolve_document(
-    document: YamlDocument, source: str, name: str, settings: Sequence[Setting], chosen: Sequence[Setting] = ()
+    document: YamlDocument, source: str, name: str, settings: Sequence[Setting], inferred: Sequence[Setting] = ()
 ) -> ResolvedRecipe:
-    layers = _RecipeLayers(document.value, document.origins, source)
-    layers.set_recipe_values(chosen)
+    layers = _RecipeEditor(document.value, document.origins, source)
+    layers.apply_as_recipe_values(inferred)
     for setting in settings:
         layers.apply_setting(setting)
     _fill_default_kinds(layers.tree, Recipe)
@@ -240,7 +240,7 @@ OVERRULED_KEYS: Mapping[KeyPath, tuple[KeyPath, ...]] = {
 """Keys of a recipe that a key set on the command line overrules, unless they are set there too."""
 
 
-class _RecipeLayers:
+class _RecipeEditor:
     """Applies settings to the nested mapping of a recipe, and keeps the origins of its values."""
 
     def __init__(self, tree: dict[str, Any], origins: dict[KeyPath, Origin], source: str) -> None:
@@ -266,10 +266,10 @@ class _RecipeLayers:
                 return origin
         return Origin(self._source, 1)
 
-    def set_recipe_values(self, settings: Sequence[Setting]) -> None:
+    def apply_as_recipe_values(self, settings: Sequence[Setting]) -> None:
         """Sets values as if the recipe had them."""
         for setting in settings:
-            self.set_value(tuple(setting.key.split(".")), setting.value, Origin(setting.flag))
+            self.set_value_and_drop_conflicts(tuple(setting.key.split(".")), setting.value, Origin(setting.flag))
         self._written |= self._overrides
         self._overrides.clear()
 
@@ -278,7 +278,7 @@ class _RecipeLayers:
         path, value, origin = tuple(setting.key.split(".")), setting.value, Origin(setting.flag)
         mistake = setting.mistake
         if setting.adds:
-            before = get_value(self.tree, path)
+            before = get_value_or_default(self.tree, path)
             if isinstance(before, bool) or not isinstance(before, int | float):
                 mistake = f"{setting.key}: +{value} adds to a number, and this is {format_value(before)}"
             else:
@@ -287,9 +287,9 @@ class _RecipeLayers:
         if mistake:
             self.mistakes.append(Mistake(origin, mistake))
         else:
-            self.set_value(path, value, origin)
+            self.set_value_and_drop_conflicts(path, value, origin)
 
-    def set_value(self, path: KeyPath, value: object, origin: Origin) -> None:
+    def set_value_and_drop_conflicts(self, path: KeyPath, value: object, origin: Origin) -> None:
         """Sets a value at `path`. A change of the kind of a part drops keys that the new kind does not have."""
         part: Any = self.tree
         for step in path[:-1]:
@@ -329,9 +329,9 @@ def _parse_setting(argument: str) -> Iterator[Setting]:
     if not equals or not key:
         yield Setting("", None, flag, mistake="write KEY=VALUE, such as training.steps=500")
     elif not _find_fields(path):
-        yield Setting(key, None, flag, mistake=f"unknown key{_suggest_key(path)}")
+        yield Setting(key, None, flag, mistake=f"unknown key{_format_suggestion_for_unknown_key(path)}")
     elif _accepts_plain_text(path) and not (text.strip() == "null" and _accepts_null(path)):
-        yield Setting(key, _parse_text(text), flag)
+        yield Setting(key, _parse_list_or_text(text), flag)
     elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := parse_scalar(text.strip()), int | float):
         yield Setting(key, addend, flag, adds=True)
     elif mistakes := (document := parse_yaml(text, flag)).mistakes:
@@ -344,7 +344,12 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
     """Yields the settings of a value; a part of the recipe sets each of its keys, its kind first."""
     fields = _find_fields(path)
     if not fields:
-        yield Setting(dotted_key(path), None, flag, mistake=f"{dotted_key(path)}: unknown key{_suggest_key(path)}")
+        yield Setting(
+            dotted_key(path),
+            None,
+            flag,
+            mistake=f"{dotted_key(path)}: unknown key{_format_suggestion_for_unknown_key(path)}",
+        )
     elif isinstance(value, dict) and value and any(map(specs_by_kind, fields)):
         for key in sorted(value, key=lambda key: key != "kind"):
             yield from _split_setting((*path, *key.split(".")), value[key], flag)
@@ -367,7 +372,7 @@ def _accepts_null(path: KeyPath) -> bool:
     return any(field.annotation in (str | None, Strings | None) for field in _find_fields(path))
 
 
-def _parse_text(text: str) -> object:
+def _parse_list_or_text(text: str) -> object:
     """Parses a YAML list or quoted text; returns other text verbatim: `ROMEO:` is not a mapping here."""
     if text.startswith(("[", '"', "'")):
         document = parse_yaml(text, "")
@@ -376,9 +381,9 @@ def _parse_text(text: str) -> object:
     return text
 
 
-def _suggest_key(path: KeyPath) -> str:
+def _format_suggestion_for_unknown_key(path: KeyPath) -> str:
     """Suggests a key for an unknown one: `steps` and `training.stpes` both mean training.steps."""
-    known = list(dict.fromkeys(iterate_keys(Recipe)))
+    known = list(dict.fromkeys(iterate_dotted_keys(Recipe)))
     alike = [key for key in known if key.split(".")[-1] == path[-1]]
     guess = find_nearest(dotted_key(path), alike or known)
     return did_you_mean(guess) if guess else did_you_mean(*alike[:3])

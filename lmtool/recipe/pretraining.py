@@ -57,7 +57,7 @@ MIN_CLOSED_VOCAB_CHARACTERS = 300_000
 
 
 @dataclass(frozen=True)
-class TextShape:
+class TextStatistics:
     """Counts of the training text, on which the default recipe depends; in characters unless named otherwise.
 
     is_list: whether each line is a document.
@@ -123,7 +123,7 @@ def _keys_overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) -> ResolvedRecipe:
+def resolve_default_recipe(settings: Sequence[Setting], shape: TextStatistics | None = None) -> ResolvedRecipe:
     """Resolves the default recipe for a text with the user's settings, and describes each inferred choice.
 
     shape: None before the text is read; the sizes are then those of an average text.
@@ -131,7 +131,7 @@ def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) 
     """
     width, keys = _find_width(settings), [setting.key for setting in settings]
     layers = _choose_layer_sizes(width or DEFAULT_WIDTH)
-    resolved = load(DEFAULT_RECIPE, settings, chosen=_to_settings([layers], keys))
+    resolved = load(DEFAULT_RECIPE, settings, inferred=_to_settings([layers], keys))
     if shape is None:
         return resolved
     model, objective = resolved.recipe.model, resolved.recipe.objective
@@ -149,19 +149,27 @@ def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) 
     chosen = _to_settings(inferred, keys)
     if isinstance(objective, Causal) and not model.counts and BASELINE_KEY not in keys:
         chosen = [*chosen, Setting(BASELINE_KEY, True, INFERRED)]
-    return replace(load(name, settings, chosen=chosen), inferred=told)
+    return replace(load(name, settings, inferred=chosen), inferred=told)
 
 
-def infer_choices(shape: TextShape, width: int | None = None, is_decoder: bool = True) -> list[InferredChoice]:
+def infer_choices(shape: TextStatistics, width: int | None = None, is_decoder: bool = True) -> list[InferredChoice]:
     """Infers the settings of the default recipe that depend on the text. width: of the model, if the user has set it.
     is_decoder: whether the model can have embeddings of n-grams."""
     megabytes = shape.n_bytes / 1e6
     is_small, is_large = megabytes < 0.5, megabytes >= (LARGE_LIST_MB if shape.has_short_lines else LARGE_TEXT_MB)
-    inferred = (
-        [_choose_characters(shape)]
-        if shape.has_short_lines
-        else [_choose_vocab_size(megabytes), _choose_context(megabytes)]
-    )
+    if shape.has_short_lines:  # the context is the longest line, with equally many tokens in a step
+        context = min(256, 32 * -(-(shape.longest + 2) // 32))
+        values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": 2048 // context}
+        reason = f"characters, for lines of {shape.characters / shape.documents:.0f} on average"
+        inferred = [InferredChoice("tokens", reason, values, frozenset({"tokenizer"}))]
+    else:
+        size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096
+        reason = f"{size:,} pieces for {megabytes:.2g} MB"
+        inferred = [InferredChoice("tokens", reason, {"tokenizer.vocab_size": size}, frozenset({"tokenizer"}))]
+        # short windows for a page, which has few tokens, and for a large text, whose steps become faster
+        context = 32 if megabytes < 0.01 else 256 if megabytes < LARGE_TEXT_MB else 128
+        values = {"model.context": context, "training.batch_size": 2048 // context}
+        inferred.append(InferredChoice("context", f"{context} tokens for {megabytes:.2g} MB", values))
     if shape.is_list:
         reason = f"{shape.documents:,} lines, each by itself"
         inferred.append(InferredChoice("documents", reason, {"data.isolate_documents": True}))
@@ -207,28 +215,6 @@ def infer_closed_vocab_choices(is_decoder: bool = True) -> list[InferredChoice]:
             InferredChoice("embeddings", "of n-grams of up to 3 tokens too", {"model.ngram_embedding": table}),
         ]
     return inferred
-
-
-def _choose_characters(shape: TextShape) -> InferredChoice:
-    """Chooses a token for each character, and a context of the longest line, with equally many tokens in a step."""
-    context = min(256, 32 * -(-(shape.longest + 2) // 32))
-    values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": 2048 // context}
-    reason = f"characters, for lines of {shape.characters / shape.documents:.0f} on average"
-    return InferredChoice("tokens", reason, values, frozenset({"tokenizer"}))
-
-
-def _choose_vocab_size(megabytes: float) -> InferredChoice:
-    """Chooses a larger vocabulary for a longer text."""
-    size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096
-    reason = f"{size:,} pieces for {megabytes:.2g} MB"
-    return InferredChoice("tokens", reason, {"tokenizer.vocab_size": size}, frozenset({"tokenizer"}))
-
-
-def _choose_context(megabytes: float) -> InferredChoice:
-    """Chooses short windows for a page, which has few tokens, and for a large text, whose steps become faster."""
-    context = 32 if megabytes < 0.01 else 256 if megabytes < LARGE_TEXT_MB else 128
-    reason = f"{context} tokens for {megabytes:.2g} MB"
-    return InferredChoice("context", reason, {"model.context": context, "training.batch_size": 2048 // context})
 
 
 def _choose_layer_sizes(width: int) -> InferredChoice:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from lmtool.recipe.finetuning import (
     FEW_ROWS,
     ParentRun,
-    TableShape,
+    TableProperties,
+    requests_gradient_training,
     resolve_continued_training,
     resolve_finetuning,
-    wants_gradients,
 )
 from lmtool.recipe.load import ResolvedRecipe, Setting, apply_settings, load, parse_settings, read_recipe_value
-from lmtool.recipe.pretraining import DEFAULT_RECIPE, TextShape, default_recipe
+from lmtool.recipe.pretraining import DEFAULT_RECIPE, TextStatistics, resolve_default_recipe
 from lmtool.recipe.spec.recipe import Recipe
 
 LINEAR_RECIPE = "linear"
@@ -42,7 +42,7 @@ def is_default_recipe(recipe: str | Recipe | None) -> bool:
 def resolve(
     recipe: str | Recipe | None,
     settings: Sequence[Setting],
-    facts: TextShape | TableShape | None = None,
+    facts: TextStatistics | TableProperties | None = None,
     parent: ParentRun | None = None,
 ) -> ResolvedRecipe:
     """Resolves all values of the recipe of a training session, and their origins.
@@ -57,23 +57,25 @@ def resolve(
     if isinstance(recipe, Recipe):
         return apply_settings(recipe, "recipe.yaml", "recipe", settings)
     match facts:
-        case TableShape() if parent is not None:
+        case TableProperties() if parent is not None:
             return resolve_finetuning(parent, facts, settings)
-        case TableShape() if recipe in (None, LINEAR_RECIPE):
+        case TableProperties() if recipe in (None, LINEAR_RECIPE):
             defaults = ["data.valid_fraction=0"] if facts.n_rows < FEW_ROWS else []
-            return _load_recipe(LINEAR_RECIPE, settings, [*defaults, *(() if facts.has_words else CHARACTER_SETTINGS)])
+            return _load_with_default_settings(
+                LINEAR_RECIPE, settings, [*defaults, *(() if facts.has_words else CHARACTER_SETTINGS)]
+            )
     if parent is not None:
         return resolve_continued_training(parent, None if recipe is None else load(recipe).recipe, settings)
     if recipe is not None and not is_default_recipe(recipe):
-        return _load_recipe(recipe, settings)
-    return default_recipe(settings, facts if isinstance(facts, TextShape) else None)
+        return _load_with_default_settings(recipe, settings)
+    return resolve_default_recipe(settings, facts if isinstance(facts, TextStatistics) else None)
 
 
-def _load_recipe(name: str, settings: Sequence[Setting], defaults: Sequence[str] = ()) -> ResolvedRecipe:
+def _load_with_default_settings(name: str, settings: Sequence[Setting], defaults: Sequence[str] = ()) -> ResolvedRecipe:
     """Loads a recipe by name or path. defaults: settings that replace its values."""
-    if read_recipe_value(name, ("optimizer", "kind")) == "lbfgs" and wants_gradients(settings):
+    if read_recipe_value(name, ("optimizer", "kind")) == "lbfgs" and requests_gradient_training(settings):
         defaults = [
             *GRADIENT_SETTINGS,
             *(setting for setting in defaults if not setting.startswith("data.valid_fraction")),
         ]
-    return load(name, settings, chosen=parse_settings(defaults))
+    return load(name, settings, inferred=parse_settings(defaults))

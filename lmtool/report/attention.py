@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lmtool.analysis.attention import AttentionKind, AttentionWeights, TextAttention
-from lmtool.analysis.attribution import Attribution
+from lmtool.analysis.attribution import WordAttribution
 from lmtool.errors import UsageError
 from lmtool.printable import align_columns, printable
 from lmtool.report.page import Section, embed_json, page, render, table
@@ -34,7 +34,7 @@ MAX_LABEL_CELLS = 16
 
 def render_attention_page(
     attention: TextAttention,
-    attribution: Attribution | None = None,
+    attribution: WordAttribution | None = None,
     *,
     kind: AttentionKind | None = None,
     layer: int = -1,
@@ -76,7 +76,7 @@ def _pack_weights(attention: AttentionWeights) -> dict[str, object]:
     }
 
 
-def _render_attribution(attribution: Attribution) -> Markup:
+def _render_attribution(attribution: WordAttribution) -> Markup:
     columns = ("word", *(name for name, _ in attribution.columns()))
     rounded = ([round(value, 4) for value in values] for _, values in attribution.columns())
     rows = zip(attribution.words, *rounded, strict=True)
@@ -126,7 +126,7 @@ def format_head_summaries(attention: AttentionWeights) -> Iterator[str]:
     yield from align_columns([list(heads[0]), *cells])
 
 
-def format_attribution(attribution: Attribution) -> Iterator[Text]:
+def format_attribution(attribution: WordAttribution) -> Iterator[Text]:
     """Formats the words of a text and what each contributes, for a terminal."""
     label = printable(attribution.label) or "prediction"
     yield Text(f"{label} {attribution.score:.4g}; what each word adds:")

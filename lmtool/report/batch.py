@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
-from lmtool.data.corpus import Chunk
-from lmtool.data.prepare import encode_chunks
+from lmtool.data.corpus import DocumentChunk
+from lmtool.data.prepare import encode_chunks_in_parallel
 from lmtool.data.store import StoreWriter
 from lmtool.data.survey import Progress
 from lmtool.inference.load import build_for_training
@@ -33,7 +33,7 @@ from lmtool.report.page import Section, TableCell, page, table
 from lmtool.run.order import sample_numbers_for_rank
 from lmtool.tokenization.tokenizer import Tokenizer, replace_surrogates
 from lmtool.training.data import TrainingData
-from lmtool.training.plan import Plan
+from lmtool.training.plan import TrainingPlan
 from lmtool.training.windows import Windows
 
 MAX_PRINTED_POSITIONS = 64
@@ -61,7 +61,9 @@ class BatchTable(NamedTuple):
     masks: Sequence[MaskPicture] = ()
 
 
-def make_batch_of_step(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Progress) -> CollatedBatch:
+def collate_batch_of_step(
+    plan: TrainingPlan, texts: Sequence[str], step: int, n_rows: int, report: Progress
+) -> CollatedBatch:
     """Collates the first rows of the batch of a step, counted from 1, of the data of a plan.
 
     texts: documents to read in place of the training text. Raises the errors of reading data.
@@ -75,27 +77,31 @@ def make_batch_of_step(plan: Plan, texts: Sequence[str], step: int, n_rows: int,
         objective = replace(objective, spec=objective.spec.with_values({"fixed": True}))
     samples = sample_numbers_for_rank(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
     if texts:
-        with _cut_windows(texts, recipe, data, objective) as windows:
+        with _temporary_windows(texts, recipe, data, objective) as windows:
             examples = windows.read(samples)
     else:
         examples = data.examples(objective).read(samples)
     batch = read = objective.collate(examples, (step - 1) / recipe.training.steps)
     if batch.draws_BT is not None:
-        lm, _ = build_for_training(recipe, tokenizer, CPU, data.set_statistics, base=plan.base)
+        lm, _ = build_for_training(recipe, tokenizer, CPU, data.initialize_from_data_, base=plan.base)
         read = objective.sample_inputs(lm, batch)
     return CollatedBatch(batch, read, recipe, tokenizer, objective)
 
 
 @contextmanager
-def _cut_windows(texts: Sequence[str], recipe: Recipe, data: TrainingData, objective: Objective) -> Iterator[Windows]:
+def _temporary_windows(
+    texts: Sequence[str], recipe: Recipe, data: TrainingData, objective: Objective
+) -> Iterator[Windows]:
     """Yields windows of texts as long as the context, or as the texts if these are shorter. Keeps no files."""
     tokenizer = data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
-            for chunk in encode_chunks(iter([Chunk(list(map(replace_surrogates, texts)))]), tokenizer):
+            for chunk in encode_chunks_in_parallel(
+                iter([DocumentChunk(list(map(replace_surrogates, texts)))]), tokenizer
+            ):
                 writer.append(chunk)
             store = writer.finish()
-        cuts = [objective.text_cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
+        cuts = [objective.choose_text_cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
         cut = next((cut for cut in cuts if 1 < cut.length <= len(store) and cut.stride < len(store)), cuts[0])
         marks = tokenizer.bos_id, tokenizer.eos_id
         yield Windows(store, cut, recipe.seed, None, marks, recipe.data.isolate_documents)
@@ -106,7 +112,7 @@ def tabulate_batch(collated: CollatedBatch) -> Iterator[BatchTable]:
     batch, read, recipe, tokenizer, objective = collated
     if recipe.model.reads == "words" and batch.targets_BT is not None:
         note = f"pairs in the loss: {objective.count_targets(batch)}"
-        yield BatchTable("words", _list_word_columns(batch, tokenizer), [note])
+        yield BatchTable("words", _list_word_vector_columns(batch, tokenizer), [note])
         return
     for number in range(len(batch.tokens_BT)):
         row, title = batch.row(number), f"row {number + 1}"
@@ -116,10 +122,10 @@ def tabulate_batch(collated: CollatedBatch) -> Iterator[BatchTable]:
             title = f"{title}, target"
         targets = _list_target_columns(collated._replace(batch=row, sampled_batch=read.row(number)))
         columns = _list_token_columns(row, tokenizer) | targets
-        yield BatchTable(title, columns, list(_describe_row(row, recipe)), list(draw_masks(recipe, row)))
+        yield BatchTable(title, columns, list(_describe_row_targets(row, recipe)), list(draw_masks(recipe, row)))
 
 
-def _list_word_columns(batch: Batch, tokenizer: Tokenizer) -> CellsByColumn:
+def _list_word_vector_columns(batch: Batch, tokenizer: Tokenizer) -> CellsByColumn:
     """Lists for each row, or each counted pair, the words that are read, those that they predict, and the noise."""
     tokens_BN = batch.tokens_BT if batch.keep_BT is None else batch.tokens_BT.masked_fill(~batch.keep_BT, IGNORE)
     words = {"input": tokens_BN, "targets": batch.targets_BT, "noise words": batch.negatives_BK}
@@ -173,16 +179,16 @@ def _list_target_columns(collated: CollatedBatch) -> CellsByColumn:
 
 
 def _name_replacements(
-    ids: Sequence[int], targets: Sequence[int], same: str, other: str, mask_id: int = IGNORE
+    ids: Sequence[int], targets: Sequence[int], name_if_same: str, name_if_other: str, mask_id: int = IGNORE
 ) -> list[TableCell]:
     """Names what is in the place of each token that is predicted: "mask", the same token, or another one."""
     return [
-        None if target == IGNORE else "mask" if token == mask_id else same if token == target else other
+        None if target == IGNORE else "mask" if token == mask_id else name_if_same if token == target else name_if_other
         for token, target in zip(ids, targets, strict=True)
     ]
 
 
-def _describe_row(row: Batch, recipe: Recipe) -> Iterator[str]:
+def _describe_row_targets(row: Batch, recipe: Recipe) -> Iterator[str]:
     """Yields what is predicted of a row as a whole, and how many positions count in the loss."""
     if row.labels_B is not None and isinstance(recipe.objective, Masked):
         order = "the texts are in order" if recipe.objective.sentence_order else "the second text is the next"
@@ -206,11 +212,11 @@ def _format_label(recipe: Recipe, index: int) -> str:
 
 
 def format_title(recipe: Recipe) -> str:
-    """The model, its objective, and what is told of them."""
+    """Returns the title of the model, its objective, and the description of the recipe."""
     return f"{recipe.model.title}, objective {recipe.objective.kind}: {recipe.description}"
 
 
-def format_lines(collated: CollatedBatch, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+def format_batch_lines(collated: CollatedBatch, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """Formats the tables of a batch as lines of text."""
     yield format_title(collated.recipe)
     for part in tabulate_batch(collated):
@@ -226,7 +232,7 @@ def format_lines(collated: CollatedBatch, width: int, *, ascii_only: bool = Fals
         yield from format_masks(part.masks, ascii_only)
 
 
-def render_page(collated: CollatedBatch) -> str:
+def render_batch_page(collated: CollatedBatch) -> str:
     """Renders the tables of a batch as a complete HTML page."""
     sections = []
     for part in tabulate_batch(collated):

@@ -42,18 +42,18 @@ class Line(NamedTuple):
 
     @property
     def css_class(self) -> str:
-        """CSS classes of the path."""
+        """Returns the CSS classes of the path."""
         return "path" + " dash" * self.dashed + " pale" * self.pale
 
     @property
     def segments(self) -> list[list[Point]]:
-        """Runs of points with a finite y. A single point is doubled, which draws a dot: a line with round ends."""
+        """Returns runs of points with a finite y. A single point is doubled, which draws a dot by its round ends."""
         runs = groupby(self.points, lambda point: math.isfinite(point[1]))
         segments = [list(points) for is_finite, points in runs if is_finite]
         return [segment if len(segment) > 1 else segment * 2 for segment in segments]
 
 
-class Level(NamedTuple):
+class HorizontalLine(NamedTuple):
     """A horizontal line across a chart."""
 
     name: str
@@ -61,7 +61,7 @@ class Level(NamedTuple):
     colour: int = GREY_COLOUR
 
 
-class Mark(NamedTuple):
+class RingMark(NamedTuple):
     """A ring around a point of a line; several rings may share a name."""
 
     name: str
@@ -90,7 +90,7 @@ def needs_log_scale(values: Sequence[float]) -> bool:
     return min(values, default=0.0) > 0 and max(values) >= LOG_SCALE_RATIO * min(values)
 
 
-def to_svg_file(picture: Markup) -> str:
+def to_standalone_svg(picture: Markup) -> str:
     """Returns a picture as an SVG file of its own, with the styles that it needs."""
     head, mark, rest = str(picture).partition(">")
     size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
@@ -114,8 +114,8 @@ class LineChart:
     x: str
     y: str
     label: str
-    levels: Sequence[Level] = ()
-    marks: Sequence[Mark] = ()
+    levels: Sequence[HorizontalLine] = ()
+    marks: Sequence[RingMark] = ()
     x_column: int = 0
     y_range: tuple[float, float] | None = None
     diagonal: bool = False
@@ -124,7 +124,7 @@ class LineChart:
 
     @property
     def has_lines(self) -> bool:
-        """Whether any line has two points."""
+        """Returns whether any line has two points."""
         return any(len(line.points) > 1 for line in self.lines)
 
     @property
@@ -133,7 +133,7 @@ class LineChart:
 
     @property
     def y_values(self) -> list[float]:
-        """All finite values of y, with those of the levels."""
+        """Returns all finite values of y, with those of the levels."""
         return [y for _, y in self._points if math.isfinite(y)] + [level.y for level in self.levels]
 
     def page_svg(self) -> Markup:
@@ -141,8 +141,8 @@ class LineChart:
         return Markup("").join((self.svg("wide"), self.svg("narrow")))
 
     def _repr_svg_(self) -> str:
-        """For notebooks."""
-        return to_svg_file(self.svg())
+        """Renders the chart for notebooks."""
+        return to_standalone_svg(self.svg())
 
     def svg(self, size: str = "") -> Markup:
         """Renders the chart in one of `CHART_SIZES`."""
@@ -172,6 +172,14 @@ class LineChart:
         return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
 
 
+class ShadedRun(NamedTuple):
+    """Neighbouring cells of a row with the same shade. shade: share of the darkest, for CSS."""
+
+    first_cell: int
+    n_cells: int
+    shade: str
+
+
 @dataclass(frozen=True)
 class HeatMap:
     """A matrix of numbers not below zero as shaded cells.
@@ -196,8 +204,8 @@ class HeatMap:
     show_names: bool = True
 
     def _repr_svg_(self) -> str:
-        """For notebooks."""
-        return to_svg_file(self.svg())
+        """Renders the chart for notebooks."""
+        return to_standalone_svg(self.svg())
 
     def svg(self) -> Markup:
         """Renders the picture."""
@@ -213,21 +221,21 @@ class HeatMap:
         sizes = {"left": left, "top": top, "max_value": max_value}
         return render("heat.svg", chart=self, rows=rows, columns=columns, **sizes)
 
-    def list_shaded_runs(self, row: Sequence[float], max_value: float) -> list[tuple[int, int, str]]:
-        """Returns the first cell, the number of cells and the shade of each run of equally shaded cells in a row."""
+    def list_shaded_runs(self, row: Sequence[float], max_value: float) -> list[ShadedRun]:
+        """Returns the runs of equally shaded cells in a row, except blank ones."""
         shares = [value / max_value if max_value > 0 else 0.0 for value in row]
         shades = [format_share(share) if share >= 0.005 else "" for share in shares]
         groups = [list(cells) for _, cells in groupby(range(len(row)), shades.__getitem__)]
-        return [(cells[0], len(cells), shades[cells[0]]) for cells in groups if shades[cells[0]]]
+        return [ShadedRun(cells[0], len(cells), shades[cells[0]]) for cells in groups if shades[cells[0]]]
 
-    def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
+    def figure(self, caption: str, row_names_header: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
         """Renders the picture with a table of its values.
 
-        corner: header of the column of row names. numbers: values for the table instead of those of the picture.
+        row_names_header: of the column of row names. numbers: values for the table instead of those of the picture.
         """
         rows: list[list[TableCell]]
         rows = [[name, *row] for name, row in zip(self.rows, numbers or self.values, strict=True)]
-        return figure(self.svg(), caption, table([corner, *self.columns], rows, row_headers=True))
+        return figure(self.svg(), caption, table([row_names_header, *self.columns], rows, row_headers=True))
 
 
 class _LegendEntry(NamedTuple):

@@ -15,7 +15,7 @@ from lmtool.batch import Batch, Mask
 from lmtool.cost.summary import ModelPart, default_prefix_length, make_layer_mask, summarize_model
 from lmtool.errors import RecipeError
 from lmtool.model.layers.memory_attention import past_mask
-from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
+from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position_embedding
 from lmtool.model.size import UNCOUNTABLE, count_parameters
 from lmtool.printable import align_columns, printable
 from lmtool.recipe.spec import position as positions
@@ -57,7 +57,7 @@ class MaskPicture(NamedTuple):
     cell: int = 1
 
 
-class PositionSignal(NamedTuple):
+class PositionDescription(NamedTuple):
     """How a model learns the order of its tokens: a sentence, and numbers if there are any.
 
     rows: begin with a position, distance, head or pair.
@@ -78,7 +78,7 @@ class ModelDrawing(NamedTuple):
     context: int
     notes: list[str]
     masks: list[MaskPicture]
-    signal: PositionSignal
+    signal: PositionDescription
 
 
 def draw_model(recipe: Recipe, name: str) -> ModelDrawing:
@@ -141,14 +141,20 @@ def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
         yield _pool_mask("decoder to encoder: all of the source", allowed_TS)
 
 
-def _group_layers_by_mask(spec: Transformer) -> list[tuple[str, int]]:
-    """Returns a name for each group of layers with the same mask, empty for all layers, and one layer of the group."""
+class _LayerGroup(NamedTuple):
+    """Layers with the same mask. name: empty for all layers. example_layer: index of one of them."""
+
+    name: str
+    example_layer: int
+
+
+def _group_layers_by_mask(spec: Transformer) -> list[_LayerGroup]:
     full = sorted(set(spec.pattern.full_layers)) if isinstance(spec.pattern, WindowPattern) else []
     windowed = next((layer for layer in range(spec.n_layers) if layer not in full), None)
     if not full or windowed is None:
-        return [("", 0)]
+        return [_LayerGroup("", 0)]
     listed = ", ".join(map(str, full[:8])) + (", ..." if len(full) > 8 else "")
-    return [(f"layers {listed}", full[0]), ("all other layers", windowed)]
+    return [_LayerGroup(f"layers {listed}", full[0]), _LayerGroup("all other layers", windowed)]
 
 
 def _describe_mask(mask: Mask, layers: str) -> str:
@@ -172,20 +178,22 @@ def _pool_mask(title: str, allowed_QS: Tensor) -> MaskPicture:
     return MaskPicture(title, pooled.tolist(), cell)
 
 
-def _describe_positions(recipe: Recipe) -> PositionSignal:
+def _describe_positions(recipe: Recipe) -> PositionDescription:
     spec = recipe.model
     if isinstance(spec, Recurrent):
-        return PositionSignal("The order of tokens is the order of the steps.")
+        return PositionDescription("The order of tokens is the order of the steps.")
     if not isinstance(spec, Transformer):
         ngrams = "The order of tokens within a context is that of an n-gram."
-        return PositionSignal(ngrams if spec.counts else "There is none.")
+        return PositionDescription(ngrams if spec.counts else "There is none.")
     match spec.position:
         case positions.LearnedPosition(size=size, offset=offset):
             rows = size or spec.context + offset
-            return PositionSignal(f"A learned vector for each of {rows - offset:,} positions, added to the embeddings.")
+            return PositionDescription(
+                f"A learned vector for each of {rows - offset:,} positions, added to the embeddings."
+            )
         case positions.NoPosition():
             alone = "; a causal mask alone tells positions apart" if spec.reads != "both" else ""
-            return PositionSignal(f"None is given{alone}.")
+            return PositionDescription(f"None is given{alone}.")
         case positions.SinusoidalPosition():
             return _describe_sinusoids(spec)
         case positions.AlibiPosition():
@@ -194,26 +202,26 @@ def _describe_positions(recipe: Recipe) -> PositionSignal:
             return _describe_relative_positions(spec, spec.position)
         case positions.DisentangledPosition(max_distance=distance):
             vectors = f"{2 * distance} relative positions, each a learned vector"
-            return PositionSignal(f"Contents attend to {vectors}, and these to contents.")
+            return PositionDescription(f"Contents attend to {vectors}, and these to contents.")
         case positions.RotaryPosition():
             return _describe_rotary_positions(spec, spec.position)
 
 
-def _describe_sinusoids(spec: Transformer) -> PositionSignal:
+def _describe_sinusoids(spec: Transformer) -> PositionDescription:
     """Shows some components of the vectors of the first positions."""
-    module = build_position(spec)
+    module = build_position_embedding(spec)
     width, n = spec.embedding_width or spec.d_model, min(spec.context, MAX_CELLS)
     assert module is not None
     vectors = module(torch.zeros(1, n, width), torch.arange(n)[None])[0]
     shown = [round(i * (width - 1) / (min(width, MAX_CELLS) - 1)) for i in range(min(width, MAX_CELLS))]
-    return PositionSignal(
+    return PositionDescription(
         f"Sines and cosines are added to the embeddings; of {width} components {len(shown)} are shown.",
         ["position", *map(str, shown)],
         [[position, *vectors[position, shown].tolist()] for position in range(n)],
     )
 
 
-def _describe_alibi(spec: Transformer) -> PositionSignal:
+def _describe_alibi(spec: Transformer) -> PositionDescription:
     slopes = alibi_slopes(spec.n_heads)
     distances = list(range(min(spec.context, MAX_CELLS)))
     lines = [
@@ -222,10 +230,10 @@ def _describe_alibi(spec: Transformer) -> PositionSignal:
     ]
     sentence = "Each head subtracts its slope times the distance from the scores."
     chart = LineChart(lines, x="distance", y="added to the score", label=sentence)
-    return PositionSignal(sentence, ["head", "slope"], list(enumerate(slopes)), chart)
+    return PositionDescription(sentence, ["head", "slope"], list(enumerate(slopes)), chart)
 
 
-def _describe_relative_positions(spec: Transformer, position: positions.RelativePosition) -> PositionSignal:
+def _describe_relative_positions(spec: Transformer, position: positions.RelativePosition) -> PositionDescription:
     both_sides = spec.reads != "past"
     rule = RelativePositions(1, position.buckets, position.max_distance, both_sides)
     max_distance = min(spec.context - 1, position.max_distance + 1)
@@ -234,10 +242,10 @@ def _describe_relative_positions(spec: Transformer, position: positions.Relative
     side = ", in a decoder all of them for keys before the query" if spec.shape == "encoder-decoder" else ""
     what = f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances"
     chart = LineChart([Line("bucket", rows)], x="distance", y="bucket", label=f"{what}{side}.")
-    return PositionSignal(chart.label, ["key's distance from the query", "bucket"], rows, chart)
+    return PositionDescription(chart.label, ["key's distance from the query", "bucket"], rows, chart)
 
 
-def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosition) -> PositionSignal:
+def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosition) -> PositionDescription:
     """Shows angle and wavelength of each pair of components, also for windowed layers if theirs differ."""
     width = spec.head_width or spec.d_model // spec.n_heads
     rules = {"": RotaryPositions(position.theta, position.share, position.scaling)}
@@ -245,7 +253,7 @@ def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosi
         rules = {" in full layers": rules[""], " in windows": RotaryPositions(position.window_theta, position.share)}
     columns, values, lines = ["pair"], [], []
     for colour, (where, rule) in enumerate(rules.items()):
-        angles = rule.frequencies(width, CPU)[0].tolist()
+        angles = rule.scaled_frequencies(width, CPU)[0].tolist()
         columns += [f"radians a position{where}", f"wavelength{where}", f"turns in the context{where}"]
         lengths = [2 * math.pi / angle for angle in angles]
         values.append([[a, w, spec.context / w] for a, w in zip(angles, lengths, strict=True)])
@@ -253,16 +261,27 @@ def _describe_rotary_positions(spec: Transformer, position: positions.RotaryPosi
     sentence = "Pairs of components of queries and keys are rotated in proportion to the position."
     rows = [[i, *(one for part in parts for one in part)] for i, parts in enumerate(zip(*values, strict=True))]
     chart = LineChart(lines, x="pair", y="log10 of the wavelength in positions", label=sentence)
-    return PositionSignal(sentence, columns, rows, chart)
+    return PositionDescription(sentence, columns, rows, chart)
 
 
-def list_tree_rows(drawing: ModelDrawing) -> Iterator[tuple[str, str, int, float, float]]:
-    """Yields for each part of the tree its branches and name, shape, parameters, FLOPs per token, and share."""
+class TreeRow(NamedTuple):
+    """A part of a model. name: behind the branches of the tree. share: of all parameters."""
 
-    def visit(part: ModelPart, before: str, below: str) -> Iterator[tuple[str, str, int, float, float]]:
+    name: str
+    shape: str
+    parameters: int
+    flops_per_token: float
+    share: float
+
+
+def list_tree_rows(drawing: ModelDrawing) -> Iterator[TreeRow]:
+    """Yields the parts of the tree, each before its own parts."""
+
+    def visit(part: ModelPart, before: str, below: str) -> Iterator[TreeRow]:
         times = f"{part.times} x " if part.times > 1 else ""
         share = part.parameters / max(1, drawing.tree.parameters)
-        yield before + times + part.name, part.shape, part.parameters, part.flops / drawing.context, share
+        name, flops_per_token = before + times + part.name, part.flops / drawing.context
+        yield TreeRow(name, part.shape, part.parameters, flops_per_token, share)
         for i, child in enumerate(part.children):
             last = i == len(part.children) - 1
             yield from visit(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
@@ -270,7 +289,7 @@ def list_tree_rows(drawing: ModelDrawing) -> Iterator[tuple[str, str, int, float
     return visit(drawing.tree, "", "")
 
 
-def format_lines(drawing: ModelDrawing, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+def format_model_lines(drawing: ModelDrawing, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """Formats the drawing as lines of text; plots are as wide as `width`."""
     rows = [("part", "shape", "parameters", "FLOPs/token", "share")]
     rows += [
@@ -301,7 +320,7 @@ def _describe_cell(mask: MaskPicture) -> str:
     return f"; a cell is {mask.cell} x {mask.cell} positions" if mask.cell > 1 else ""
 
 
-def _format_positions(signal: PositionSignal, width: int, ascii_only: bool) -> Iterator[str | Text]:
+def _format_positions(signal: PositionDescription, width: int, ascii_only: bool) -> Iterator[str | Text]:
     if chart := signal.chart:
         yield f"{chart.y}, by {chart.x}"
         yield from plot_lines([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
@@ -310,7 +329,7 @@ def _format_positions(signal: PositionSignal, width: int, ascii_only: bool) -> I
         yield from shade_matrix([[(value + 1) / 2 for value in row[1:]] for row in signal.rows], ascii_only=ascii_only)
 
 
-def render_page(drawing: ModelDrawing) -> str:
+def render_model_page(drawing: ModelDrawing) -> str:
     """Renders the drawing as a complete HTML page."""
     columns = ["part", "shape", "parameters", "FLOPs per token", "share of parameters, %"]
     rows: list[list[TableCell]] = [
@@ -334,7 +353,7 @@ def render_mask_sections(masks: Sequence[MaskPicture]) -> Iterator[Section]:
         yield Section(title, picture.figure(caption[0].upper() + caption[1:], "query"))
 
 
-def _render_positions(signal: PositionSignal) -> str:
+def _render_positions(signal: PositionDescription) -> str:
     if signal.chart:
         return figure(signal.chart.page_svg(), signal.sentence, table(signal.columns, signal.rows))
     if not signal.rows:

@@ -27,7 +27,7 @@ MAX_PIECE_CHARACTERS = 10
 """Longest piece that the tree shows whole."""
 
 
-def render_page(completions: Sequence[tuple[str, Completion]], tokenizer: Tokenizer, facts: str) -> str:
+def render_completions_page(completions: Sequence[tuple[str, Completion]], tokenizer: Tokenizer, facts: str) -> str:
     """Renders texts as a complete HTML page.
 
     completions: each with the prompt to show before it; they have details. facts: run, checkpoint and settings.
@@ -68,7 +68,7 @@ def _render_tokens(identifier: str, prompt: str, completion: Completion, tokeniz
 
 def _render_beam_tree(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
     """Renders the tree of a beam search, from left to right, and its numbers as a table."""
-    placed = assign_lanes(tree)
+    placed = assign_steps_and_lanes(tree)
     best = {i for i, node in enumerate(tree) if node.rank is not None for i in _trace_hypothesis(tree, i)}
     nodes: list[dict[str, Any]] = []
     edges, rows = [], []
@@ -110,7 +110,7 @@ def _trace_hypothesis(tree: Sequence[BeamNode], index: int | None) -> list[int]:
     return nodes
 
 
-def assign_lanes(tree: Sequence[BeamNode]) -> list[tuple[int, int]]:
+def assign_steps_and_lanes(tree: Sequence[BeamNode]) -> list[tuple[int, int]]:
     """Returns the step and the lane of each node, which no two nodes share.
 
     The first child of a node, in the order of the returned texts and then of the search, stays on its lane; the others

@@ -13,7 +13,7 @@ from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.inference.load import LoadedModel
 from lmtool.printable import printable
 from lmtool.report.charts import Line, LineChart, Point
-from lmtool.report.page import Section, TableCell, figure, page, table, views
+from lmtool.report.page import Section, TableCell, figure, page, switchable_panels, table
 from lmtool.report.terminal import plot_lines
 
 MAX_VALIDATIONS = 5
@@ -77,9 +77,9 @@ def plot_gradient_flow(flows: Mapping[str, GradientFlow]) -> CurvesByStep:
     )
 
 
-def plot_contraction(starts: Contraction) -> CurvesByStep:
+def plot_contraction(contraction: Contraction) -> CurvesByStep:
     """Returns the distance of two states over the tokens that they read."""
-    tokens, distances, rate, bounds, largest = starts
+    tokens, distances, rate, bounds, largest = contraction
     lines = [Line("measured", _to_log_points(distances)), Line("λ^t", _to_log_points(bounds), 1, dashed=True)]
     pieces = ["", *map(repr, tokens)]
     return CurvesByStep(
@@ -95,7 +95,7 @@ def plot_contraction(starts: Contraction) -> CurvesByStep:
     )
 
 
-def format_lines(
+def format_curve_lines(
     curves: CurvesByStep, loaded: LoadedModel, width: int, *, ascii_only: bool = False
 ) -> Iterator[str | Text]:
     """Formats the chart and its numbers as lines of text. loaded: the model that was measured."""
@@ -113,7 +113,7 @@ def format_lines(
     yield from ("", *wrap(curves.caption, width))
 
 
-def render_page(curves: CurvesByStep, loaded: LoadedModel) -> str:
+def render_curves_page(curves: CurvesByStep, loaded: LoadedModel) -> str:
     """Renders the chart as a complete HTML page."""
     numbers = table(curves.columns, curves.rows)
     section = Section(curves.heading, figure(curves.chart.page_svg(), curves.caption, numbers))
@@ -121,22 +121,24 @@ def render_page(curves: CurvesByStep, loaded: LoadedModel) -> str:
     return page(printable(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
 
 
-def render_gradient_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:
+def render_gradient_figure(norms_by_step: Mapping[int, Mapping[str, Sequence[float | None]]], html_name: str) -> Markup:
     """Renders the norms of some validations, in a panel for each kind of state.
 
-    logged: norms by kind, for each step. name: unique on the page.
+    norms_by_step: norms by kind, for each step. html_name: unique on the page.
     """
-    steps = list(logged)
+    steps = list(norms_by_step)
     last = len(steps) - 1
     shown = sorted({steps[i * last // max(1, MAX_VALIDATIONS - 1)] for i in range(MAX_VALIDATIONS)})
-    kinds = list(logged[steps[-1]])
+    kinds = list(norms_by_step[steps[-1]])
     drawn = kinds if len(kinds) <= MAX_STATE_KINDS else [*kinds[: MAX_STATE_KINDS - 1], kinds[-1]]
     panels = {}
     for kind in drawn:
-        lines = [Line(f"step {step}", _to_log_points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)]
+        lines = [
+            Line(f"step {step}", _to_log_points(norms_by_step[step].get(kind, ())), i) for i, step in enumerate(shown)
+        ]
         panels[kind] = LineChart(lines, X, Y, f"Gradient norm in {kind} by steps back", x_column=2).page_svg()
-    norms = ((step, kind, logged[step].get(kind, ())) for step in shown for kind in drawn)
+    norms = ((step, kind, norms_by_step[step].get(kind, ())) for step in shown for kind in drawn)
     rows = [[step, kind, k, norm] for step, kind, of_kind in norms for k, norm in enumerate(of_kind)]
     caption = "Norm of the gradient of one validation loss in the states that many steps before the prediction."
     numbers = table(["step", "states", X, "norm"], rows)
-    return figure(views(name, panels), caption, numbers)
+    return figure(switchable_panels(html_name, panels), caption, numbers)

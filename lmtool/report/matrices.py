@@ -14,7 +14,7 @@ from lmtool.model import build
 from lmtool.model.layers.attention import AttentionOp, SelfAttention
 from lmtool.model.layers.blocks import GATE_ACTIVATIONS, FeedForward, InputEmbeddings, apply_activation
 from lmtool.model.layers.observing import record_attention_weights
-from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions, build_position
+from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions, build_position_embedding
 from lmtool.model.size import check_fits_memory
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -23,7 +23,7 @@ MAX_POSITIONS, MAX_WIDTH, MAX_MODEL_BYTES = 6, 16, 1 << 30
 """Positions that are shown, the largest d_model whose vectors fit a line, and the largest model."""
 
 
-def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
+def compute_forward_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     """Returns titles and matrices of the untrained model, which reads the tokens 0, 1, and so on.
 
     They are the sinusoids, their products and differences, if the recipe has them; the vectors that are summed at the
@@ -40,7 +40,7 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
     check_fits_memory(recipe, MAX_MODEL_BYTES)
     T = min(spec.context, MAX_POSITIONS)
     torch.manual_seed(recipe.seed)
-    lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
+    lm, positions, tokens_1T = build(spec, T).eval(), build_position_embedding(spec), torch.arange(T)[None]
     batch = Batch(tokens_1T, segments_BT=tokens_1T * 2 // T if spec.n_segments > 1 else None)
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
     inputs: list[tuple[Tensor, AttentionOp]] = []
@@ -56,10 +56,12 @@ def compute_matrices(recipe: Recipe) -> list[tuple[str, Tensor]]:
         q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.split_outputs(x_1TD), widths, strict=True))
         q_TH, k_TH = (attend.rotate(one[None, None])[0, 0] for one in (q_TH, k_TH))
         a_TT = weights[name][0, 0]
-        steps = _compute_sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
-        network_steps = [] if network is None else _compute_network(network, network_inputs[0][0])
+        steps = (
+            _compute_sinusoids_and_products(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
+        )
+        network_steps = [] if network is None else _compute_feed_forward_steps(network, network_inputs[0][0])
         embeddings = next(part for part in lm.modules() if isinstance(part, InputEmbeddings))
-        summed = _compute_input_sum(embeddings, batch)
+        summed = _compute_input_embedding_sum(embeddings, batch)
     return [
         *steps,
         *summed,
@@ -80,7 +82,7 @@ def _has_plain_heads(spec: Transformer) -> bool:
     return kinds == ("attention", "scaled-dot", "none") and spec.position.kind != "disentangled"
 
 
-def _compute_network(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tensor]]:
+def _compute_feed_forward_steps(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tensor]]:
     """Returns the steps of a feed-forward network. Positions are columns, so that lines are short for any width."""
     outputs = network.up.split_outputs(x_TD)
     weights = torch.split(network.up.weight.detach(), list(network.up.widths))
@@ -97,7 +99,7 @@ def _compute_network(network: FeedForward, x_TD: Tensor) -> list[tuple[str, Tens
     ]
 
 
-def _compute_input_sum(inputs: InputEmbeddings, batch: Batch) -> list[tuple[str, Tensor]]:
+def _compute_input_embedding_sum(inputs: InputEmbeddings, batch: Batch) -> list[tuple[str, Tensor]]:
     """Returns the vectors of tokens, positions and segments and their sum, if not only tokens have trained ones."""
     if inputs.segments is None and not isinstance(inputs.position, LearnedPositions):
         return []
@@ -112,7 +114,7 @@ def _compute_input_sum(inputs: InputEmbeddings, batch: Batch) -> list[tuple[str,
     return [*vectors, ("their sum", torch.stack([vector_TD for _, vector_TD in vectors]).sum(0))]
 
 
-def _compute_sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
+def _compute_sinusoids_and_products(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
     T = tokens_1T.shape[1]
     pe_TD = positions(torch.zeros(1, T, positions.d_model), tokens_1T)[0]
     by_pair = (
@@ -132,7 +134,7 @@ def _compute_sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> lis
     ]
 
 
-def format_lines(matrices: list[tuple[str, Tensor]]) -> Iterator[str]:
+def format_matrix_lines(matrices: list[tuple[str, Tensor]]) -> Iterator[str]:
     """Formats each matrix with four decimals below its title."""
     for title, matrix in matrices:
         yield from (title, *("".join(f"{number:9.4f}" for number in row) for row in matrix.tolist()), "")

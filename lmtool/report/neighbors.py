@@ -37,7 +37,7 @@ def _normalize_points(points: list[tuple[float, float]]) -> list[tuple[float, fl
     return [(0.5 + (x - middle_x) / wide, 0.5 - (y - middle_y) / wide) for x, y in points]
 
 
-def format_lines(
+def format_neighbor_map_lines(
     neighbors: Neighbors, method: MapName, width: int, *, ascii_only: bool = False
 ) -> Iterator[str | Text]:
     """Formats the map as lines of text, the word as * and neighbours by number, and then a list of the neighbours."""
@@ -68,7 +68,7 @@ def _cut_excerpt(text: str, start: int) -> str:
     return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
 
 
-def render_page(neighbors: Neighbors, method: MapName) -> str:
+def render_neighbor_map_page(neighbors: Neighbors, method: MapName) -> str:
     """Renders the map as a complete HTML page."""
     coordinates, names = project_neighbors(neighbors, method), _list_words(neighbors)
     texts = [None, *(None if neighbor.text is None else printable(neighbor.text) for neighbor in neighbors.nearest)]

@@ -22,17 +22,17 @@ def choose_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def choose_log_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
-    """Returns at most `max_ticks` round numbers from 10**low to 10**high: powers of ten, and others if they fit."""
-    low, high = max(-307.0, low), min(307.0, high)
-    powers = [10.0**power for power in range(math.floor(low), math.floor(high) + 1)]
+def choose_log_ticks(low_exponent: float, high_exponent: float, max_ticks: int = 6) -> list[float]:
+    """Returns at most `max_ticks` round numbers between two powers of ten: powers of ten, and others if they fit."""
+    low_exponent, high_exponent = max(-307.0, low_exponent), min(307.0, high_exponent)
+    powers = [10.0**power for power in range(math.floor(low_exponent), math.floor(high_exponent) + 1)]
     for between in (range(1, 10), (1, 2, 5), (1, 3), (1,)):
         found = [factor * power for power in powers for factor in between]
-        found = [value for value in found if low <= math.log10(value) <= high]
+        found = [value for value in found if low_exponent <= math.log10(value) <= high_exponent]
         if len(found) <= max_ticks:
             break
     found = found[:: -(-len(found) // max_ticks) or 1]
-    return found if len(found) > 1 else choose_ticks(10.0**low, 10.0**high, max_ticks)
+    return found if len(found) > 1 else choose_ticks(10.0**low_exponent, 10.0**high_exponent, max_ticks)
 
 
 def format_tick(value: float) -> str:

@@ -101,13 +101,13 @@ def facts(pairs: Iterable[tuple[str, TableCell]]) -> Markup:
 def figure(picture: str, caption: str, numbers: str) -> Markup:
     """Renders a picture with its caption, and its numbers in a part that opens.
 
-    picture: one SVG of `charts`, or several in `views`. numbers: a table. The pointer reads values from the
+    picture: one SVG of `charts`, or several in `switchable_panels`. numbers: a table. The pointer reads values from the
     table, which therefore needs the layout that the chart's docstring describes.
     """
     return render("figure.html", picture=picture, caption=caption, numbers=numbers)
 
 
-def views(name: str, panels: Mapping[str, str]) -> Markup:
+def switchable_panels(name: str, panels: Mapping[str, str]) -> Markup:
     """Renders at most 8 panels, of which radio buttons show one, without script. name: unique on the page."""
     if len(panels) > 8:
         raise ValueError("at most 8 views")

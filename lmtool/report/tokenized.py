@@ -10,7 +10,7 @@ from lmtool.tokenization.merging import MergedWord, trace_merges
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-def render_page(tokenizer: Tokenizer, text: str) -> str:
+def render_tokenized_page(tokenizer: Tokenizer, text: str) -> str:
     """Renders the tokens of a text as a complete HTML page."""
     ids = tokenizer.encode(text)
     rows: list[list[str | int]] = [

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lmtool.printable import printable
-from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, needs_log_scale
+from lmtool.report.charts import HeatMap, HorizontalLine, Line, LineChart, RingMark, needs_log_scale
 from lmtool.report.gradients import render_gradient_figure
 from lmtool.report.page import (
     Section,
@@ -20,8 +20,8 @@ from lmtool.report.page import (
     figure,
     page,
     render,
+    switchable_panels,
     table,
-    views,
     write_page,
 )
 from lmtool.run.directory import REPORT, Run
@@ -29,13 +29,13 @@ from lmtool.run.history import (
     RunHistory,
     compare_recipes,
     compare_summaries,
-    downsample_records,
+    downsample_by_averaging,
     find_indistinct_scores,
     finite_number,
 )
 from lmtool.run.listing import describe_lineage, validation_part
 from lmtool.run.log import LogRecord
-from lmtool.run.uncertainty import confidence_interval, effective_sample_size
+from lmtool.run.uncertainty import confidence_interval_95, effective_sample_size
 from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
 
 MAX_CONFUSION_CLASSES = 30
@@ -91,9 +91,9 @@ def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | 
             sections.append(Section(f"How far back gradients reach{of}", drawn))
         if history.samples:
             sections.append(Section(f"Samples{of}", _render_samples(history.samples)))
-        values = table(["key", "value"], [[key, _format_value(value)] for key, value in history.recipe.items()])
+        values = table(["key", "value"], [[key, _format_recipe_value(value)] for key, value in history.recipe.items()])
         sections.append(Section(f"Recipe{of}", render("recipe.html", numbers=values)))
-        sections.append(Section(f"{RUN_PAGE_HEADING}{of}", _render_sessions(history)))
+        sections.append(Section(f"{RUN_PAGE_HEADING}{of}", _render_provenance_and_sessions(history)))
     state = f"{history.run.info.summary}; {history.run.state}, step {history.last_record.get('step', 0)}"
     return page(title, sections, lead="" if several else state, refresh_seconds=refresh_seconds)
 
@@ -124,10 +124,10 @@ class _PlottedRun:
 
 
 def _select_records(histories: Sequence[RunHistory]) -> list[_PlottedRun]:
-    return [_PlottedRun(history, downsample_records(history.records), i) for i, history in enumerate(histories)]
+    return [_PlottedRun(history, downsample_by_averaging(history.records), i) for i, history in enumerate(histories)]
 
 
-def _render_records(drawn: Sequence[_PlottedRun], columns: Mapping[str, str]) -> Markup:
+def _render_records_table(drawn: Sequence[_PlottedRun], columns: Mapping[str, str]) -> Markup:
     """Renders a table with a row for each record. columns: the name of each in the records."""
     several = len(drawn) > 1
     rows = [
@@ -141,7 +141,7 @@ def _render_records(drawn: Sequence[_PlottedRun], columns: Mapping[str, str]) ->
 def render_loss_figure(histories: Sequence[RunHistory]) -> Markup:
     """Renders a figure of the training and validation losses of runs, or "" if no run has logged two steps."""
     drawn = _select_records(histories)
-    factors = [history.bits_per_nat for history in histories]
+    factors = [history.bits_per_byte_per_nat for history in histories]
     in_bits = all(factor is not None for factor in factors)
     if in_bits:
         drawn = [replace(part, loss_factor=factor or 1.0) for part, factor in zip(drawn, factors, strict=True)]
@@ -177,7 +177,7 @@ def render_loss_figure(histories: Sequence[RunHistory]) -> Markup:
         caption += " Each point of the training loss is a mean of several steps."
     if in_bits:
         caption += " Bits per byte compare models with different tokenizers."
-    return figure(views("loss", panels), caption, _render_records(drawn, columns))
+    return figure(switchable_panels("loss", panels), caption, _render_records_table(drawn, columns))
 
 
 def _render_charts(charts: Mapping[str, LineChart]) -> dict[str, Markup]:
@@ -185,16 +185,16 @@ def _render_charts(charts: Mapping[str, LineChart]) -> dict[str, Markup]:
     return {name: chart.page_svg() for name, chart in charts.items() if chart.has_lines}
 
 
-def _make_loss_lines(part: _PlottedRun, x: str, several: bool) -> list[Line]:
-    trained, valid = part.points(x, "loss"), part.points(x, "valid_loss")
+def _make_loss_lines(run: _PlottedRun, x: str, several: bool) -> list[Line]:
+    trained, valid = run.points(x, "loss"), run.points(x, "valid_loss")
     if not several:
-        held_out = validation_part(part.history.recipe) == "validation"
+        held_out = validation_part(run.history.recipe) == "validation"
         return [Line("training", trained, 0, pale=True), Line("validation" if held_out else TRAINING_ROWS, valid, 1)]
-    name = part.history.name
-    return [Line(f"{name}, training", trained, part.colour, pale=True), Line(name, valid, part.colour)]
+    name = run.history.name
+    return [Line(f"{name}, training", trained, run.colour, pale=True), Line(name, valid, run.colour)]
 
 
-def _mark_best_checkpoints(drawn: Sequence[_PlottedRun], x: str, y: str) -> list[Mark]:
+def _mark_best_checkpoints(drawn: Sequence[_PlottedRun], x: str, y: str) -> list[RingMark]:
     """Returns rings around the best checkpoints."""
     several, marks = len(drawn) > 1, []
     for part in drawn:
@@ -202,15 +202,15 @@ def _mark_best_checkpoints(drawn: Sequence[_PlottedRun], x: str, y: str) -> list
         record = next((record for record in part.records if record.get("step") == chosen.get("step")), chosen)
         for point in part.points(x, y, [record]):
             name = "best checkpoints" if several else f"best checkpoint, step {record['step']:,}"
-            marks.append(Mark(name, point, part.colour if several or y != "valid_loss" else 1))
+            marks.append(RingMark(name, point, part.colour if several or y != "valid_loss" else 1))
     return marks
 
 
-def _list_reference_levels(histories: Sequence[RunHistory]) -> list[Level]:
+def _list_reference_levels(histories: Sequence[RunHistory]) -> list[HorizontalLine]:
     """Returns the bits per byte of the best possible model and of n-gram models, each once."""
     names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
     levels = (
-        Level(f"{name} {value:.3f}", value, colour)
+        HorizontalLine(f"{name} {value:.3f}", value, colour)
         for key, (name, colour) in names.items()
         for history in histories
         if (value := finite_number(history.results.get("", {}).get(key))) is not None
@@ -246,14 +246,18 @@ def _render_charts_over_steps(
         marks, label = _mark_best_checkpoints(drawn, "step", key), f"{chart_title} over steps"
         line_charts[chart_title] = LineChart(lines, "steps", axis, label, marks=marks, x_column=int(len(drawn) > 1))
     panels = _render_charts(line_charts)
-    return [Section(title, figure(views(name, panels), caption, _render_records(drawn, columns)))] if panels else []
+    return (
+        [Section(title, figure(switchable_panels(name, panels), caption, _render_records_table(drawn, columns)))]
+        if panels
+        else []
+    )
 
 
 def _render_comparison(histories: Sequence[RunHistory]) -> Markup:
     """Renders runs as columns: their figures, and the values of their recipes that differ."""
     names = [history.name for history in histories]
     figures = [[name, *map(_to_cell, values)] for name, values in compare_summaries(histories).items()]
-    different = [[key, *map(_format_value, values)] for key, values in compare_recipes(histories).items()]
+    different = [[key, *map(_format_recipe_value, values)] for key, values in compare_recipes(histories).items()]
     parts = [table(["", *names], figures, caption="Figures; losses in nats", row_headers=True)]
     parts += [Markup("<p>{}.</p>").format(escape_controls(note)) for note in find_indistinct_scores(histories)]
     if different:
@@ -304,7 +308,7 @@ def _render_results(results: Mapping[str, Any]) -> Markup:
 
 def _format_with_interval(name: str, value: object, rows: int) -> TableCell:
     """Formats a figure, with its 95 % interval if that can be computed."""
-    limits = confidence_interval(name, value, rows) if isinstance(value, float) else None
+    limits = confidence_interval_95(name, value, rows) if isinstance(value, float) else None
     return _to_cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
@@ -349,7 +353,7 @@ def _render_samples(samples: Sequence[LogRecord]) -> Markup:
     return render("samples.html", rows=rows)
 
 
-def _render_sessions(history: RunHistory) -> Markup:
+def _render_provenance_and_sessions(history: RunHistory) -> Markup:
     """Renders data, tokenizer, machine, and each start and resumption of a run."""
     info = history.run.info
     shown: list[tuple[str, TableCell]] = [("made", _format_time(info.created)), ("state", history.run.state)]
@@ -377,14 +381,16 @@ def _format_time(stamp: str) -> str:
 def _to_cell(value: object) -> TableCell:
     """Converts a value of a JSON file to a table cell."""
     if isinstance(value, list):
-        return ", ".join(map(_format_value, value))
-    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else _format_value(value)
+        return ", ".join(map(_format_recipe_value, value))
+    return (
+        value if isinstance(value, str | int | float) and not isinstance(value, bool) else _format_recipe_value(value)
+    )
 
 
-def _format_value(value: object) -> str:
+def _format_recipe_value(value: object) -> str:
     """Formats a value as in a recipe."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_format_value, value))}]"
+        return f"[{', '.join(map(_format_recipe_value, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

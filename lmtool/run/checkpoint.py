@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmtool import durable, records
 from lmtool.checksum import sha256, sha256_of_file
@@ -145,6 +145,13 @@ class Checkpoint:
             _verify_digest(self.path / name, self.files[name].sha256)
 
 
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint, and a warning for each damaged one in whose place it is taken."""
+
+    checkpoint: Checkpoint
+    warnings: list[str]
+
+
 def step_folder_name(step: int) -> str:
     """Returns the name of the directory of a checkpoint."""
     return f"step-{step:06d}"
@@ -211,9 +218,7 @@ def _verify_share(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoin
     return dataclasses.replace(checkpoint, verified=frozenset(wanted))
 
 
-def find_newest_valid(
-    folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
-) -> tuple[Checkpoint, list[str]]:
+def find_newest_valid(folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
     """Returns the newest checkpoint that passes `verify_checkpoint`, and a warning for each newer one that fails.
 
     Returns one without optimizer state if none has it, as after `remove_optimizer_states`. Raises CheckpointError when
@@ -223,13 +228,15 @@ def find_newest_valid(
     paths = [path for _, path in reversed(list_checkpoints(folder))]
     for path in paths:
         try:
-            return verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), warnings
+            checkpoint = verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers)
+            return FoundCheckpoint(checkpoint, warnings)
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     for n_newer, path in enumerate(paths):
         if verify_optimizer and not has_optimizer(path):
             with suppress(CheckpointError):
-                return verify_checkpoint(path, verify_optimizer=False, peers=peers), warnings[:n_newer]
+                checkpoint = verify_checkpoint(path, verify_optimizer=False, peers=peers)
+                return FoundCheckpoint(checkpoint, warnings[:n_newer])
     if warnings:
         what = f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}"
         raise CheckpointError(what, where=str(folder), fix="restore the checkpoints from a copy, or train again")

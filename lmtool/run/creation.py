@@ -21,22 +21,24 @@ MAX_NAME_CHARACTERS = 16
 """Limit of the recipe's name in the name of a run."""
 
 
-def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], retry: bool = False) -> Run:
+def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], replace_aborted: bool = False) -> Run:
     """Creates and locks a run in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
     info: see `RunInfo.create`. files: content of recipe.yaml and the files of the tokenizer, by name.
-    retry: see `check_output_folder`, which says what is raised.
+    replace_aborted: see `check_output_folder`, which says what is raised.
     """
-    check_output_folder(folder, retry)
+    check_output_folder(folder, replace_aborted)
     path = folder or make_run_path(info.recipe)
     with convert_write_errors(path):
         path.mkdir(parents=True, exist_ok=folder is not None)
         lock = RunLock(path)
     try:
         with convert_write_errors(path):
-            if retry and _is_aborted_run(path):
-                _remove_run_files(path)
-            _check_is_unused(path, retry, locked=True)
+            if replace_aborted and _is_aborted_run(path):
+                for name in RUN_FILES:  # run.json first, so that the rest does not look like a run
+                    durable.remove_path(path / name)
+                durable.sync_directory(path)
+            _check_is_unused(path, replace_aborted, holds_lock=True)
             for file, content in files.items():
                 durable.write_new_file(path / file, content)
             (path / CHECKPOINTS).mkdir()
@@ -48,25 +50,25 @@ def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], r
     return Run(path, info, lock)
 
 
-def check_output_folder(folder: Path | None, retry: bool = False) -> None:
+def check_output_folder(folder: Path | None, replace_aborted: bool = False) -> None:
     """Raises the errors of `create_run` before minutes of data preparation.
 
-    retry: a run that ended before its first checkpoint may be in `folder`; `create_run` removes it.
-    Raises UsageError when `folder` holds a run already, or with `retry` CheckpointError when another process has begun
-    one there; ResourceError when it (or `runs_root()`) cannot be written.
+    replace_aborted: a run that ended before its first checkpoint may be in `folder`; `create_run` removes it.
+    Raises UsageError when `folder` holds a run already, or with `replace_aborted` CheckpointError when another process
+    has begun one there; ResourceError when it (or `runs_root()`) cannot be written.
     """
     path = folder or runs_root()
-    if folder is not None and (not (retry and _is_aborted_run(folder)) or is_run_locked(folder)):
-        _check_is_unused(folder, retry, locked=False)
+    if folder is not None and (not (replace_aborted and _is_aborted_run(folder)) or is_run_locked(folder)):
+        _check_is_unused(folder, replace_aborted, holds_lock=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     with convert_write_errors(path), tempfile.TemporaryFile(dir=nearest) as file, durable.convert_lock_errors(path):
         system.try_to_lock_file(file.fileno())
 
 
-def make_run_path(name: str) -> Path:
+def make_run_path(recipe_name: str) -> Path:
     """Returns an unused path in `runs_root()`, named after day and recipe: `2026-11-20-tiny-7f3a`."""
     while True:
-        path = runs_root() / f"{datetime.now():%Y-%m-%d}-{_shorten_recipe_name(name)}-{secrets.token_hex(2)}"
+        path = runs_root() / f"{datetime.now():%Y-%m-%d}-{_shorten_recipe_name(recipe_name)}-{secrets.token_hex(2)}"
         if not os.path.lexists(path):
             return path
 
@@ -84,11 +86,11 @@ def _shorten_recipe_name(name: str) -> str:
     return (fits[-1] if fits else "".join(words[:1])[:MAX_NAME_CHARACTERS]).strip(".") or "run"
 
 
-def _check_is_unused(folder: Path, retry: bool, locked: bool) -> None:
-    """Raises an error if the folder holds a run. locked: this process holds the lock."""
+def _check_is_unused(folder: Path, replace_aborted: bool, holds_lock: bool) -> None:
+    """Raises an error if the folder holds a run. holds_lock: whether this process holds the lock."""
     if (name := next((name for name in RUN_FILES if os.path.lexists(folder / name)), None)) is None:
         return
-    if retry and (has_checkpoint(folder) or (is_run_locked(folder) and not locked)):
+    if replace_aborted and (has_checkpoint(folder) or (is_run_locked(folder) and not holds_lock)):
         # after the command looked for a run to continue
         fix = "wait until it ends, or stop it; the same command then goes on with the run"
         raise CheckpointError("another process has begun the run in this folder", where=str(folder), fix=fix)
@@ -108,10 +110,3 @@ def _is_aborted_run(folder: Path) -> bool:
     except OSError:  # there is none, or no longer
         entries = []
     return (folder / LOCK_FILE).exists() and all(name.startswith(durable.TEMPORARY_PREFIX) for name in entries)
-
-
-def _remove_run_files(folder: Path) -> None:
-    """Removes the files of a run, run.json first, so that the rest does not look like a run."""
-    for name in RUN_FILES:
-        durable.remove_path(folder / name)
-    durable.sync_directory(folder)

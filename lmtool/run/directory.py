@@ -18,7 +18,7 @@ from lmtool import durable, records
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import files, saving
-from lmtool.run.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.run.checkpoint import MANIFEST_FILE, SINGLE_PROCESS, Checkpoint, FoundCheckpoint, Peers
 from lmtool.run.files import (
     MAX_ROW_FILE_BYTES,
     InterruptedValidation,
@@ -139,10 +139,10 @@ class Run:
         sessions = self.info.sessions
         return "finished" if sessions and sessions[-1].outcome == "finished" else "stopped"
 
-    def copy_features_run(self, source: Self, checkpoint: Checkpoint) -> None:
+    def copy_run_as_features(self, source: Self, checkpoint: Checkpoint) -> None:
         """Copies another run with one checkpoint, without its optimizer state, into this one. Raises ResourceError."""
         copy = self.path / FEATURES
-        with self._convert_write_errors(copy):
+        with self._convert_write_errors_under_lock(copy):
             weights = copy / CHECKPOINTS / checkpoint.path.name
             weights.mkdir(parents=True)
             names = [name for name in (*checkpoint.files, MANIFEST_FILE) if name not in checkpoint.optimizer_files]
@@ -172,30 +172,31 @@ class Run:
             self._lock.release()
             self._lock = None
 
-    def start_session(
+    def rewind_and_start_session(
         self,
         *,
         step: int,
         command: Sequence[str],
         environment: Mapping[str, object],
         validated: ValidationState | None = None,
-        pending: bool = False,
+        is_validation_pending: bool = False,
     ) -> list[str]:
         """Begins a session after `step` steps, and discards what a killed session left beyond that step.
 
         Removes later records of metrics and samples, renames later checkpoints to step-....aside-1, removes the test
         scores of an earlier session, because another checkpoint may become the best.
-        command: as typed. environment: see `describe_environment`. validated: see `save_validation`. pending: whether
-        the step is still to be validated and logged.
+        command: as typed. environment: see `describe_environment`.
+        validated: see `save_validation_and_prune`.
+        is_validation_pending: whether the step is still to be validated and logged.
         Returns a line for each kind of damage in the logs.
         Raises ResourceError when the directory cannot be written.
         """
         fixed = {"started": current_time(), "step": step, "pid": os.getpid(), "ended": None, "outcome": None}
         session = Session.model_validate({**fixed, "command": list(command), "environment": dict(environment)})
         sessions = [*self.info.sessions, session]
-        logged = step - pending
+        logged = step - is_validation_pending
         damage = self.check_logs(sessions[0].step, logged)
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             self.metrics.rewind(logged)
             self.samples.rewind(logged)
             self._sync_logs()
@@ -222,7 +223,7 @@ class Run:
         self.metrics.sync()
         self.samples.sync()
 
-    def save_validation(
+    def save_validation_and_prune(
         self, validated: ValidationState, keep_last: int | None = None, interrupted_step: int | None = None
     ) -> None:
         """Saves the result of the validation after a checkpoint.
@@ -230,7 +231,7 @@ class Run:
         Removes the checkpoint that was the best before, unless it is among the last `keep_last`; None keeps all.
         interrupted_step: see `saving.prune_checkpoints`. Raises ResourceError when it cannot be written.
         """
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             self._sync_logs()
             durable.replace_file(self.path / VALIDATED, validated.to_json_bytes())
             if keep_last is not None:
@@ -243,13 +244,13 @@ class Run:
         Raises ResourceError, and CheckpointError as `last_validation` does.
         """
         folder = self.path / CHECKPOINTS
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             saving.remove_partial_checkpoints(folder)
             saving.prune_checkpoints(folder, {self.best_step}, keep_last, interrupted_step)
 
     @property
     def last_validation(self) -> ValidationState | None:
-        """Returns the last result of `save_validation`; None before any validation.
+        """Returns the last result of `save_validation_and_prune`; None before any validation.
 
         Raises CheckpointError when the file is damaged.
         """
@@ -257,12 +258,12 @@ class Run:
             ValidationState, self.path / VALIDATED, "delete it: lmtool resume then repeats the last validation"
         )
 
-    def write_recipe(self, recipe: str) -> None:
+    def replace_recipe(self, recipe: str) -> None:
         """Replaces recipe.yaml if a resumed run has another recipe, or a running one another length.
 
         Raises ResourceError.
         """
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             durable.replace_file(self.recipe_path, recipe.encode())
 
     def end_session(
@@ -279,7 +280,7 @@ class Run:
         ended: dict[str, object] = {"ended": current_time(), "outcome": outcome}
         if validation is not None:
             ended["validation"] = InterruptedValidation.model_validate(dict(validation))
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             (self.path / REPORT).unlink(missing_ok=True)
             sessions = [*earlier, session.model_copy(update=ended)]
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
@@ -293,7 +294,7 @@ class Run:
     ) -> Checkpoint:
         """Saves a checkpoint of this run, whose step has to be logged before; see `saving.save_checkpoint`."""
         try:
-            with self._convert_write_errors():
+            with self._convert_write_errors_under_lock():
                 self._sync_logs()
         except ResourceError:
             saving.announce_no_checkpoint(peers)
@@ -302,13 +303,13 @@ class Run:
 
     def find_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
-    ) -> tuple[Checkpoint, list[str]]:
+    ) -> FoundCheckpoint:
         """Returns the checkpoint to resume from, with warnings about damaged ones; see `find_newest_valid`."""
         return checkpoints.find_newest_valid(self.path / CHECKPOINTS, verify_optimizer=verify_optimizer, peers=peers)
 
     def remove_optimizer_states(self) -> None:
         """Removes the optimizer state of all checkpoints. Raises ResourceError."""
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             saving.remove_optimizer_states(self.path / CHECKPOINTS)
 
     @property
@@ -324,7 +325,7 @@ class Run:
 
     def write_results(self, content: Mapping[str, Any]) -> None:
         """Writes metrics.json; NaN and infinities become null. Raises ResourceError."""
-        with self._convert_write_errors():
+        with self._convert_write_errors_under_lock():
             durable.replace_file(self.path / RESULTS, records.encode_json(records.replace_nonfinite(content)))
 
     @property
@@ -364,9 +365,7 @@ class Run:
                 return checkpoints.check_checkpoint_sizes(path).best_step
         return None
 
-    def find_best_checkpoint(
-        self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
-    ) -> tuple[Checkpoint, list[str]]:
+    def find_best_checkpoint(self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
         """Returns the checkpoint of the best validation, or the newest complete one with a warning if that is damaged.
 
         Before any validation, the newest is the best. peers: see `verify_checkpoint`. Raises CheckpointError if none is
@@ -377,15 +376,18 @@ class Run:
             return self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
         path = self.path / CHECKPOINTS / checkpoints.step_folder_name(best_step)
         try:
-            return checkpoints.verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), []
+            return FoundCheckpoint(
+                checkpoints.verify_checkpoint(path, verify_optimizer=verify_optimizer, peers=peers), []
+            )
         except CheckpointError as error:
-            newest, warnings = self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
-            if any(path.name in warning for warning in warnings):  # already reported as damaged
-                return newest, warnings
-            return newest, [*warnings, f"using {newest.path.name} instead of the best, {path.name}: {error.what}"]
+            found = self.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
+            if any(path.name in warning for warning in found.warnings):  # already reported as damaged
+                return found
+            warning = f"using {found.checkpoint.path.name} instead of the best, {path.name}: {error.what}"
+            return FoundCheckpoint(found.checkpoint, [*found.warnings, warning])
 
     @contextmanager
-    def _convert_write_errors(self, path: Path | None = None) -> Iterator[None]:
+    def _convert_write_errors_under_lock(self, path: Path | None = None) -> Iterator[None]:
         """Converts errors of writing to the run, or to a path in it, by the process that holds the lock."""
         if self._lock is None:
             raise RuntimeError("only the process that holds the lock of a run writes to it")

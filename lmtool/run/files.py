@@ -28,14 +28,14 @@ FiniteNumber = float | None
 """A number of a record; None if it is not finite, or missing."""
 
 
-def _check_time(stamp: str) -> str:
+def _validate_timestamp(stamp: str) -> str:
     time = datetime.fromisoformat(stamp)
     if time.tzinfo is None or not 1 < time.year < 9999:
         raise ValueError("is no time of a session, or has no time zone")
     return stamp
 
 
-Timestamp = Annotated[str, AfterValidator(_check_time)]
+Timestamp = Annotated[str, AfterValidator(_validate_timestamp)]
 """ISO 8601 with a time zone."""
 
 
@@ -128,7 +128,8 @@ class RunInfo(ChecksummedModel):
 class ValidationState(ChecksummedModel):
     """The content of validated.json: the state after the last validation; see `SavedState`.
 
-    yardstick: what the best is chosen by, as `lmtool.recipe.changes.yardstick`; if None, by the checkpoint's recipe.
+    yardstick: what the best is chosen by, as `lmtool.recipe.changes.checkpoint_selection_values` returns it; if None,
+        by the checkpoint's recipe.
     """
 
     step: Count
@@ -317,7 +318,7 @@ class TaskScores(JsonModel, extra="allow"):
     baseline: BaselineScores | None = None
 
     @model_validator(mode="after")
-    def _check_consistency(self) -> "TaskScores":
+    def _check_confusion_size(self) -> "TaskScores":
         if "tasks" in (self.model_extra or {}):
             raise ValueError("results of several tasks are damaged")
         sizes = {len(row) for row in self.confusion} | ({len(self.confusion)} if self.confusion else set())

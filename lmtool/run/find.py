@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
@@ -13,7 +14,21 @@ from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.paths import RUN_INFO_FILE, list_runs, runs_root
 
 
-def find_run(reference: str) -> tuple[Run, Path | None]:
+class FoundRun(NamedTuple):
+    """A run that was named, and the directory of its checkpoint if one was named."""
+
+    run: Run
+    checkpoint_path: Path | None
+
+
+class ResumableRun(NamedTuple):
+    """A run to resume, and why the runs started later were skipped."""
+
+    run: Run
+    skipped_reasons: list[str]
+
+
+def find_run(reference: str) -> FoundRun:
     """Finds the run that is named, and the directory of its checkpoint if one is named.
 
     reference: path of a run or checkpoint directory, name of a run, or `last`, the run that was started or resumed most
@@ -22,13 +37,14 @@ def find_run(reference: str) -> tuple[Run, Path | None]:
     """
     run = _open_run(reference)
     if run is not None:
-        return run, None
+        return FoundRun(run, None)
     for pattern in (_AT_STEP, _STEP_FOLDER):
         if (match := pattern.fullmatch(reference.replace(os.sep, "/"))) and (run := _open_run(match[1])) is not None:
-            return run, _check_checkpoint_exists(run.path / CHECKPOINTS / checkpoints.step_folder_name(int(match[2])))
+            path = run.path / CHECKPOINTS / checkpoints.step_folder_name(int(match[2]))
+            return FoundRun(run, _check_checkpoint_exists(path))
     resolved = Path(os.path.realpath(reference))
     if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / RUN_INFO_FILE):
-        return Run.open(resolved.parent.parent), _check_checkpoint_exists(resolved)
+        return FoundRun(Run.open(resolved.parent.parent), _check_checkpoint_exists(resolved))
     if os.path.isdir(reference):
         raise CheckpointError(
             f"this folder is not a run: it has no {RUN_INFO_FILE}", where=reference, fix="lmtool runs ls shows the runs"
@@ -36,20 +52,19 @@ def find_run(reference: str) -> tuple[Run, Path | None]:
     raise _run_not_found_error(_AT_STEP.sub(r"\1", reference))
 
 
-def find_resumable_run(*, or_finished: bool) -> tuple[Run, list[str]]:
+def find_resumable_or_last_run(*, or_finished: bool) -> ResumableRun:
     """Finds the run started last that was stopped and has a checkpoint, or with `or_finished` was finished.
 
-    If there is none, returns the last finished run, or else the last run. Also returns why the runs started later were
-    skipped. Raises CheckpointError when there is no run.
+    If there is none, returns the last finished run, or else the last run. Raises CheckpointError when there is no run.
     """
-    runs = _runs_by_start()
+    runs = _open_runs_last_started_first()
     states = [run.state if _has_intact_checkpoint(run) else "without an intact checkpoint" for run in runs]
     wanted = ("stopped", "finished") if or_finished else ("stopped",)
     taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
     why = [f"{run.name} is {state}" for run, state in zip(runs[: min(taken, 2)], states, strict=False)]
     for state, n in Counter(states[2:taken]).items():
         why.append(f"{n:,} other newer {'run is' if n == 1 else 'runs are'} {state}")
-    return runs[taken], why
+    return ResumableRun(runs[taken], why)
 
 
 def _has_intact_checkpoint(run: Run) -> bool:
@@ -65,7 +80,7 @@ def find_run_directory(reference: str) -> Path:
     """Finds the directory of a run by path, name or `last`, also if run.json is damaged. Raises CheckpointError."""
     path = _find_directory(reference)
     if path is None:
-        named = find_run(reference)[0].path
+        named = find_run(reference).run.path
         raise CheckpointError("this names a checkpoint, not a run", where=reference, fix=f"name the run: {named.name}")
     return path
 
@@ -85,7 +100,7 @@ def _open_run(reference: str) -> Run | None:
 
 def _find_directory(reference: str) -> Path | None:
     if reference == "last":
-        return _runs_by_start()[0].path
+        return _open_runs_last_started_first()[0].path
     path = Path(reference)
     if os.path.exists(path / RUN_INFO_FILE):
         return path
@@ -132,7 +147,7 @@ def _name_similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
-def _runs_by_start() -> list[Run]:
+def _open_runs_last_started_first() -> list[Run]:
     """Returns all runs, the last started first. Raises CheckpointError when there is none."""
     runs = []
     for path in list_runs():

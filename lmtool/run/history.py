@@ -13,13 +13,13 @@ from lmtool.run.listing import (
     MAIN_METRICS,
     Values,
     collect_test_scores,
-    iterate_ancestors,
+    iterate_run_and_ancestors,
     main_metric,
-    read_values,
+    read_recipe_values,
     validation_part,
 )
 from lmtool.run.log import LogRecord
-from lmtool.run.uncertainty import are_equivalent, standard_error
+from lmtool.run.uncertainty import are_indistinguishable_scores, standard_error
 
 MAX_POINTS = 300
 """Limit of the points of a chart; more records are averaged."""
@@ -52,7 +52,7 @@ class RunHistory:
         """Reads the files of a run. Raises CheckpointError for a damaged one."""
         return cls(
             run,
-            read_values(run),
+            read_recipe_values(run),
             tuple(run.metrics.read_records()),
             tuple(run.samples.read_records()),
             run.results_by_task,
@@ -64,7 +64,7 @@ class RunHistory:
         return self.run.name
 
     @cached_property
-    def bits_per_nat(self) -> float | None:
+    def bits_per_byte_per_nat(self) -> float | None:
         """Returns the factor from losses to bits per byte; None if the losses are not of tokens of a text.
 
         It is exact for the whole validation text; the records are of a sample of it.
@@ -82,7 +82,7 @@ class RunHistory:
         return None if aside is None else {**aside.model_dump(exclude={"is_best", "loss"}), "valid_loss": aside.loss}
 
     @property
-    def best_validation(self) -> LogRecord | None:
+    def lowest_loss_validation(self) -> LogRecord | None:
         """Returns the record of the lowest validation loss."""
         records = (*self.records, *filter(None, [self._interrupted_record]))
         measured = [record for record in records if finite_number(record.get("valid_loss")) is not None]
@@ -92,9 +92,9 @@ class RunHistory:
     def best_bits_per_byte(self) -> float | None:
         """Returns the bits per byte of the best checkpoint from the final evaluation, or else the best validation."""
         measured = finite_number(self.results.get("", {}).get("bits_per_byte"))
-        if measured is not None or self.bits_per_nat is None or self.best_validation is None:
+        if measured is not None or self.bits_per_byte_per_nat is None or self.lowest_loss_validation is None:
             return measured
-        return float(self.best_validation["valid_loss"]) * self.bits_per_nat
+        return float(self.lowest_loss_validation["valid_loss"]) * self.bits_per_byte_per_nat
 
     @property
     def last_record(self) -> LogRecord:
@@ -128,7 +128,7 @@ class RunHistory:
         step, aside = self.run.best_step, self._interrupted_record
         if aside is not None and aside["step"] == step:
             return aside
-        return next((record for record in self.records if record.get("step") == step), self.best_validation)
+        return next((record for record in self.records if record.get("step") == step), self.lowest_loss_validation)
 
     @cached_property
     def test_scores(self) -> dict[str, dict[str, float]]:
@@ -153,7 +153,7 @@ class RunHistory:
 
     def summary(self) -> dict[str, object]:
         """Returns what `lmtool runs compare` shows besides the recipe, test scores first. Losses are in nats."""
-        best, chosen, last = self.best_validation, self.best_checkpoint_record or {}, self.last_record
+        best, chosen, last = self.lowest_loss_validation, self.best_checkpoint_record or {}, self.last_record
         seconds, batch_size = finite_number(last.get("seconds")), finite_number(self.recipe.get("training.batch_size"))
         is_table = self.loss_unit == "row" or self.n_valid_rows is not None
         n_tokens = finite_number(last.get("tokens")) or 0
@@ -203,10 +203,10 @@ class _ScoredRun(NamedTuple):
     rows: int
 
 
-def find_indistinct_scores(histories: Sequence[RunHistory], *, are_tested: bool = False) -> list[str]:
+def find_indistinct_scores(histories: Sequence[RunHistory], *, has_paired_comparison: bool = False) -> list[str]:
     """Returns a line for each metric whose rows are too few to find the best run, or if runs share no test data.
 
-    are_tested: whether the runs are also compared on the same rows.
+    has_paired_comparison: whether the runs are also compared on the same rows.
     """
     boards: dict[str, list[_ScoredRun]] = {}
     for history in histories:
@@ -223,7 +223,9 @@ def find_indistinct_scores(histories: Sequence[RunHistory], *, are_tested: bool 
         best = max(entries, key=lambda entry: -entry.value if entry.metric == "loss" else entry.value)
         others = [entry for entry in entries if entry is not best]
         alike = [
-            one.run for one in others if are_equivalent(best.metric, (best.value, best.rows), (one.value, one.rows))
+            one.run
+            for one in others
+            if are_indistinguishable_scores(best.metric, (best.value, best.rows), (one.value, one.rows))
         ]
         counts = sorted({entry.rows for entry in entries})
         rows = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))) + " rows"
@@ -232,16 +234,16 @@ def find_indistinct_scores(histories: Sequence[RunHistory], *, are_tested: bool 
         elif others and standard_error(best.metric, best.value, best.rows) is None:
             lines.append(f"{board}: of {rows}; lmtool finetune --seeds 5 shows how far it varies")
     has_tests = any(history.test_scores for history in histories)
-    if has_tests and not are_tested and not set.intersection(*(set(h.test_scores) for h in histories)):
+    if has_tests and not has_paired_comparison and not set.intersection(*(set(h.test_scores) for h in histories)):
         lines.append("the runs have no test figures of the same data: lmtool eval RUN FILE measures them")
     return lines
 
 
-def describe_training_data(run: Run) -> list[tuple[str, str]]:
+def describe_training_data_of_lineage(run: Run) -> list[tuple[str, str]]:
     """Returns the training data of a run and of its ancestors, as lines with their names."""
     facts = []
-    for trained in iterate_ancestors(run):
-        values = read_values(trained)
+    for trained in iterate_run_and_ancestors(run):
+        values = read_recipe_values(trained)
         sources = [key.removeprefix("data.mixture.") for key in values if key.startswith("data.mixture.")]
         lists = (values.get(key) for key in ("data.train", "data.tasks"))
         sources += [str(source) for listed in lists if isinstance(listed, list) for source in listed]
@@ -265,7 +267,7 @@ def finite_number(value: object) -> float | None:
     return None
 
 
-def downsample_records(records: Sequence[LogRecord], max_records: int = MAX_POINTS) -> list[LogRecord]:
+def downsample_by_averaging(records: Sequence[LogRecord], max_records: int = MAX_POINTS) -> list[LogRecord]:
     """Averages groups of records, so that about `max_records` are left; keeps the last value of counters.
 
     A record of a validation ends its group.

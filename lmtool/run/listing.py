@@ -95,7 +95,7 @@ def summarize_run(path: Path) -> RunSummary:
     try:
         run = Run.open(path)
     except CheckpointError as error:
-        return RunSummary(path.name, str(path), bytes=folder_size(path), problem=error.lines()[0])
+        return RunSummary(path.name, str(path), bytes=folder_size_bytes(path), problem=error.lines()[0])
     summary = RunSummary(
         run.name, str(path), run.info.recipe, run.info.summary, started=run.last_started, state=run.state
     )
@@ -119,7 +119,7 @@ def summarize_run(path: Path) -> RunSummary:
             name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
             for name, figures in collect_test_scores(run).items()
         }
-        summary.part = results.get("part") or validation_part(read_values(run))
+        summary.part = results.get("part") or validation_part(read_recipe_values(run))
         # scores on training rows are no measure of a model
         summary.metric, summary.value = main_metric(results if summary.part != "training" else {})
     except CheckpointError as error:
@@ -133,7 +133,7 @@ def summarize_run(path: Path) -> RunSummary:
     if summary.value is not None and summary.rows:
         rows = effective_sample_size(summary.rows, summary.part)
         summary.standard_error = standard_error(summary.metric, summary.value, rows)
-    summary.bytes = folder_size(path)
+    summary.bytes = folder_size_bytes(path)
     return summary
 
 
@@ -159,7 +159,7 @@ def read_evaluations(run: Run) -> list[SavedEvaluation]:
     return saved.root if saved else []
 
 
-def save_evaluation(
+def save_evaluation_unless_training_data(
     folder: Path, sources: Sequence[str], training_sources: Sequence[str], scores: Mapping[str, object]
 ) -> None:
     """Saves scores in a run directory, in place of earlier ones of the same data and step, if it can be written.
@@ -222,16 +222,16 @@ def describe_lineage(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def iterate_ancestors(run: Run) -> Iterator[Run]:
+def iterate_run_and_ancestors(run: Run) -> Iterator[Run]:
     """Yields a run, the run that it was initialized from, and so on, as far as they are found."""
     yield run
     with suppress(CheckpointError):
         while (base := run.info.base) is not None:
-            run, _ = find_run(base.path if Path(base.path).exists() else base.run)
+            run = find_run(base.path if Path(base.path).exists() else base.run).run
             yield run
 
 
-def read_values(run: Run) -> Values:
+def read_recipe_values(run: Run) -> Values:
     """Reads the values of a run's recipe without validation; returns none if it cannot be read."""
     try:
         text = durable.read_file(run.recipe_path, MAX_RECIPE_BYTES).decode()
@@ -262,11 +262,11 @@ def _summarize_checkpoints(folder: Path, best_step: int | None) -> tuple[Checkpo
             checkpoints.check_checkpoint_sizes(path)
         except CheckpointError as error:
             problem = error.what
-        summaries.append(CheckpointSummary(path.name, step, folder_size(path), step == best_step, problem))
+        summaries.append(CheckpointSummary(path.name, step, folder_size_bytes(path), step == best_step, problem))
     return tuple(summaries)
 
 
-def folder_size(path: Path) -> int:
+def folder_size_bytes(path: Path) -> int:
     """Returns the bytes of all files of a folder."""
     size = 0
     for folder, _, names in os.walk(path):

@@ -27,7 +27,14 @@ class RunLock:
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with durable.convert_lock_errors(folder / LOCK_FILE):
-                self._wait_for_lock(folder)
+                deadline = time.monotonic() + _ACQUIRE_SECONDS
+                while not system.try_to_lock_file(self._handle):
+                    if time.monotonic() > deadline:
+                        holder = os.read(self._handle, 32).decode("ascii", "replace").strip()
+                        what = f"another process is using this run: pid {holder or 'unknown'}"
+                        fix = "wait until it ends, or stop it"
+                        raise CheckpointError(what, where=str(folder), fix=fix, code="run_in_use")
+                    time.sleep(0.02)
             with _convert_write_errors(folder):
                 os.ftruncate(self._handle, 0)
                 os.write(self._handle, f"{os.getpid()}\n".encode())
@@ -35,15 +42,6 @@ class RunLock:
             self.release()
             raise
         _open_locks.add(self)
-
-    def _wait_for_lock(self, folder: Path) -> None:
-        deadline = time.monotonic() + _ACQUIRE_SECONDS
-        while not system.try_to_lock_file(self._handle):
-            if time.monotonic() > deadline:
-                holder = os.read(self._handle, 32).decode("ascii", "replace").strip()
-                what = f"another process is using this run: pid {holder or 'unknown'}"
-                raise CheckpointError(what, where=str(folder), fix="wait until it ends, or stop it", code="run_in_use")
-            time.sleep(0.02)
 
     def release(self) -> None:
         """Release the lock; a no-op once released."""
@@ -67,11 +65,11 @@ def is_run_locked(folder: Path) -> bool:
 _open_locks: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
 
 
-def _release_in_child() -> None:
+def _release_locks_in_forked_child() -> None:
     # A forked child (a data worker, say) shares the open lock file: without this it would keep the run locked
     # after its parent was killed.
     for lock in list(_open_locks):
         lock.release()
 
 
-system.call_after_fork(_release_in_child)
+system.call_after_fork(_release_locks_in_forked_child)

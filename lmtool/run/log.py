@@ -52,7 +52,7 @@ class RunLog:
                 os.ftruncate(file.fileno(), end)
                 raise
 
-    def find_damage(self, step: int, expected: Sequence[int] = ()) -> list[str]:
+    def find_damage(self, step: int, expected_steps: Sequence[int] = ()) -> list[str]:
         """Returns a line about damaged lines, and one about expected steps up to `step` without a record.
 
         An incomplete last line, which a killed process leaves, is no damage.
@@ -69,8 +69,8 @@ class RunLog:
         problems = []
         if damaged:
             problems.append(f"{self.path.name}: damaged and removed: {_join_numbers('line', damaged, n_damaged)}")
-        if missing := list(islice((number for number in expected if number not in seen), MAX_NAMED)):
-            n_missing = len(expected) - sum(number in expected for number in seen)
+        if missing := list(islice((number for number in expected_steps if number not in seen), MAX_NAMED)):
+            n_missing = len(expected_steps) - sum(number in expected_steps for number in seen)
             problems.append(f"{self.path.name} has no record of {_join_numbers('step', missing, n_missing)}")
         return problems
 
@@ -87,7 +87,7 @@ class RunLog:
             if record is not None:
                 yield record
 
-    def lines_until(self, step: int) -> Iterator[bytes]:
+    def record_lines_until(self, step: int) -> Iterator[bytes]:
         """Yields the lines of the records up to a step. Raises CheckpointError when the log cannot be read."""
         for _, line, record, _ in self._parse_lines():
             if record is not None and record["step"] <= step:
@@ -98,10 +98,10 @@ class RunLog:
 
         Raises ResourceError when the log cannot be written.
         """
-        if not self.path.exists() or sum(map(len, self.lines_until(step))) == self.path.stat().st_size:
+        if not self.path.exists() or sum(map(len, self.record_lines_until(step))) == self.path.stat().st_size:
             return
         with convert_os_errors("cannot rewrite the log", self.path, durable.suggest_write_fix):
-            durable.replace_file(self.path, self.lines_until(step))
+            durable.replace_file(self.path, self.record_lines_until(step))
 
     def sync(self) -> None:
         """Syncs appended records to disk. Raises OSError."""

@@ -154,20 +154,20 @@ class MixtureOrder:
         block_S, within_S = np.divmod(sample_S, self.BLOCK_SAMPLES)
         text_S, of_text_S = np.empty_like(sample_S), np.empty_like(sample_S)
         for block in np.unique(block_S):
-            text_P, rank_P = self._order_block(int(block))
+            text_P, rank_P = self._texts_and_ranks_in_block(int(block))
             here = block_S == block
             text_S[here] = text_P[within_S[here]]
             of_text_S[here] = block * np.array(self.quotas)[text_S[here]] + rank_P[within_S[here]]
         return text_S, of_text_S
 
-    def count_before(self, sample: int) -> list[int]:
+    def count_samples_per_text_before(self, sample: int) -> list[int]:
         """Counts the samples of each text before `sample`."""
         block, within = divmod(sample, self.BLOCK_SAMPLES)
-        text_P, _ = self._order_block(block)
+        text_P, _ = self._texts_and_ranks_in_block(block)
         counts = block * np.array(self.quotas) + np.bincount(text_P[:within], minlength=len(self.weights))
         return [int(count) for count in counts]
 
-    def _order_block(self, block: int) -> tuple[IntArray, IntArray]:
+    def _texts_and_ranks_in_block(self, block: int) -> tuple[IntArray, IntArray]:
         """Returns the text at each place of a block, and the number of earlier places with the same text."""
         places_P = np.arange(self.BLOCK_SAMPLES)
         ordered_P = np.repeat(np.arange(len(self.weights)), self.quotas)

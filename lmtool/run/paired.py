@@ -80,7 +80,7 @@ def compare_paired_scores(
         alone = int((difference_R < 0).sum()), int((difference_R > 0).sum())
     p = _wilcoxon_p_value(difference_R) if alone is None else mcnemar_p_value(*alone)
     means = float(first_R.mean()), float(second_R.mean())
-    return PairedComparison(source, runs, measure, len(first_R), means, bootstrap_interval(difference_R), p, alone)
+    return PairedComparison(source, runs, measure, len(first_R), means, bootstrap_mean_interval(difference_R), p, alone)
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
@@ -97,7 +97,7 @@ def _wilcoxon_p_value(difference_R: Floats) -> float:
     return float(wilcoxon(difference_R).pvalue) if difference_R.any() else 1.0
 
 
-def bootstrap_interval(value_R: Floats, seed: int = 0) -> tuple[float, float]:
+def bootstrap_mean_interval(value_R: Floats, seed: int = 0) -> tuple[float, float]:
     """Returns the 95 % interval of a mean over rows, by percentiles of a bootstrap (Efron 1979)."""
     value_U, count_U = np.unique(value_R, return_counts=True)
     rng, n, size = np.random.default_rng(seed), len(value_R), max(1, MAX_RANDOM_NUMBERS // len(value_U))

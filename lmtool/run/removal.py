@@ -12,7 +12,7 @@ from lmtool.errors import CheckpointError, LmtoolError, UsageError
 from lmtool.recipe.load import load_run_recipe
 from lmtool.run.directory import RUN_FILES, Run
 from lmtool.run.find import find_run_directory
-from lmtool.run.listing import folder_size
+from lmtool.run.listing import folder_size_bytes
 from lmtool.run.lock import LOCK_FILE, RunLock, is_run_locked
 from lmtool.run.paths import RUN_INFO_FILE, list_runs, runs_root
 
@@ -27,7 +27,7 @@ def parse_age(text: str) -> timedelta:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def find_removable_runs(references: Sequence[str]) -> list[Path]:
+def resolve_runs_to_remove(references: Sequence[str]) -> list[Path]:
     """Finds the directories of runs to remove, each once.
 
     Raises CheckpointError when a run does not exist, a process uses it, or a run that stays needs it.
@@ -36,21 +36,23 @@ def find_removable_runs(references: Sequence[str]) -> list[Path]:
     for path in doomed:
         if is_run_locked(path):
             raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
-    for path, others in find_needed_runs(doomed).items():
+    for path, others in find_runs_needed_by_others(doomed).items():
         fix = f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}"
         raise CheckpointError(f"{others[0]} holds only adapters to the weights of this run", where=str(path), fix=fix)
     return doomed
 
 
-def find_runs_older_than(age: timedelta) -> list[Path]:
+def find_removable_runs_older_than(age: timedelta) -> list[Path]:
     """Finds the directories of all runs that were last used before `age`, oldest first.
 
     Omits runs that are running, imported or damaged, and those whose weights another run needs.
     """
     limit = datetime.now(UTC) - age
-    used = [(when, path) for path in list_runs() if (when := _last_use_time(path)) is not None and when < limit]
+    used = [
+        (when, path) for path in list_runs() if (when := _last_use_time_if_removable(path)) is not None and when < limit
+    ]
     old = [path for _, path in sorted(used)]
-    while needed := find_needed_runs(old):
+    while needed := find_runs_needed_by_others(old):
         old = [path for path in old if path not in needed]
     return old
 
@@ -65,7 +67,7 @@ def remove_run(folder: Path) -> int:
     real = folder.resolve()
     lock = RunLock(real)
     try:
-        before = folder_size(real)
+        before = folder_size_bytes(real)
         fix = "change the permissions of this folder, then remove the run again"
         with convert_os_errors("the run cannot be removed", folder, fix, names_file=True):
             whole = real.parent == runs_root().resolve()
@@ -79,12 +81,12 @@ def remove_run(folder: Path) -> int:
                 real.rmdir()
                 if folder.is_symlink():
                     folder.unlink()
-        return before - (folder_size(real) if real.exists() else 0)
+        return before - (folder_size_bytes(real) if real.exists() else 0)
     finally:
         lock.release()
 
 
-def _last_use_time(path: Path) -> datetime | None:
+def _last_use_time_if_removable(path: Path) -> datetime | None:
     """Returns when the last session of a run ended, or began; None for runs that have to be named to be removed."""
     try:
         run = Run.open(path)
@@ -96,7 +98,7 @@ def _last_use_time(path: Path) -> datetime | None:
         return None
 
 
-def find_needed_runs(runs_to_remove: Sequence[Path]) -> dict[Path, list[str]]:
+def find_runs_needed_by_others(runs_to_remove: Sequence[Path]) -> dict[Path, list[str]]:
     """Returns those of the directories that other runs need, which are adapters only, with the names of these runs."""
     real = {path.resolve(): path for path in runs_to_remove}
     needed_by: dict[Path, list[str]] = {}

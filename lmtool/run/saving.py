@@ -50,12 +50,12 @@ class Snapshot:
     state: Mapping[str, object]
     best_step: int | None = None
 
-    def check_tensors(self) -> None:
+    def check_tensors_are_savable(self) -> None:
         """Raises ValueError for tensors that cannot be saved."""
         from lmtool.run import tensors
 
-        tensors.check_tensors(self.model)
-        tensors.check_tensors(self.optimizer)
+        tensors.check_tensors_are_savable(self.model)
+        tensors.check_tensors_are_savable(self.optimizer)
 
 
 def save_checkpoint(
@@ -72,7 +72,7 @@ def save_checkpoint(
     Raises ResourceError when it cannot be written (full disk, permission), by any process, with no partial files and
     all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
     """
-    snapshot.check_tensors()
+    snapshot.check_tensors_are_savable()
     state = records.encode_json(dict(snapshot.state))
     path = folder / checkpoints.step_folder_name(snapshot.step)
     temporary = path.with_name(f"{durable.TEMPORARY_PREFIX}{path.name}")
@@ -100,13 +100,13 @@ def save_checkpoint(
     return saved
 
 
-def save_shard(snapshot: Snapshot, peers: Peers) -> None:
+def save_shard_for_main_process(snapshot: Snapshot, peers: Peers) -> None:
     """Writes the tensors of this process for the `save_checkpoint` of the main process, which reports all errors."""
-    snapshot.check_tensors()
+    snapshot.check_tensors_are_savable()
     folder = json.loads(peers.gather_texts(json.dumps(None))[0])
     if folder is not None:
         with suppress(OSError):
-            _write_shard(Path(folder), snapshot, peers)
+            _write_shard_and_gather_entries(Path(folder), snapshot, peers)
 
 
 def announce_no_checkpoint(peers: Peers) -> None:
@@ -143,7 +143,7 @@ def remove_partial_checkpoints(folder: Path) -> None:
 def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers: Peers) -> Checkpoint:
     """Writes a checkpoint to the temporary directory, then renames it."""
     try:
-        files = _write_shard(temporary, snapshot, peers)
+        files = _write_shard_and_gather_entries(temporary, snapshot, peers)
         files[STATE_FILE] = _write_and_digest(temporary / STATE_FILE, [state])
         manifest = checkpoints.encode_manifest(snapshot.step, snapshot.best_step, files)
         durable.write_new_file(temporary / MANIFEST_FILE, manifest)
@@ -156,7 +156,7 @@ def _write_checkpoint(path: Path, temporary: Path, snapshot: Snapshot, state: by
     return Checkpoint(path, snapshot.step, snapshot.best_step, files, sha256(manifest))
 
 
-def _write_shard(folder: Path, snapshot: Snapshot, peers: Peers) -> dict[str, FileEntry]:
+def _write_shard_and_gather_entries(folder: Path, snapshot: Snapshot, peers: Peers) -> dict[str, FileEntry]:
     """Writes the tensors of this process; returns the entries of the files of all processes.
 
     Raises OSError when any process cannot write.

@@ -60,7 +60,7 @@ class ComputedTensors(LazyTensors):
         return self._compute(name)
 
 
-def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+def check_tensors_are_savable(tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError for tensors that cannot be saved: that share memory, or of a type the format lacks."""
     owners: dict[tuple[torch.device, int], str] = {}
     for name, tensor in get_meta_tensors(tensors).items():
@@ -149,7 +149,7 @@ class SavedTensors(LazyTensors):
             first = end
         return torch.cat(parts) if parts else meta.new_empty(0, *meta.shape[1:], device="cpu")
 
-    def select_by_prefix(self, prefix: str) -> Self:
+    def select_and_strip_prefix(self, prefix: str) -> Self:
         """Returns the tensors whose names begin with `prefix`, and removes it from the names."""
         part = copy(self)
         part.meta_tensors, part._held = _strip_prefix(self.meta_tensors, prefix), _strip_prefix(self._held, prefix)
@@ -171,9 +171,11 @@ def open_safetensors(path: Path) -> Any:
         return safe_open(copied_file.name, framework="pt")
 
 
-def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+def select_and_strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
     """Returns the tensors whose names begin with `prefix`, and removes it from the names."""
-    return tensors.select_by_prefix(prefix) if isinstance(tensors, SavedTensors) else _strip_prefix(tensors, prefix)
+    return (
+        tensors.select_and_strip_prefix(prefix) if isinstance(tensors, SavedTensors) else _strip_prefix(tensors, prefix)
+    )
 
 
 def _strip_prefix(values: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:

@@ -47,7 +47,7 @@ def effective_sample_size(rows: int, part: str) -> int:
     return round(rows / (1 + N_FOLDS / (N_FOLDS - 1))) if part == CROSS_VALIDATION else rows
 
 
-def confidence_interval(metric: str, value: float, rows: int) -> tuple[float, float] | None:
+def confidence_interval_95(metric: str, value: float, rows: int) -> tuple[float, float] | None:
     """Returns the 95 % interval of a metric on `rows` rows; None if it does not follow from the value.
 
     For fractions that of Agresti and Coull (1998), around a fraction with four more rows, half of them right; for
@@ -66,7 +66,7 @@ def confidence_interval(metric: str, value: float, rows: int) -> tuple[float, fl
     return max(0.0, share - Z_95 * error), min(1.0, share + Z_95 * error)
 
 
-def are_equivalent(metric: str, one: tuple[float, int], other: tuple[float, int]) -> bool:
+def are_indistinguishable_scores(metric: str, one: tuple[float, int], other: tuple[float, int]) -> bool:
     """Returns whether two scores, each a value and its rows, differ by no more than chance.
 
     Scores on the same rows can be distinguished by fewer rows, so this test is conservative.

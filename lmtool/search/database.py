@@ -44,31 +44,31 @@ def damaged_index_error(folder: Path, why: str) -> DataError:
 
 
 @contextmanager
-def open_database(file: Path, schema: str, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
+def open_verified_database(file: Path, expected_schema: str, *, writable: bool = False) -> Iterator[sqlite3.Connection]:
     """Opens an SQLite file that has exactly the tables of `schema`, for reading, or for writing too.
 
     Raises DataError if it is missing, damaged or another file, ResourceError for errors of the system.
     """
     journal = file.with_name(f"{file.name}-journal")
-    head, end = _read_ends(file), _read_ends(journal, required=False)
+    head, end = _read_first_and_last_bytes(file), _read_first_and_last_bytes(journal, must_exist=False)
     for log in ("wal", "shm"):
-        _read_ends(file.with_name(f"{file.name}-{log}"), required=False)
+        _read_first_and_last_bytes(file.with_name(f"{file.name}-{log}"), must_exist=False)
     is_whole = head[0].startswith(_MAGIC) and head[0][18:] == _ROLLBACK and end[1] != _SUPER_JOURNAL
     if not is_whole:
         raise damaged_index_error(file.parent, f"{file.name} is not a file of an index")
-    mode = "rw" if writes or end[0] else "ro"  # what a killed process began to write is undone
+    mode = "rw" if writable or end[0] else "ro"  # what a killed process began to write is undone
     with (
-        convert_sqlite_errors(file.parent, writes=writes),
+        convert_sqlite_errors(file.parent, writes=writable),
         closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", timeout=60, uri=True)) as db,
     ):
         calls = count()
         db.set_progress_handler(lambda: next(calls) >= _MAX_PROGRESS_CALLS, _OPERATIONS_PER_CALL)
         db.execute("PRAGMA trusted_schema = OFF")
         db.execute("PRAGMA cell_size_check = ON")
-        if _read_schema(db) != _expected_schema(schema):
+        if _read_schema(db) != _expected_schema(expected_schema):
             raise damaged_index_error(file.parent, f"{file.name} has other tables than those of this version")
         db.set_progress_handler(None, 0)
-        if not writes and (size := file.stat().st_size) < MAX_SQLITE_BYTES:  # no text is longer than the file
+        if not writable and (size := file.stat().st_size) < MAX_SQLITE_BYTES:  # no text is longer than the file
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(1 << 16, size))
         elif db.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
             raise damaged_index_error(file.parent, f"{file.name} has pages that do not fit together")
@@ -77,10 +77,10 @@ def open_database(file: Path, schema: str, *, writes: bool = False) -> Iterator[
 
 def check_regular(file: Path) -> None:
     """Raises DataError for a missing or irregular file of an index; ResourceError for one that may not be read."""
-    _read_ends(file)
+    _read_first_and_last_bytes(file)
 
 
-def _read_ends(file: Path, *, required: bool = True) -> tuple[bytes, bytes]:
+def _read_first_and_last_bytes(file: Path, *, must_exist: bool = True) -> tuple[bytes, bytes]:
     """Reads the first 20 and the last 8 bytes of a regular file. Raises as `check_regular`."""
     with durable.convert_os_errors("cannot read", file, "make it readable, or make a new index"):
         try:
@@ -91,7 +91,7 @@ def _read_ends(file: Path, *, required: bool = True) -> tuple[bytes, bytes]:
         except PermissionError:
             raise
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not required:
+            if isinstance(error, FileNotFoundError) and not must_exist:
                 return b"", b""
             raise damaged_index_error(file.parent, f"{file.name}: {error.strerror}") from error
 

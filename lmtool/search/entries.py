@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lmtool.data.corpus import _MAX_CELL_CHARACTERS
 from lmtool.data.files import display_path, find_files, infer_format, name_without_compression, read_nonblank_lines
 from lmtool.data.hub import HUB_PREFIX
-from lmtool.data.rowfile import ROW_FILE_SUFFIXES, find_matching_column, require_column
+from lmtool.data.rowfile import ROW_FILE_SUFFIXES, find_matching_column, require_matching_column
 from lmtool.data.stdin import STDIN
 from lmtool.data.table import SkippedRows, count_skipped_or_raise, format_csv_row, open_table
 from lmtool.generation.prompts import read_lines
@@ -36,7 +36,7 @@ Hits = tuple[str, list[Entry]]
 """A query and its results, the best first."""
 
 
-def text_columns_of_run(recipe: Recipe) -> tuple[str, ...]:
+def get_text_columns_to_index(recipe: Recipe) -> tuple[str, ...]:
     """Returns the text columns that a run was fine-tuned on; none for a run that relates the texts of a row."""
     data = recipe.data
     if isinstance(recipe.objective, Embedding) and len(data.text_columns) > 1:
@@ -45,7 +45,7 @@ def text_columns_of_run(recipe: Recipe) -> tuple[str, ...]:
 
 
 def read_entries(
-    sources: Iterable[str], reading: Data, id_column: str | None = None, default_columns: Sequence[str] = ()
+    sources: Iterable[str], read_options: Data, id_column: str | None = None, default_columns: Sequence[str] = ()
 ) -> Generator[Entry, None, SkippedRows]:
     """Yields the non-blank lines of text files and of standard input ("-"), and the rows of tables.
 
@@ -60,29 +60,31 @@ def read_entries(
     skipped = SkippedRows()
     for source in sources:
         for name in [source] if source == STDIN or source.startswith(HUB_PREFIX) else map(str, find_files(source)):
-            where, lines = display_path(Path(name)), read_nonblank_lines(Path(name), reading.encoding)
+            where, lines = display_path(Path(name)), read_nonblank_lines(Path(name), read_options.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
             has_rows = (
                 name_without_compression(Path(name)).endswith(ROW_FILE_SUFFIXES) or infer_format(Path(name)) != ".txt"
             )
             is_table = name.startswith(HUB_PREFIX) or has_rows
-            rows = _read_table(name, reading, id_column, default_columns, skipped) if is_table else enumerate(lines, 1)
+            rows: Iterable[tuple[str | int, str]] = enumerate(lines, 1)
+            if is_table:
+                rows = _iterate_ids_and_texts(name, read_options, id_column, default_columns, skipped)
             yield from (Entry(n if isinstance(n, str) else f"{where}:{n}", where, text) for n, text in rows)
     return skipped
 
 
-def _read_table(
-    source: str, reading: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRows
+def _iterate_ids_and_texts(
+    source: str, read_options: Data, id_column: str | None, default_columns: Sequence[str], skipped: SkippedRows
 ) -> Iterator[tuple[str | int, str]]:
     """Yields the id of each row of a table, or its number without an id column, and its joined texts."""
-    table = open_table(source, reading, field_limit=_MAX_CELL_CHARACTERS)
+    table = open_table(source, read_options, field_limit=_MAX_CELL_CHARACTERS)
     has_defaults = bool(default_columns) and all(find_matching_column(name, table.names) for name in default_columns)
-    texts = reading.text_columns or (tuple(default_columns) if has_defaults else (reading.column,))
-    columns = choose_columns(table, reading.with_values({"text_columns": texts}), labelled=False)
+    texts = read_options.text_columns or (tuple(default_columns) if has_defaults else (read_options.column,))
+    columns = choose_columns(table, read_options.with_values({"text_columns": texts}), labelled=False)
     where = display_path(table.path)
-    ids = None if id_column is None else require_column(id_column, table.names, where, "--id-column")
-    counted = skipped if reading.skip_bad_rows else None
+    ids = None if id_column is None else require_matching_column(id_column, table.names, where, "--id-column")
+    counted = skipped if read_options.skip_bad_rows else None
     for row, item in stream_unlabelled_rows(table, columns, counted):
         if text := " ".join(filter(str.strip, item.texts)):
             name = row.number if ids is None else normalize_label_cell(row.values[table.names.index(ids)])

@@ -26,18 +26,18 @@ import numpy as np
 
 from lmtool import durable
 from lmtool.checksum import xxh3
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.data.files import quote
 from lmtool.data.survey import Progress
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.inference.embedding import Vectors, embed
-from lmtool.inference.load import LoadedModel, load_packed
-from lmtool.inference.reference import resolve_recorded_run
+from lmtool.inference.load import LoadedModel, load_merged_and_packed
+from lmtool.inference.reference import resolve_without_download
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
-from lmtool.search.database import check_regular, convert_sqlite_errors, damaged_index_error, open_database
+from lmtool.search.database import check_regular, convert_sqlite_errors, damaged_index_error, open_verified_database
 from lmtool.search.entries import Entry, Hits
-from lmtool.search.nearest import Ints, find_nearest, normalize
+from lmtool.search.nearest import Ints, find_nearest_by_cosine, normalize
 from lmtool.tasks.metrics import find_positive_class
 from lmtool.tasks.predict import LabelPredictor, get_text_columns
 
@@ -72,7 +72,7 @@ class Index:
     def __init__(self, path: Path, loaded: LoadedModel | None = None, ranker: LabelPredictor | None = None) -> None:
         """Raises DataError for a missing or damaged index, CheckpointError for one of another model."""
         self.path, self.loaded, self.ranker = path, cast(LoadedModel, loaded), ranker
-        with open_database(path / TEXTS, SCHEMA) as db:
+        with open_verified_database(path / TEXTS, SCHEMA) as db:
             db.execute("BEGIN")  # keeps texts from being removed, and their vectors overwritten, until all are compared
             models = db.execute("SELECT run, checkpoint, width FROM model LIMIT 2").fetchall()
             most = (path / TEXTS).stat().st_size // MIN_BYTES_PER_TEXT
@@ -83,12 +83,12 @@ class Index:
                 case _:
                     raise damaged_index_error(path, f"{TEXTS} names no model, or has more texts than there is room for")
             self.row_N: Ints = np.array([row for row, _ in rows], np.int64)
-            self.vectors_ND = self._map_vectors(width, [checksum for _, checksum in rows])
+            self.vectors_ND = self._map_and_verify_vectors(width, [checksum for _, checksum in rows])
         if loaded is not None and loaded.checkpoint_hash != checkpoint:
             what = f"the index is not of this model: {loaded.run_path}, step {loaded.step}"
             raise CheckpointError(what, where=str(path), fix=f"its model is --run {self.run}")
 
-    def _map_vectors(self, width: int, checksums: Sequence[str]) -> Vectors:
+    def _map_and_verify_vectors(self, width: int, checksums: Sequence[str]) -> Vectors:
         """Maps the vectors into memory. Raises DataError unless the vectors of `row_N` have these checksums."""
         check_regular(self.path / VECTORS)
         shape = int(self.row_N.max(initial=0)) + 1, width
@@ -131,7 +131,9 @@ class Index:
 
     def find_nearest(self, query_QD: Vectors, k: int) -> Iterator[list[Entry]]:
         """Yields the k texts of the highest cosine similarity to each query, the nearest first."""
-        hits: Iterable[tuple[Vectors, Ints]] = find_nearest(self.vectors_ND, normalize(query_QD), k, self.row_N)
+        hits: Iterable[tuple[Vectors, Ints]] = find_nearest_by_cosine(
+            self.vectors_ND, normalize(query_QD), k, self.row_N
+        )
         if (lists := self.path / LISTS).is_file() and find_spec("faiss"):
             import faiss
 
@@ -140,7 +142,7 @@ class Index:
                     *faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(normalize(query_QD), k), strict=True
                 )
         sql = "SELECT id, source, text, ? FROM texts WHERE vector = ?"
-        with open_database(self.path / TEXTS, SCHEMA) as db:
+        with open_verified_database(self.path / TEXTS, SCHEMA) as db:
             for score_K, row_K in hits:
                 pairs = zip(score_K.tolist(), row_K.tolist(), strict=True)
                 found = [Entry(*columns) for pair in pairs for columns in db.execute(sql, pair)]
@@ -148,7 +150,7 @@ class Index:
                     raise damaged_index_error(self.path, f"{TEXTS} has ids or texts that are none")
                 yield found
 
-    def write_lists(self) -> None:
+    def write_faiss_index(self) -> None:
         """Writes an inverted file for faiss (Jégou et al. 2011), of which a search reads one list in 16."""
         import faiss
 
@@ -169,17 +171,19 @@ def open_index(
     run: its model, where that is no longer where it was. rerank: a run of pairs.
     Raises the errors of indexes and models.
     """
-    compute = choose_compute(device, "float32")
+    compute = configure_compute(device, "float32")
     try:
-        loaded = load_packed(run or resolve_recorded_run(Index(Path(path)).run), compute)
+        loaded = load_merged_and_packed(run or resolve_without_download(Index(Path(path)).run), compute)
     except LmtoolError as error:
         if run is None and error.code == "run_not_found":
             error.fix = f"the index {path} is of it: name it where it is now, --run RUN, or make a new index"
         raise
-    return Index(Path(path), loaded, None if rerank is None else build_ranker(load_packed(rerank, compute)))
+    return Index(
+        Path(path), loaded, None if rerank is None else make_cross_encoder(load_merged_and_packed(rerank, compute))
+    )
 
 
-def build_ranker(loaded: LoadedModel) -> LabelPredictor:
+def make_cross_encoder(loaded: LoadedModel) -> LabelPredictor:
     """Makes a cross-encoder of a model of pairs. Raises UsageError unless it predicts two classes or a number."""
     classifier, spec = LabelPredictor.from_model(loaded), cast(Classification, loaded.recipe.objective)
     is_score = spec.task == "number" or (spec.task == "class" and find_positive_class(spec.labels) is not None)
@@ -189,15 +193,15 @@ def build_ranker(loaded: LoadedModel) -> LabelPredictor:
     return classifier
 
 
-def rerank_entries(ranker: LabelPredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
+def rerank_entries(cross_encoder: LabelPredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Sorts texts by the score of a cross-encoder (Nogueira and Cho 2019): probability of a class, or a number."""
-    p_RC = ranker.compute_probabilities(ranker.encode([(query, entry.text) for entry in entries]))
-    p_R = p_RC[:, find_positive_class(ranker.task.labels) or 0].tolist()
+    p_RC = cross_encoder.compute_probabilities(cross_encoder.encode([(query, entry.text) for entry in entries]))
+    p_R = p_RC[:, find_positive_class(cross_encoder.task.labels) or 0].tolist()
     scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
     return sorted(scored, key=lambda entry: -entry.score)
 
 
-def embed_texts(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
+def embed_to_unit_vectors(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
     """Returns vectors (N, D) of texts, pooled as in training and scaled to length 1; zeros for texts without tokens.
 
     Raises DataError if no text has a token.
@@ -211,7 +215,7 @@ def embed_texts(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
     return vectors_ND
 
 
-def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report: Progress) -> dict[str, int]:
+def add_or_replace_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report: Progress) -> dict[str, int]:
     """Adds texts to an index, a new one if there is none. A text with the id of another one replaces it.
 
     Returns how many texts were added, replaced and kept.
@@ -224,7 +228,7 @@ def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report:
     if not (path / TEXTS).exists():
         durable.check_folder_is_empty(path)
         first = next(([entry.text] for entry in entries if loaded.tokenizer.encode(entry.text)), [])
-        vectors_1D = embed_texts(loaded, first)
+        vectors_1D = embed_to_unit_vectors(loaded, first)
         with (
             durable.atomic_output_folder(path) as new,
             convert_sqlite_errors(path, writes=True),
@@ -235,13 +239,13 @@ def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report:
             db.executescript(SCHEMA)
             model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
             db.execute("INSERT INTO model VALUES (?, ?, ?)", model)
-    with _open_for_update(path, loaded) as (index, db):
+    with _open_locked_for_update(path, loaded) as (index, db):
         old = {name: rest for name, *rest in db.execute("SELECT id, source, text FROM texts")}
         fresh = [entry for entry in entries if old.get(entry.id) != [entry.source, entry.text]]
         ((end,),) = db.execute("SELECT coalesce(max(vector) + 1, 0) FROM texts")
         for begin in range(0, len(fresh), COMMIT_TEXTS):
             stride = fresh[begin : begin + COMMIT_TEXTS]
-            vectors_ND = embed_texts(loaded, (entry.text for entry in stride))
+            vectors_ND = embed_to_unit_vectors(loaded, (entry.text for entry in stride))
             index.check_width(vectors_ND)
             with (path / VECTORS).open("r+b") as file:
                 file.seek((end + begin) * vectors_ND[0].nbytes)
@@ -257,26 +261,28 @@ def add_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report:
     return {"added": len(fresh) - n_replaced, "replaced": n_replaced, "kept": len(entries) - len(fresh)}
 
 
-def remove_texts(path: Path, names: Collection[str]) -> dict[str, int]:
+def remove_texts_by_id_or_source(path: Path, ids_or_sources: Collection[str]) -> dict[str, int]:
     """Removes the texts with these ids, and all texts of these files. Returns how many were removed.
 
     Raises DataError for an unknown name, and then removes none.
     """
-    with _open_for_update(path) as (_, db), db:
+    with _open_locked_for_update(path) as (_, db), db:
         sql = "DELETE FROM texts WHERE ? IN (id, source)"
-        if unknown := [name for name in names if not db.execute(sql, (name,)).rowcount]:
+        if unknown := [name for name in ids_or_sources if not db.execute(sql, (name,)).rowcount]:
             what, fix = f"the index has no text and no file {unknown[0]!r}", "name ids, or files, of the index"
             raise DataError(what, where=str(path), fix=fix)
         return {"removed": db.total_changes}
 
 
 @contextmanager
-def _open_for_update(path: Path, loaded: LoadedModel | None = None) -> Iterator[tuple[Index, sqlite3.Connection]]:
+def _open_locked_for_update(
+    path: Path, loaded: LoadedModel | None = None
+) -> Iterator[tuple[Index, sqlite3.Connection]]:
     """Locks an index against other processes. Yields it and its texts, open for writing. Raises as `Index` does."""
     if link := next((name for name in (TEXTS, VECTORS) if (path / name).is_symlink()), None):
         raise damaged_index_error(path, f"{link} is a link, through which nothing is written")
     with (
-        open_database(path / TEXTS, SCHEMA, writes=True) as db,
+        open_verified_database(path / TEXTS, SCHEMA, writable=True) as db,
         durable.hold_lock(path / ".lock"),
         durable.convert_write_errors(path),
     ):
@@ -284,4 +290,4 @@ def _open_for_update(path: Path, loaded: LoadedModel | None = None) -> Iterator[
         (path / LISTS).unlink(missing_ok=True)
         yield index, db
         if len((index := Index(path)).row_N) > MIN_FAISS_TEXTS and find_spec("faiss"):
-            index.write_lists()
+            index.write_faiss_index()

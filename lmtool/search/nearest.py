@@ -23,16 +23,18 @@ def normalize(vectors_ND: Vectors) -> Vectors:
     return torch.nn.functional.normalize(torch.from_numpy(vectors_ND)).numpy()
 
 
-def find_nearest(vectors_ND: Vectors, query_QD: Vectors, k: int, row_N: Ints) -> Iterator[tuple[Vectors, Ints]]:
+def find_nearest_by_cosine(
+    vectors_ND: Vectors, query_QD: Vectors, k: int, candidate_N: Ints
+) -> Iterator[tuple[Vectors, Ints]]:
     """Yields cosine similarities and indices of the k nearest rows of each query (K each), the nearest first.
 
-    row_N: indices of the rows to search.
+    candidate_N: indices of the rows to search.
     """
     for query_BD in np.array_split(query_QD, 1 + len(query_QD) * len(vectors_ND) // MAX_SIMILARITIES):
         score_NB = vectors_ND @ query_BD.T  # faster in this order for one query
         for score_N in score_NB.T:
-            score_K, index_K = torch.from_numpy(score_N[row_N]).topk(min(k, len(row_N)))
-            yield score_K.numpy(), row_N[index_K.numpy()]
+            score_K, index_K = torch.from_numpy(score_N[candidate_N]).topk(min(k, len(candidate_N)))
+            yield score_K.numpy(), candidate_N[index_K.numpy()]
 
 
 class NearDuplicate(NamedTuple):
@@ -43,7 +45,9 @@ class NearDuplicate(NamedTuple):
     similarity: float
 
 
-def find_near_duplicates(vectors_ND: Vectors, threshold: float, n_kept: int = 0) -> Iterator[NearDuplicate]:
+def find_near_duplicates(
+    vectors_ND: Vectors, threshold: float, n_first_always_kept: int = 0
+) -> Iterator[NearDuplicate]:
     """Yields the rows that are similar to an earlier row that is no duplicate itself.
 
     So no two of the other rows reach the threshold, and of a chain of similar rows more than one may stay.
@@ -55,6 +59,6 @@ def find_near_duplicates(vectors_ND: Vectors, threshold: float, n_kept: int = 0)
         score_BN = vectors_ND[begin : begin + step] @ vectors_ND[: begin + step].T
         for row, score_N in enumerate(score_BN, begin):
             score_N = np.where(is_kept_N[:row], score_N[:row], -np.inf)
-            if row >= max(1, n_kept) and score_N.max() >= threshold:
+            if row >= max(1, n_first_always_kept) and score_N.max() >= threshold:
                 is_kept_N[row] = False
                 yield NearDuplicate(row, int(score_N.argmax()), float(score_N.max()))

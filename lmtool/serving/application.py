@@ -27,9 +27,9 @@ from lmtool.serving.protocol import (
     ClassifyBody,
     CompletionBody,
     EmbeddingBody,
+    GenerationBody,
     RequestBody,
     SearchBody,
-    TextBody,
     parse_body,
 )
 from lmtool.serving.response_builder import ResponseBuilder
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class EventStream(StreamingResponse):
+class EventStreamResponse(StreamingResponse):
     """A response of server-sent events. resources: closed when the stream ends, for whatever reason."""
 
     def __init__(self, events: AsyncIterator[str], resources: AsyncExitStack) -> None:
@@ -70,11 +70,15 @@ class Application:
         posts: dict[str, Handler] = {
             "/v1/completions": partial(self._handle_generation, CompletionBody, service.prepare_completion),
             "/v1/chat/completions": partial(self._handle_generation, ChatBody, service.prepare_chat),
-            "/v1/embeddings": partial(self._handle_texts, EmbeddingBody, service.tokenize_texts, service.embed_texts),
-            "/classify": partial(self._handle_texts, ClassifyBody, service.tokenize_rows, service.classify_rows),
+            "/v1/embeddings": partial(
+                self._handle_texts, EmbeddingBody, service.tokenize_texts, service.respond_with_embeddings
+            ),
+            "/classify": partial(self._handle_texts, ClassifyBody, service.tokenize_rows, service.respond_with_labels),
         }
         if service.index is not None:
-            posts["/search"] = partial(self._handle_texts, SearchBody, service.tokenize_texts, service.search_index)
+            posts["/search"] = partial(
+                self._handle_texts, SearchBody, service.tokenize_texts, service.respond_with_neighbours
+            )
         gets: dict[str, Handler] = {
             "/": self._show_page,
             "/v1/models": self._list_models,
@@ -87,17 +91,17 @@ class Application:
         self.app = make_application(routes)
 
     async def _handle_generation(
-        self, kind: type[RequestBody], prepare: Callable[[Any], ResponseBuilder], request: Request
+        self, body_type: type[RequestBody], prepare: Callable[[Any], ResponseBuilder], request: Request
     ) -> Response:
         """Responds with generated texts, as a stream or whole. prepare: checks a body and prepares its response."""
-        body = await self._parse_body(request, kind)
+        body = await self._parse_body(request, body_type)
         answer = await self._run_in_thread(request, prepare, body)
         if self._logs_prompts:
             log.info("asked: %s", body.model_dump_json(exclude_none=True))
         async with AsyncExitStack() as stack:
             updates = await stack.enter_async_context(self._service.scheduler.generate(answer.requests))
             if body.stream:
-                return EventStream(_stream_events(answer, updates), stack.pop_all())
+                return EventStreamResponse(_stream_events(answer, updates), stack.pop_all())
 
             async def whole() -> bytes:
                 async for token in updates:
@@ -110,22 +114,26 @@ class Application:
             return _json_response(await _cancel_on_disconnect(request, whole()))
 
     async def _handle_texts(
-        self, kind: type[RequestBody], tokenize: Callable[[Any], Any], answer: Callable[..., Any], request: Request
+        self,
+        body_type: type[RequestBody],
+        tokenize: Callable[[Any], Any],
+        compute_response: Callable[..., Any],
+        request: Request,
     ) -> Response:
-        """Responds with what `answer` computes for a body and its rows. tokenize: makes rows of token ids of a body."""
-        body = await self._parse_body(request, kind)
+        """Responds with what `compute_response` makes of a body and its rows of token ids, which `tokenize` makes."""
+        body = await self._parse_body(request, body_type)
         rows = await self._run_in_thread(request, tokenize, body)
-        return _json_response(await _cancel_on_disconnect(request, answer(body, rows)))
+        return _json_response(await _cancel_on_disconnect(request, compute_response(body, rows)))
 
     async def _show_page(self, request: Request) -> Response:
         return page_response("page")
 
     async def _list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._service.describe()]})
+        return JSONResponse({"object": "list", "data": [self._service.make_models_entry()]})
 
     async def _show_model(self, request: Request) -> Response:
         self._service.check_model(request.path_params["name"])
-        return JSONResponse(self._service.describe())
+        return JSONResponse(self._service.make_models_entry())
 
     async def _check_health(self, request: Request) -> Response:
         if self._service.scheduler.is_closing:
@@ -135,18 +143,18 @@ class Application:
     async def _show_metrics(self, request: Request) -> Response:
         return PlainTextResponse(self._metrics.to_prometheus(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _parse_body(self, request: Request, kind: type[RequestBody]) -> Any:
+    async def _parse_body(self, request: Request, body_type: type[RequestBody]) -> Any:
         """Reads and validates the body of a request. Raises BadRequest."""
         raw = await read_json_body(request)
         request.state.n_bytes = len(raw)
-        body = await self._run_in_thread(request, parse_body, kind, raw)
+        body = await self._run_in_thread(request, parse_body, body_type, raw)
         self._service.check_model(body.model)
         return body
 
     async def _run_in_thread(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
         """Runs a function of the body in a thread, because it may take long. Returns its result."""
         executor = self._long if request.state.n_bytes > SHORT_BODY_BYTES else None
-        if isinstance(arguments[0], TextBody) and arguments[0].has_form:
+        if isinstance(arguments[0], GenerationBody) and arguments[0].has_form:
             executor = self._forms
         work = asyncio.get_running_loop().run_in_executor(executor, call, *arguments)
         return await _cancel_on_disconnect(request, work)
@@ -155,7 +163,7 @@ class Application:
 def make_application(routes: Sequence[Route]) -> Starlette:
     """Makes an application that answers errors in the format of the API."""
     errors = (HTTPException, ClientDisconnect, ApiError, LmtoolError, Exception)
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _answer_error))
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _make_error_response))
 
 
 async def read_json_body(request: Request) -> bytes:
@@ -180,7 +188,7 @@ def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
+async def _make_error_response(request: Request, error: Exception) -> Response:
     """Makes the response to an error. `AccessMiddleware` logs unexpected ones."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
@@ -206,16 +214,20 @@ def _to_api_error(error: Exception) -> ApiError:
     return ApiError(500, "the server failed; its log says why")
 
 
-async def _stream_events(answer: ResponseBuilder, updates: AsyncIterator[Token]) -> AsyncIterator[str]:
+async def _stream_events(response_builder: ResponseBuilder, tokens: AsyncIterator[Token]) -> AsyncIterator[str]:
     """Yields the response as server-sent events."""
     try:
-        async for token in updates:
+        async for token in tokens:
             # the first token may list a long prompt
-            event = await asyncio.to_thread(answer.stream_event, token) if token.prompt else answer.stream_event(token)
+            event = (
+                await asyncio.to_thread(response_builder.add_token_and_make_event, token)
+                if token.prompt
+                else response_builder.add_token_and_make_event(token)
+            )
             if event is not None:
                 yield _format_event(event)
-        if answer.include_usage_event:
-            yield _format_event(answer.usage_event())
+        if response_builder.include_usage_event:
+            yield _format_event(response_builder.usage_event())
         yield "data: [DONE]\n\n"
     except Exception as error:
         if not isinstance(error, ShuttingDown):

@@ -28,7 +28,7 @@ MIN_KEY_CHARACTERS = 16
 """Minimum characters of an API key."""
 
 
-def read_key(path: Path) -> str:
+def read_api_key(path: Path) -> str:
     """Reads the API key in a file. Raises UsageError if it is missing, short, or not ASCII."""
     where, fix = printable(str(path)), f"write a line of at least {MIN_KEY_CHARACTERS} ASCII characters into it"
     try:
@@ -107,7 +107,7 @@ class AccessMiddleware:
 
         self.n_open += 1
         try:
-            await (self._reject(scope) or self._app)(scope, receive, sending)
+            await (self._find_rejection_response(scope) or self._app)(scope, receive, sending)
         except Exception as error:
             log.exception("a request failed: %s", type(error).__name__)
             if not status:
@@ -119,7 +119,7 @@ class AccessMiddleware:
             path = printable(scope["path"])[:100]
             log.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
 
-    def _reject(self, scope: Scope) -> ASGIApp | None:
+    def _find_rejection_response(self, scope: Scope) -> ASGIApp | None:
         """Returns the error response to a request that the policy rejects; None for others."""
         headers = Headers(scope=scope)
         hosts, origins = headers.getlist("host"), headers.getlist("origin")

@@ -20,8 +20,8 @@ def _csp_hash(source: str) -> str:
 
 
 @cache
-def _render_page(name: str) -> tuple[str, str]:
-    """Returns a page and its Content-Security-Policy, which allows its style, its script and this server."""
+def _render_page_and_csp(name: str) -> tuple[str, str]:
+    """Returns the HTML of a page and its Content-Security-Policy, which allows its style, script and this server."""
     page, style, script = _read_template(f"{name}.html"), _read_template("page.css"), _read_template(f"{name}.js")
     for part, text in (("version", str(Markup.escape(__version__))), ("style", style), ("script", script)):
         page = page.replace(f"{{{{ {part} }}}}", text, 1)
@@ -34,5 +34,5 @@ def _render_page(name: str) -> tuple[str, str]:
 
 def page_response(name: str) -> HTMLResponse:
     """Returns the page of a template."""
-    page, policy = _render_page(name)
+    page, policy = _render_page_and_csp(name)
     return HTMLResponse(page, headers={"content-security-policy": policy, "referrer-policy": "no-referrer"})

@@ -73,7 +73,7 @@ class StreamOptions(ApiObject):
     include_obfuscation: bool = False
 
 
-def _make_filter_type(name: str, annotation: Any) -> Any:
+def _make_sampling_filter_type(name: str, annotation: Any) -> Any:
     """Returns the type of a sampling filter in a body: null, or a value in the range of `SamplingFilters`."""
 
     def check_range(value: Any) -> Any:
@@ -92,11 +92,11 @@ else:
     FilterBody = create_model(
         "FilterBody",
         __base__=RequestBody,
-        **{field.name: (_make_filter_type(field.name, field.type), None) for field in fields(SamplingFilters)},
+        **{field.name: (_make_sampling_filter_type(field.name, field.type), None) for field in fields(SamplingFilters)},
     )
 
 
-class TextBody(FilterBody):
+class GenerationBody(FilterBody):
     """Fields of all requests for text; besides these, all sampling filters.
 
     repetition_penalty: as the option of `lmtool generate`; an extension of the API, like most of the filters.
@@ -122,7 +122,7 @@ class TextBody(FilterBody):
     guided_grammar: FormSource | None = None
     guided_complete: bool | None = None
 
-    def text_form(self) -> TextForm | None:
+    def guided_form(self) -> TextForm | None:
         """Returns the form of the text. Raises BadRequest for several forms, and for one that cannot be enforced."""
         guided = {"choices": "choice", "regex": "regex", "json_schema": "json", "grammar": "grammar"}
         sources = {source: getattr(self, f"guided_{name}") for source, name in guided.items()}
@@ -163,7 +163,7 @@ class TextBody(FilterBody):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionBody(TextBody):
+class CompletionBody(GenerationBody):
     """POST /v1/completions. max_tokens: may be 0 with `echo`, to get the probabilities of a prompt."""
 
     prompt: GivenText | GivenIds | Annotated[list[GivenText], LIST_LIMITS] | Annotated[list[GivenIds], LIST_LIMITS] = ""
@@ -191,7 +191,7 @@ class MessageBody(ApiObject):
     name: str | None = None
 
     @property
-    def message(self) -> dict[str, Any]:
+    def template_message(self) -> dict[str, Any]:
         """The message in the format of chat templates."""
         content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
         calls = {"tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
@@ -221,14 +221,14 @@ class JsonSchema(ApiObject):
     strict: bool | None = None
 
 
-class TextFormat(ApiObject):
+class ResponseFormat(ApiObject):
     """The format of answers: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class ChatBody(TextBody):
+class ChatBody(GenerationBody):
     """POST /v1/chat/completions.
 
     modalities, verbosity: only their defaults are accepted. prediction: ignored.
@@ -239,7 +239,7 @@ class ChatBody(TextBody):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -295,7 +295,7 @@ class ClassifyBody(RequestBody):
         return value
 
 
-def parse_body(kind: type[BaseModel], raw: bytes) -> Any:
+def parse_body(body_type: type[BaseModel], raw: bytes) -> Any:
     """Parses a request from JSON. Raises BadRequest, which names the first invalid field."""
     if len(raw) > MAX_VALUES and any(n > MAX_VALUES for n, _ in enumerate(_VALUE_PATTERN.finditer(raw), 1)):
         raise BadRequest(413, f"the body has more than {MAX_VALUES} values")
@@ -304,7 +304,7 @@ def parse_body(kind: type[BaseModel], raw: bytes) -> Any:
     except (ValueError, RecursionError):
         raise BadRequest(400, "the body is not JSON") from None
     try:
-        return kind.model_validate(value, strict=True)
+        return body_type.model_validate(value, strict=True)
     except ValidationError as error:
         if error.error_count() > MAX_MISTAKES:
             raise BadRequest(400, f"the body has {error.error_count()} mistakes") from None

@@ -77,12 +77,12 @@ class ResponseBuilder:
         }
         chat, indexes = prompt_format.chat, range(len(requests))
         self._choices = [
-            _Choice(chat.make_call_parser(f"{self._head['id']} {index}") if chat else None) for index in indexes
+            _Choice(chat.make_tool_call_parser(f"{self._head['id']} {index}") if chat else None) for index in indexes
         ]
         self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
         self._n_generated = 0
 
-    def stream_event(self, token: Token) -> dict[str, Any] | None:
+    def add_token_and_make_event(self, token: Token) -> dict[str, Any] | None:
         """Adds a token. Returns the event to send, if there is anything new to show."""
         choice = self._choices[token.request]
         is_first = not choice.begun
@@ -93,7 +93,7 @@ class ResponseBuilder:
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         delta |= {"content": choice.text, **({"tool_calls": calls} if calls else {})}
         choice.n_sent = len(choice.calls)
-        event = self._format_choice(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
+        event = self._wrap_choice_content(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
         return self._build_envelope(".chunk", choices=[event], **({"usage": None} if self.include_usage_event else {}))
 
@@ -111,9 +111,9 @@ class ResponseBuilder:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": [call.to_openai() for call in choice.calls]}
-        return self._format_choice(index, {"message": message} if self._is_chat else {"text": choice.text})
+        return self._wrap_choice_content(index, {"message": message} if self._is_chat else {"text": choice.text})
 
-    def _format_choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
+    def _wrap_choice_content(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
         choice = self._choices[index]
         return {
             "index": index,
@@ -140,7 +140,7 @@ class ResponseBuilder:
         if not choice.begun:
             echoed = "" if self._echoed is None else self._echoed[token.request // self._n]
             if request.prompt_logprobs:
-                choice.tokens = self._list_prompt_tokens(request.prompt.tokens[0], token.prompt)
+                choice.tokens = self._list_prompt_logprobs(request.prompt.tokens[0], token.prompt)
         text = "" if self._is_echo else token.text
         if choice.parser is not None:
             text, calls = choice.parser.push(text, is_last=token.completion is not None)
@@ -161,11 +161,11 @@ class ResponseBuilder:
             if choice.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
 
-    def _list_prompt_tokens(self, first: int, read: Sequence[Token]) -> list[_TokenLogprob]:
-        """Lists the tokens of a prompt; the first one has no probability."""
+    def _list_prompt_logprobs(self, first_id: int, other_tokens: Sequence[Token]) -> list[_TokenLogprob]:
+        """Lists the tokens of a prompt with their log-probabilities; the first one has none."""
         decode = self._tokenizer.decode
-        tokens, offset = [_TokenLogprob(first, None, (), 0)], len(decode([first]))
-        for one in read:
+        tokens, offset = [_TokenLogprob(first_id, None, (), 0)], len(decode([first_id]))
+        for one in other_tokens:
             tokens.append(_TokenLogprob(one.id, one.logprob, one.alternatives or (), offset))
             offset += len(decode([one.id]))
         return tokens

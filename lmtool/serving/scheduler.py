@@ -5,16 +5,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
-from lmtool.compute.machine import machine_memory_bytes
-from lmtool.generation.constrained import spelled_vocabulary
+from lmtool.compute.machine import process_memory_limit_bytes
+from lmtool.generation.constrained import cached_spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
@@ -95,10 +95,10 @@ class Scheduler:
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
         runner = ModelRunner(model)
-        self.slot_bytes = _measure_slot_bytes(runner, generator) if generator.writes else 0
+        self.slot_bytes = _measure_cache_slot_bytes(runner, generator) if generator.writes else 0
         if n_slots is None:
             is_gpu = runner.device.type == "cuda"
-            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory_bytes()
+            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else process_memory_limit_bytes()
             n_slots = default_cache_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
         keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache
@@ -164,7 +164,7 @@ class Scheduler:
         """
         client = await asyncio.to_thread(self._prepare_client, requests)
         with self._changed:
-            self._check_queue()
+            self._check_accepts_clients()
             self._queue.append(client)
             self._changed.notify()
 
@@ -192,12 +192,12 @@ class Scheduler:
         """
         future: Future[Result] = Future()
         with self._changed:
-            self._check_queue()
+            self._check_accepts_clients()
             self._calls.append((call, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
-    def _check_queue(self) -> None:
+    def _check_accepts_clients(self) -> None:
         if self.is_closing:
             raise ShuttingDown
         if len(self._queue) + len(self._calls) >= self.n_queued:
@@ -215,7 +215,9 @@ class Scheduler:
     def _run_loop(self) -> None:
         self._generator.loaded.model.eval()
         if self._generator.writes:
-            spelled_vocabulary(self._generator.loaded.tokenizer)  # blocks all threads for a while, so it is made first
+            cached_spelled_vocabulary(
+                self._generator.loaded.tokenizer
+            )  # blocks all threads for a while, so it is made first
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):
@@ -244,7 +246,7 @@ class Scheduler:
                 future.set_exception(error)
         self._admit_waiting()
         if self._texts:
-            self._step_engine()
+            self._step_engine_and_deliver()
         self._metrics.running.set(len(self._texts))
         self._metrics.waiting.set(len(self._queue))
 
@@ -262,11 +264,13 @@ class Scheduler:
                 self._queue.popleft()
                 if client.waiting:
                     self._queue.append(client)
-            with self._isolating_client(client):
+            try:
                 self._texts[self._engine.add(text.state)] = text
                 self._metrics.prompt_tokens.inc(len(text.state.request.prompt.text))
+            except Exception as error:  # fails for this client alone
+                self._deliver([(client, error)])
 
-    def _step_engine(self) -> None:
+    def _step_engine_and_deliver(self) -> None:
         """Takes a step of the engine and delivers its tokens."""
         engine = self._engine
         before = engine.n_proposed, engine.n_accepted
@@ -289,14 +293,6 @@ class Scheduler:
             updates.append((text.client, replace(token, request=text.index)))
         self._deliver(updates)
 
-    @contextmanager
-    def _isolating_client(self, client: _QueuedClient) -> Iterator[None]:
-        """Catches exceptions and delivers them to a client."""
-        try:
-            yield
-        except Exception as error:
-            self._deliver([(client, error)])
-
     def _deliver(self, updates: "list[_Update]") -> None:
         def put() -> None:
             for client, update in updates:
@@ -310,7 +306,7 @@ class Scheduler:
 _Update = tuple[_QueuedClient, Token | Exception]
 
 
-def _measure_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
+def _measure_cache_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
     """Measures the bytes of keys and values of one token."""
     one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
     with generator.computing():
@@ -319,13 +315,13 @@ def _measure_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
 
 
-def default_cache_slots(slot_bytes: int, n_rows: int, context: int | None, memory: int | None) -> int | None:
+def default_cache_slots(slot_bytes: int, n_rows: int, context: int | None, memory_bytes: int | None) -> int | None:
     """Returns the slots that fit a quarter of the memory, at most as many as the rows can fill.
 
-    memory: bytes; None if unknown. Returns None if only rows are limited: for a model without keys and values.
+    memory_bytes: None if unknown. Returns None if only rows are limited: for a model without keys and values.
     """
-    if not slot_bytes or (memory is None and context is None):
+    if not slot_bytes or (memory_bytes is None and context is None):
         return None
     most = math.inf if context is None else n_rows * context
-    room = math.inf if memory is None else memory // 4 // (MAX_CACHE_COPIES * slot_bytes)
+    room = math.inf if memory_bytes is None else memory_bytes // 4 // (MAX_CACHE_COPIES * slot_bytes)
     return int(max(context or 1, min(most, room)))

@@ -61,7 +61,7 @@ class ServerConfig:
     suffix: str = ""
 
 
-class Worker(Protocol):
+class ResponseWorker(Protocol):
     """Computes responses from `open` to `close`, and accepts no more requests after `stop_accepting`."""
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
@@ -70,7 +70,7 @@ class Worker(Protocol):
     def describe(self) -> str: ...
 
 
-class _Connection(H11Protocol):
+class _LimitedConnection(H11Protocol):
     """A connection that is closed when its client is idle, and after invalid HTTP.
 
     If there are too many, of one client or in all, the one that has waited longest for the head of a request is closed,
@@ -84,7 +84,9 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._since, self._network = self.loop.time(), _client_network(self.client)
-        every = [one for one in self.connections if isinstance(one, _Connection) and not one.transport.is_closing()]
+        every = [
+            one for one in self.connections if isinstance(one, _LimitedConnection) and not one.transport.is_closing()
+        ]
         alike = [one for one in every if one._network == self._network]
         crowd = alike if len(alike) > MAX_CONNECTIONS_PER_CLIENT else every if len(every) > MAX_CONNECTIONS else []
         if crowd:
@@ -116,13 +118,13 @@ class _Connection(H11Protocol):
             self._timer.cancel()
         self._timer = self.loop.call_later(IDLE_SECONDS, self._close_if_idle, self.transport.get_write_buffer_size())
 
-    def _close_if_idle(self, unread: int) -> None:
-        """Closes the connection if it waits for the client, who has read nothing since `unread` bytes were buffered.
+    def _close_if_idle(self, unread_bytes: int) -> None:
+        """Closes the connection if it waits for the client, who has read nothing since `unread_bytes` were buffered.
 
         Parts of a head do not count: only a whole head begins a request.
         """
         waits = self.flow.write_paused or self.transport.is_closing() or self._waits_for_head
-        if waits and self.transport.get_write_buffer_size() >= unread:
+        if waits and self.transport.get_write_buffer_size() >= unread_bytes:
             self.transport.abort()
         else:
             self._restart_timer()
@@ -173,48 +175,50 @@ def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[Access
     return AccessMiddleware(application.app, config.access or AccessPolicy(config.host, None), metrics), scheduler
 
 
-def serve(generator: TextGenerator, config: ServerConfig, tell: Callable[[str], None]) -> int:
+def serve_model_until_signal(generator: TextGenerator, config: ServerConfig, print_line: Callable[[str], None]) -> int:
     """Serves a model until a signal. Returns the number of the signal.
 
-    tell: prints lines for the user: the limits, and the address once the server listens.
+    print_line: prints a line for the user: the limits, and the address once the server listens.
     Raises ResourceError if it cannot listen on the address.
     """
-    return serve_until_signal(*build_server(generator, config), config, tell)
+    return serve_until_signal(*build_server(generator, config), config, print_line)
 
 
 def serve_until_signal(
-    guard: AccessMiddleware, worker: Worker, config: ServerConfig, tell: Callable[[str], None]
+    app: AccessMiddleware, worker: ResponseWorker, config: ServerConfig, print_line: Callable[[str], None]
 ) -> int:
     """Serves an application until a signal, and returns the signal's number; see `serve`."""
 
     async def run(listener: socket.socket) -> int:
         received: asyncio.Queue[int] = asyncio.Queue()
         system.handle_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
-        async with running_server(guard, worker, listener):
+        async with running_server(app, worker, listener):
             host, port = listener.getsockname()[:2]
-            tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{config.suffix}")
+            print_line(f"http://{f'[{host}]' if ':' in host else host}:{port}{config.suffix}")
             number = await received.get()
             worker.stop_accepting()
-            if guard.n_open:
-                tell(f"finishing {guard.n_open} requests, for at most {config.grace:g} s; another signal ends at once")
+            if app.n_open:
+                print_line(
+                    f"finishing {app.n_open} requests, for at most {config.grace:g} s; another signal ends at once"
+                )
             with suppress(TimeoutError):
                 async with asyncio.timeout(config.grace):
-                    while guard.n_open and received.empty():
+                    while app.n_open and received.empty():
                         await asyncio.sleep(0.02)
         return number
 
     with open_listener(config.host, config.port) as listener:
         _log_to_stderr(logging.INFO if config.logs_requests else logging.WARNING)
-        tell(worker.describe())
+        print_line(worker.describe())
         return asyncio.run(run(listener))
 
 
 @asynccontextmanager
-async def running_server(guard: AccessMiddleware, worker: Worker, listener: socket.socket) -> AsyncIterator[None]:
+async def running_server(app: AccessMiddleware, worker: ResponseWorker, listener: socket.socket) -> AsyncIterator[None]:
     """Runs a server on a listening socket inside the context."""
     config = uvicorn.Config(
-        guard,
-        http=_Connection,
+        app,
+        http=_LimitedConnection,
         ws="none",
         lifespan="off",
         log_config=None,

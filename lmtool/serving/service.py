@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lmtool.data.rowfile import find_matching_column
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.generation.chat import MAX_ANSWER_TOKENS, find_chat_format, validate_messages
-from lmtool.generation.constrained import start_form
+from lmtool.generation.chat import MAX_ANSWER_TOKENS, choose_chat_format, validate_messages
+from lmtool.generation.constrained import check_and_start_form
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingFilters, SamplingParams
@@ -78,14 +78,14 @@ class ModelService:
         self.fingerprint = self.loaded.checkpoint_hash[:16]
 
     @cached_property
-    def chat(self) -> ChatFormat | None:
+    def chat_format(self) -> ChatFormat | None:
         """The chat format of the model; None if it holds no conversations."""
         try:
-            return find_chat_format(self.loaded) if self.generator.writes else None
+            return choose_chat_format(self.loaded) if self.generator.writes else None
         except (UsageError, CheckpointError):
             return None
 
-    def describe(self) -> dict[str, Any]:
+    def make_models_entry(self) -> dict[str, Any]:
         """Returns the model as an object of /v1/models, with its capabilities."""
         model, spec = self.loaded.model, self.loaded.recipe.objective
         return {
@@ -96,7 +96,7 @@ class ModelService:
             "context": model.context,
             "description": model.description,
             "completions": self.generator.writes,
-            "chat": None if self.chat is None else self.chat.name,
+            "chat": None if self.chat_format is None else self.chat_format.name,
             "classifies": isinstance(spec, HeadSpec),
             "embeds": None if isinstance(model, NGramModel) else "own" if isinstance(spec, Embedding) else "mean",
             "max_tokens": self.max_tokens,
@@ -130,15 +130,15 @@ class ModelService:
     def prepare_chat(self, body: ChatBody) -> ResponseBuilder:
         """Prepares the response to a chat request. Raises BadRequest, and LmtoolError for unreadable messages."""
         self._check_generates()
-        if self.chat is None:
-            find_chat_format(self.loaded)
+        if self.chat_format is None:
+            choose_chat_format(self.loaded)
             raise BadRequest(400, "this model holds no conversations")
         if body.top_logprobs is not None and not body.logprobs:
             raise BadRequest(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
-        messages = [one.message for one in body.messages]
+        messages = [one.template_message for one in body.messages]
         if messages[-1]["role"] == "assistant":
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
-        chat, calls = _resolve_tools(self.chat, body)
+        chat, calls = _resolve_tools(self.chat_format, body)
         prompt_format = replace(self.loaded.prompt_format, chat=chat)
         ids = chat.encode_prompt(validate_messages(messages))
         context = self.loaded.model.context
@@ -183,7 +183,7 @@ class ModelService:
         **fields: Any,
     ) -> ResponseBuilder:
         """Builds the response and its requests. form: by default that of the body. fields: other request fields."""
-        form, n = form or body.text_form(), body.n or 1
+        form, n = form or body.guided_form(), body.n or 1
         if len(prompts) * n > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
@@ -191,7 +191,7 @@ class ModelService:
         biases = self._parse_logit_bias(body.logit_bias or {})
         chosen |= {"max_new_tokens": max_tokens, "logit_bias": biases, "form": form}
         if form is not None:  # caches its start for the scheduler
-            start_form(form, prompt_format.tokenizer, max_tokens)
+            check_and_start_form(form, prompt_format.tokenizer, max_tokens)
         fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stop_strings}
         requests = tuple(build_requests(prompts, n, **fields))
         return ResponseBuilder(self.name, self.fingerprint, body, requests, n, echoed)
@@ -214,9 +214,9 @@ class ModelService:
             raise BadRequest(400, f"input: {what}", param="input", code="context_length_exceeded")
         return rows
 
-    async def embed_texts(self, body: EmbeddingBody, rows: Sequence[EncodedText]) -> bytes:
+    async def respond_with_embeddings(self, body: EmbeddingBody, rows: Sequence[EncodedText]) -> bytes:
         """Returns the response to a request for embeddings."""
-        vectors = await self._compute_in_groups(self._embed_rows, rows)
+        vectors = await self._compute_between_steps(self._embed_rows, rows)
         n_tokens = sum(row.last - row.first for row in rows)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         data = (
@@ -229,11 +229,11 @@ class ModelService:
     def _embed_rows(self, rows: Sequence[EncodedText]) -> list[Vectors]:
         return [one.vectors for one in embed_encoded(self.loaded, rows, -1, "own")]
 
-    async def search_index(self, body: SearchBody, rows: Sequence[EncodedText]) -> bytes:
+    async def respond_with_neighbours(self, body: SearchBody, rows: Sequence[EncodedText]) -> bytes:
         """Returns the response to a search: the k nearest texts of each query."""
         assert self.index is not None
         neighbours = self.index.find_nearest(
-            np.concatenate(await self._compute_in_groups(self._embed_rows, rows)), body.k
+            np.concatenate(await self._compute_between_steps(self._embed_rows, rows)), body.k
         )
         data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(neighbours))
         return await asyncio.to_thread(encode_json_list, {"object": "list", "model": self.name}, "data", data)
@@ -250,9 +250,9 @@ class ModelService:
         encoded = self.classifier.encode([_order_columns(one, columns) for one in inputs])
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
-    async def classify_rows(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
+    async def respond_with_labels(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
         """Returns the response to a request for labels."""
-        answers = await self._compute_in_groups(self._predict_rows, rows)
+        answers = await self._compute_between_steps(self._predict_rows, rows)
         more = {Tagging: ("words",), QuestionAnswering: ("start",)}.get(type(self.loaded.recipe.objective), ())
         names = ("label", "probabilities", *more)
         data = ({"index": i} | {name: getattr(one, name) for name in names} for i, one in enumerate(answers))
@@ -261,7 +261,7 @@ class ModelService:
     def _predict_rows(self, rows: Sequence["TextWindows"]) -> list[Prediction]:
         return self.classifier.predict([window for row in rows for window in row.windows])
 
-    async def _compute_in_groups(
+    async def _compute_between_steps(
         self, call: Callable[[Sequence[Tokenized]], list[Result]], rows: Sequence[Tokenized]
     ) -> list[Result]:
         """Computes results for rows, about GROUP_TOKENS at a time between steps of generation."""
@@ -284,7 +284,7 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
     called = [tool for tool in tools if choice == "required" or tool["function"]["name"] == name]
     if not (called or choice == "auto"):
         raise BadRequest(400, "tool_choice: there is no such tool", param="tool_choice")
-    if body.model_copy(update={"guided_complete": None}).text_form() is not None:
+    if body.model_copy(update={"guided_complete": None}).guided_form() is not None:
         raise BadRequest(400, "tools: contradict a form of the answer; ask for one of them", param="tools")
     if choice == "auto":
         if any(tool["function"].get("strict") for tool in tools):
@@ -294,7 +294,7 @@ def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextFo
         raise BadRequest(400, "stop: contradicts tool_choice, whose calls end by themselves", param="stop")
     several = choice == "required" and body.parallel_tool_calls is not False
     calling = chat.with_tools(tools)
-    grammar = calling.build_grammar(called, several=several)
+    grammar = calling.build_lark_grammar(called, several=several)
     if len(grammar) > MAX_FORM_CHARACTERS:
         what = (
             f"tools: calls of these are forced by a grammar of more than {MAX_FORM_CHARACTERS} characters; offer fewer"

@@ -26,15 +26,14 @@ def list_sweep_runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if (path / RUN_INFO_FILE).exists())
 
 
-def remove_sweep_files(folder: Path, run_folders: Sequence[Path]) -> bool:
+def remove_sweep_files_and_empty_folder(folder: Path, log_files: Sequence[Path]) -> bool:
     """Removes the files of a sweep, and its folder if that is empty then; returns whether the folder is removed.
 
-    runs: those whose log files are removed. Raises ResourceError when a file cannot be removed.
+    log_files: logs of its runs. Raises ResourceError when a file cannot be removed.
     """
-    logs = (run.with_name(f"{run.name}.log") for run in run_folders)
     fix = "change the permissions of this folder"
     with convert_os_errors("the sweep cannot be removed", folder, fix, names_file=True):
-        for path in (*logs, folder / BEST_RECIPE_FILE, folder / SWEEP_PAGE_FILE):
+        for path in (*log_files, folder / BEST_RECIPE_FILE, folder / SWEEP_PAGE_FILE):
             path.unlink(missing_ok=True)
         if is_empty := not os.listdir(folder):
             folder.rmdir()

@@ -24,14 +24,14 @@ Axes = Mapping[str, Sequence[str]]
 _RANGE = re.compile(r"([0-9.e+-]+?)\.\.([0-9.e+-]+)(?:/([0-9]{1,9}))?")
 
 
-def parse_key_values(texts: Sequence[str]) -> tuple[list[str], Axes]:
+def parse_fixed_and_swept_settings(assignments: Sequence[str]) -> tuple[list[str], Axes]:
     """Parses `KEY=VALUE,VALUE` and `KEY=RANGE`; returns texts that have one value, and the values of other keys.
 
     Values are those of a YAML list: a list among them is in brackets, a text with a comma in quotes. Raises UsageError
     for a range without values.
     """
     fixed, axes = [], dict[str, list[str]]()
-    for text in texts:
+    for text in assignments:
         key, _, rest = text.partition("=")
         listed = parse_yaml(f"[{rest}]", "").value
         values = [value for one in listed for value in _expand_range(one, text)] if isinstance(listed, list) else []
@@ -48,7 +48,7 @@ def list_grid_points(axes: Axes) -> list[GridPoint]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def list_single_changes(axes: Axes, seeds: Sequence[str]) -> list[GridPoint]:
+def list_one_at_a_time_points(axes: Axes, seeds: Sequence[str]) -> list[GridPoint]:
     """Returns the first value of every key, and then each other value of one key beside the first values of all others,
     with every seed; seeds: none for points without a seed. Raises UsageError for more than MAX_SWEEP_RUNS.
     """
@@ -93,7 +93,7 @@ def default_axes(recipe: Recipe, is_finetuning: bool) -> Axes:
     return axes
 
 
-def _expand_range(value: object, text: str) -> Iterator[str]:
+def _expand_range(value: object, assignment: str) -> Iterator[str]:
     """Yields the values of an item: integers of `2..6`, numbers of `1e-4..1e-2/5` by a factor, or the item itself."""
     if not isinstance(value, str) or (match := _RANGE.fullmatch(value)) is None:
         yield value if isinstance(value, str) and parse_yaml(value, "").value == value else json.dumps(value)
@@ -103,7 +103,7 @@ def _expand_range(value: object, text: str) -> Iterator[str]:
     are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
     if not are_numbers or not low < high or not 2 <= n <= 1000 or (match[3] and low <= 0):
         fix = "2..6 is 2,3,4,5,6; 1e-4..1e-2/3 is 1e-4,1e-3,1e-2: three values by a factor, above 0"
-        raise UsageError("this range has no values, or more than 1,000", where=f"-s {text}", fix=fix)
+        raise UsageError("this range has no values, or more than 1,000", where=f"-s {assignment}", fix=fix)
     for i in range(n):
         number = low * (high / low) ** (i / (n - 1)) if match[3] else low + i
         yield f"{number:.3g}" if match[3] and not isinstance(low, int) else str(round(number))

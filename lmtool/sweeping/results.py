@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf, nan
 from statistics import mean, stdev
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -29,10 +30,10 @@ def get_validation_metric(history: RunHistory) -> tuple[str, float | None]:
     if measured.get("part") in PARTS_OF_OTHER_MODELS and metric != "loss":
         return main_metric(measured)
     value = finite_number(chosen.get("valid_loss" if metric == "loss" else metric))
-    if metric != "loss" or history.bits_per_nat is None:
+    if metric != "loss" or history.bits_per_byte_per_nat is None:
         return metric, value
     bits = finite_number(measured.get("bits_per_byte"))
-    return "bits per byte", value * history.bits_per_nat if bits is None and value is not None else bits
+    return "bits per byte", value * history.bits_per_byte_per_nat if bits is None and value is not None else bits
 
 
 def score_by_validation(history: RunHistory) -> float:
@@ -42,7 +43,7 @@ def score_by_validation(history: RunHistory) -> float:
 
 
 @dataclass
-class PointResults:
+class GridPointResults:
     """A setting of the keys. runs: one for each seed. failures: why runs have failed."""
 
     point: GridPoint
@@ -54,7 +55,7 @@ class PointResults:
         was_stopped = any(run.run.state != "finished" for run in self.runs)
         return not self.runs, was_stopped, -mean(map(score_by_validation, self.runs)) if self.runs else 0.0
 
-    def summarize(self) -> dict[str, float | str | None]:
+    def average_over_seeds(self) -> dict[str, float | str | None]:
         """Returns means over the runs, and the sample standard deviation of the validation metric."""
         columns: dict[str, list[float]] = {}
         for run in self.runs:
@@ -77,31 +78,36 @@ class PointResults:
             {"path": str(run.run.path), "value": get_validation_metric(run)[1], "state": run.run.state}
             for run in self.runs
         ]
-        return {"values": dict(self.point), **self.summarize(), "runs": runs}
+        return {"values": dict(self.point), **self.average_over_seeds(), "runs": runs}
 
 
-def group_by_grid_point(runs: Sequence[tuple[GridPoint, RunHistory | None, str]]) -> list[PointResults]:
-    """Groups runs that differ only in the seed, and sorts the groups, the best first.
+class RunOutcome(NamedTuple):
+    """A run of a sweep: its grid point, its history if it has one, and why it failed, or ""."""
 
-    runs: each with its grid point, its history if it has one, and why it failed, or "".
-    """
-    rows: dict[tuple[tuple[str, str], ...], PointResults] = {}
+    point: GridPoint
+    history: RunHistory | None
+    failure: str
+
+
+def group_and_rank_by_grid_point(runs: Sequence[RunOutcome]) -> list[GridPointResults]:
+    """Groups runs that differ only in the seed, and sorts the groups, the best first."""
+    rows: dict[tuple[tuple[str, str], ...], GridPointResults] = {}
     for choice, run, failure in runs:
         setting = {key: value for key, value in choice.items() if key != "seed"}
-        row = rows.setdefault(tuple(setting.items()), PointResults(setting))
+        row = rows.setdefault(tuple(setting.items()), GridPointResults(setting))
         row.runs += [] if run is None or failure else [run]
         row.failures += [failure] if failure else []
-    return sorted(rows.values(), key=PointResults.sort_key)
+    return sorted(rows.values(), key=GridPointResults.sort_key)
 
 
-def make_results_table(rows: Sequence[PointResults]) -> tuple[list[str], list[list[TableCell]]]:
+def make_results_table(rows: Sequence[GridPointResults]) -> tuple[list[str], list[list[TableCell]]]:
     """Returns the columns and the cells of a table of the results."""
-    cells: list[Mapping[str, TableCell]] = [{**row.point, **row.summarize()} for row in rows]
+    cells: list[Mapping[str, TableCell]] = [{**row.point, **row.average_over_seeds()} for row in rows]
     columns = list(dict.fromkeys(chain(*(row.point for row in rows), *cells)))
     return columns, [[row.get(column) for column in columns] for row in cells]
 
 
-def render_sweep_page(title: str, rows: Sequence[PointResults], axes: Axes) -> str:
+def render_sweep_page(title: str, rows: Sequence[GridPointResults], axes: Axes) -> str:
     """Renders the table, a chart of the metric over each key that has numbers, and the losses of the best runs."""
     columns, cells = make_results_table(rows)
     sections = [Section(SWEEP_PAGE_HEADING, table(columns, cells))]
@@ -119,11 +125,11 @@ def _parse_number(text: str) -> float | None:
     return finite_number(parse_scalar(text))
 
 
-def _plot_against_key(key: str, rows: Sequence[PointResults]) -> Markup:
+def _plot_against_key(key: str, rows: Sequence[GridPointResults]) -> Markup:
     """Renders the metric over a key: a line for each setting of the other keys, and pale ones a deviation away."""
     metric, lines = get_validation_metric(rows[0].runs[0])[0], dict[str, list[tuple[float, float, float]]]()
     for row in rows:
-        summary = row.summarize()
+        summary = row.average_over_seeds()
         x = _parse_number(row.point[key]) or 0.0
         y, deviation = (finite_number(summary[name]) or 0.0 for name in (metric, "deviation"))
         others = name_grid_point({other: value for other, value in row.point.items() if other != key})

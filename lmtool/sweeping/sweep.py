@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -30,14 +31,14 @@ from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.creation import check_output_folder, has_checkpoint
 from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, convert_write_errors
 from lmtool.run.history import RunHistory, finite_number
-from lmtool.run.listing import read_values
+from lmtool.run.listing import read_recipe_values
 from lmtool.run.lock import is_run_locked
 from lmtool.sweeping import results
 from lmtool.sweeping.folder import BEST_RECIPE_FILE, SWEEP_PAGE_FILE, SWEEP_PAGE_HEADING
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import RunCost
-from lmtool.sweeping.results import PointResults
-from lmtool.training.finetuning import plan_training
+from lmtool.sweeping.results import GridPointResults, RunOutcome
+from lmtool.training.finetuning import plan_finetuning_or_pretraining
 
 HELD_OUT_SETTING = "data.valid_fraction", "0.25"
 """Setting for tables so small that a run holds out no rows, because settings are compared on rows held out."""
@@ -51,11 +52,28 @@ def count_parallel_runs() -> int:
     return torch.cuda.device_count() or count_cores()
 
 
+class EndedProcess(NamedTuple):
+    """A process that has trained a run."""
+
+    run_name: str
+    exit_code: int
+    seconds: float
+
+
+class ResolvedSweep(NamedTuple):
+    """Arguments for all runs of a sweep, the command that trains on such data, and what was chosen, in lines."""
+
+    arguments: "SweepArguments"
+    subcommand: Literal["pretrain", "finetune"]
+    message: str
+
+
 @dataclass(frozen=True)
-class SweepInputs:
+class SweepArguments:
     """What the user typed.
 
-    source, recipe: see `plan_training`. fixed_settings: `KEY=VALUE` texts. table_settings: options that read tables.
+    source, recipe: see `plan_finetuning_or_pretraining`. fixed_settings: `KEY=VALUE` texts. table_settings: options
+        that read tables.
     """
 
     data: Sequence[str]
@@ -64,10 +82,10 @@ class SweepInputs:
     fixed_settings: Sequence[str]
     table_settings: Sequence[Setting] = ()
 
-    def prepare(self, axes: Axes, report: Progress) -> "tuple[SweepInputs, str, str]":
-        """Returns inputs for all runs, the command that trains on such data, and a message about what was chosen.
+    def resolve_for_all_runs(self, axes: Axes, report: Progress) -> ResolvedSweep:
+        """Resolves once what all runs share, such as features that are chosen.
 
-        The new inputs name the run that is trained further by its path, because "last" will soon be another run. For
+        The new arguments name the run that is trained further by its path, because "last" will soon be another run. For
         tables they hold out rows and set the features that cross-validation chose. Raises LmtoolError, also if there
         are no data.
         """
@@ -75,7 +93,7 @@ class SweepInputs:
             if not source.startswith(HUB_PREFIX):
                 find_files(source)
         settings = self._parse_settings({key: values[0] for key, values in axes.items()})
-        plan = plan_training(self.source, self.recipe, settings, report)
+        plan = plan_finetuning_or_pretraining(self.source, self.recipe, settings, report)
         messages: list[str] = []
         inputs = self
         if plan.tables:
@@ -88,19 +106,19 @@ class SweepInputs:
             inputs = replace(self, fixed_settings=[*chosen, *self.fixed_settings])
         if plan.base is not None and self.source == "last":
             inputs = replace(inputs, source=str(plan.base.run.path))
-        return inputs, "finetune" if plan.tables else "pretrain", "\n".join(messages)
+        return ResolvedSweep(inputs, "finetune" if plan.tables else "pretrain", "\n".join(messages))
 
     def resolve_recipe(self, point: GridPoint) -> Recipe:
         """Returns the recipe of a run before its text is read. Raises LmtoolError."""
-        return plan_training(self.source, self.recipe, self._parse_settings(point)).recipe
+        return plan_finetuning_or_pretraining(self.source, self.recipe, self._parse_settings(point)).recipe
 
-    def build_command(self, verb: str, point: GridPoint) -> list[str]:
+    def build_command(self, subcommand: Literal["pretrain", "finetune"], point: GridPoint) -> list[str]:
         """Returns the command that trains a run."""
         options = [*(["-r", self.recipe] if self.recipe else []), *(["--from", self.source] if self.source else [])]
         table_settings = (f"{setting.key}={json.dumps(setting.value)}" for setting in self.table_settings)
         for assignment in (*self._format_settings(point), *table_settings):
             options += ["-s", assignment]
-        return ["lmtool", verb, *self.data, *options]
+        return ["lmtool", subcommand, *self.data, *options]
 
     def _parse_settings(self, point: GridPoint) -> list[Setting]:
         flags = [Setting("data.train", list(self.data), "DATA"), *self.table_settings]
@@ -150,7 +168,7 @@ class Sweep:
         if self.should_stop():
             raise KeyboardInterrupt
 
-    def measure_cost(self, names: Sequence[str]) -> RunCost:
+    def estimate_largest_cost(self, names: Sequence[str]) -> RunCost:
         """See `TrainableRuns`: by the seconds of the steps, and what the last processes took in addition."""
         total = 0.0
         for name, history in self._open_histories(names).items():
@@ -171,20 +189,24 @@ class Sweep:
         if not has_checkpoint(self.folder / name):
             return 0.0
         run = Run.open(self.folder / name)
-        values, data = read_values(run), run.info.data
+        values, data = read_recipe_values(run), run.info.data
         steps = finite_number(values.get("training.steps")) or math.inf
         is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
         files = [REPORT, *([RESULTS] if is_measured else [])]
         done = run.state == "finished" and all((run.path / file).exists() for file in files)
         return 1.0 if done else min(0.999, list_checkpoints(run.path / CHECKPOINTS)[-1][0] / steps)
 
-    def collect_results(self) -> list[PointResults]:
+    def collect_results(self) -> list[GridPointResults]:
         """Returns the results of the settings, the best first."""
         histories = self._open_histories(self.points)
-        runs = [(point, histories.get(name), self.failures.get(name, ("",))[0]) for name, point in self.points.items()]
-        return results.group_by_grid_point(runs)
+        return results.group_and_rank_by_grid_point(
+            [
+                RunOutcome(point, histories.get(name), self.failures.get(name, ("",))[0])
+                for name, point in self.points.items()
+            ]
+        )
 
-    def write_results(self, title: str, rows: Sequence[PointResults], axes: Axes) -> tuple[Path, Path]:
+    def write_page_and_best_recipe(self, title: str, rows: Sequence[GridPointResults], axes: Axes) -> tuple[Path, Path]:
         """Writes the page and the recipe of the best setting, and returns their paths."""
         paths = self.folder / SWEEP_PAGE_FILE, self.folder / BEST_RECIPE_FILE
         write_page(paths[0], results.render_sweep_page(title, rows, axes))
@@ -192,7 +214,7 @@ class Sweep:
             durable.replace_file(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
         return paths
 
-    def prepare_folder(self) -> None:
+    def check_and_create_folder(self) -> None:
         """Makes the folder. Raises UsageError if others have files or runs of these names there, and ResourceError."""
         for name, history in self._open_histories(self.points).items():
             session = history.run.info.sessions[0]
@@ -211,13 +233,13 @@ class Sweep:
         """Returns names of runs that a process has locked; those of a killed sweep are locked until they have saved."""
         return [name for name in self.points if is_run_locked(self.folder / name)]
 
-    def wait_for_locked_runs(self) -> None:
+    def wait_until_runs_unlocked(self) -> None:
         """Waits at most a minute until no run is locked; those of a killed sweep finish a step, validate and save."""
         deadline = time.monotonic() + 60
         while self.list_locked_runs() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
-    def describe_run(self, name: str) -> str:
+    def describe_run_progress(self, name: str) -> str:
         """Describes in words how far a run has come, or why it failed."""
         share = self.get_progress(name)
         if name in self.failures or not share:
@@ -233,8 +255,8 @@ class Sweep:
 
     def _run_processes(
         self, names: Sequence[str], end_share: float, is_over: Callable[[], bool]
-    ) -> Iterator[tuple[str, int, float]]:
-        """Trains runs in processes; yields the name, exit code and seconds of each process as it ends."""
+    ) -> Iterator[EndedProcess]:
+        """Trains runs in processes; yields each process as it ends."""
         modules = ["lmtool.sweeping.sweep", "lmtool.cli.commands.finetune", "lmtool.export.forms"]
         process_class = system.get_process_class(modules)
         waiting, free_slots, is_terminated = deque(names), list(range(self.n_parallel)), False
@@ -246,7 +268,7 @@ class Sweep:
                 options = ["-o", str(self.folder / name), "--start-or-resume", "--quiet", "--until", str(end_share)]
                 device = slot % max(1, torch.cuda.device_count())
                 args = [*self.commands[name], *options], str(self.folder / f"{name}.log"), n_threads, device
-                process = process_class(target=_run_command, args=args, daemon=True)
+                process = process_class(target=_run_lmtool_in_this_process, args=args, daemon=True)
                 process.start()
                 running[process.sentinel] = name, slot, process, time.monotonic()
             if is_over() and not is_terminated:
@@ -257,10 +279,10 @@ class Sweep:
                 name, slot, process, started_at = running.pop(int(str(sentinel)))
                 process.join()
                 free_slots.append(slot)
-                yield name, process.exitcode or 0, time.monotonic() - started_at
+                yield EndedProcess(name, process.exitcode or 0, time.monotonic() - started_at)
 
 
-def _run_command(command: list[str], log_path: str, n_threads: int, device: int) -> None:
+def _run_lmtool_in_this_process(command: list[str], log_path: str, n_threads: int, device: int) -> None:
     """Runs a command in this process, in a group of its own, so that only the sweep stops it, also when it ends."""
     system.leave_process_group()
     system.terminate_with_parent()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmtool.printable import format_count
 from lmtool.recipe.grammar import join_with_or
 from lmtool.run.files import BaselineScores
-from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
+from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
 from lmtool.tasks import metrics
 from lmtool.tasks.cells import has_bio_tags
 from lmtool.tasks.labels import LabelKind, LabelMap, get_label_names
@@ -67,7 +67,7 @@ class Baseline(BaselineScores):
         rows += f"; by {self.part}, as no rows are held out" if self.part == CROSS_VALIDATION else ""
         return f"baseline: {', '.join(scores)}{metric}{rows}"
 
-    def compare(self, figures: Mapping[str, Any], n_rows: int, remedies: Sequence[str] = ()) -> str:
+    def format_comparison(self, figures: Mapping[str, Any], n_rows: int, remedies: Sequence[str] = ()) -> str:
         """Formats the scores and that of a model on `n_rows` rows in one line.
 
         figures: of the model. remedies: options to suggest if the model is below the baseline.
@@ -79,7 +79,7 @@ class Baseline(BaselineScores):
         best = min(scores) if self.kind == "number" else max(scores)
         is_below = value > best if self.kind == "number" else value < best
         verdict = " is below it" if is_below else ""
-        if value != best and are_equivalent(self.metric, (value, n_rows), (best, n_rows)):
+        if value != best and are_indistinguishable_scores(self.metric, (value, n_rows), (best, n_rows)):
             verdict = f"; {format_count(n_rows, 'row is', 'rows are')} too few to tell which is better"
         elif is_below and remedies:
             verdict += f": lmtool finetune with {join_with_or([*remedies])} may do better"
@@ -99,35 +99,39 @@ def format_mean_baseline(baselines: Sequence[Baseline]) -> str:
     return baselines[0].model_copy(update=means).describe()
 
 
-def measure_baseline(
-    train: LabelledTable, rows: LabelledTable | None, part: str, embed_texts: EmbedTexts | None = None
+def score_or_cross_validate_baseline(
+    train: LabelledTable, held_out: LabelledTable | None, part: str, embed_texts: EmbedTexts | None = None
 ) -> Baseline:
-    """Fits the baseline of a table to its training rows and measures it on `rows`, in seconds.
+    """Fits the baseline of a table to its training rows and measures it on `held_out`, in seconds.
 
     If texts or labels cannot be learned, the constant is the score.
 
     Args:
-        rows: None for cross-validation of the training rows.
-        part: name of `rows`.
+        held_out: None for cross-validation of the training rows.
+        part: name of `held_out`.
         embed_texts: of the encoder that is fine-tuned, if any.
     """
     kind = cast(LabelMap, train.labels).kind
-    scores = _score_tag_models(train, rows or train) if kind == "tags" else _score_text_models(train, rows, embed_texts)
-    part = CROSS_VALIDATION if rows is None else part
+    scores = (
+        _score_most_frequent_tags(train, held_out or train)
+        if kind == "tags"
+        else _score_constant_and_linear_models(train, held_out, embed_texts)
+    )
+    part = CROSS_VALIDATION if held_out is None else part
     return Baseline.model_validate({"kind": kind, "part": part, "rows": len(train), **scores})
 
 
-def _score_text_models(
-    train: LabelledTable, rows: LabelledTable | None, embed_texts: EmbedTexts | None
+def _score_constant_and_linear_models(
+    train: LabelledTable, held_out: LabelledTable | None, embed_texts: EmbedTexts | None
 ) -> dict[str, Any]:
     """Scores the most frequent label or the mean, and linear models of tf-idf and of vectors."""
     labels = cast(LabelMap, train.labels)
     fitted = random.Random(0).sample(train.items, min(MAX_FITTED_ROWS, len(train)))
-    items = fitted if rows is None else [*fitted, *rows.items]
+    items = fitted if held_out is None else [*fitted, *held_out.items]
     texts, target_RC, row_R = _join_texts(items), _encode_targets(items, labels), np.arange(len(items))
     # Pairs of the rows that are fitted to, and those that are measured.
     splits = [(row_R[: len(fitted)], row_R[len(fitted) :])]
-    if rows is None:
+    if held_out is None:
         by_label_R = target_RC.argmax(1).argsort(kind="stable")  # stratifies the folds
         folds = [by_label_R[i::N_FOLDS] for i in range(N_FOLDS)]
         splits = [(np.setdiff1d(row_R, fold), fold) for fold in folds if len(fold)]
@@ -141,13 +145,13 @@ def _score_text_models(
         for known, measured in splits:
             target_KC, features = target_RC[known], make_features(known, measured)
             if features is not None and (target_KC != target_KC[0]).any():
-                scores.append(_fit_and_score(*features, target_KC, labels.kind))
+                scores.append(_fit_linear_and_score_others(*features, target_KC, labels.kind))
             else:
                 scores.append(np.tile(constant_C, (len(measured), 1)))
         return compute_main_metric(truth_RC, np.concatenate(scores), labels.kind)
 
     def make_tfidf(known: Indices, measured: Indices) -> tuple[Any, Any] | None:
-        return _compute_tfidf([texts[i] for i in known], [texts[i] for i in measured], by_words)
+        return _fit_and_transform_tfidf([texts[i] for i in known], [texts[i] for i in measured], by_words)
 
     scores = {"constant": score(lambda known, measured: None), "linear": score(make_tfidf)}
     if embed_texts is not None and len(items) <= MAX_EMBEDDED_ROWS:
@@ -157,7 +161,7 @@ def _score_text_models(
     return {**scores, "metric": LABEL_KIND_METRICS[labels.kind], "features": features, "fitted": len(fitted)}
 
 
-def _score_tag_models(train: LabelledTable, rows: LabelledTable) -> dict[str, Any]:
+def _score_most_frequent_tags(train: LabelledTable, held_out: LabelledTable) -> dict[str, Any]:
     """Scores the most frequent tag of all words, and that of each word in the training rows."""
     counts: dict[str, Counter[str]] = {}
     for item in train.items:
@@ -169,8 +173,8 @@ def _score_tag_models(train: LabelledTable, rows: LabelledTable) -> dict[str, An
 
     default = choose_tag(Counter(tag for item in train.items for tag in get_label_names(item.label)))
     tag_by_word = {word: choose_tag(tags) for word, tags in counts.items()}
-    true = [get_label_names(item.label) for item in rows.items]
-    by_word = [[tag_by_word.get(word, default) for word in item.texts] for item in rows.items]
+    true = [get_label_names(item.label) for item in held_out.items]
+    by_word = [[tag_by_word.get(word, default) for word in item.texts] for item in held_out.items]
     metric = "f1" if has_bio_tags(cast(LabelMap, train.labels).names) else "accuracy"
     constant, lexical = (
         metrics.entity_metrics(true, tags)["f1"] if metric == "f1" else metrics.compute_word_accuracy(true, tags)
@@ -185,10 +189,10 @@ def has_recurring_words(texts: Sequence[str]) -> bool:
 
     They do not in names, in texts of many languages, and in scripts that do not separate words.
     """
-    return known_word_share(texts) >= MIN_KNOWN_WORD_SHARE
+    return compute_word_overlap_of_halves(texts) >= MIN_KNOWN_WORD_SHARE
 
 
-def known_word_share(texts: Sequence[str]) -> float:
+def compute_word_overlap_of_halves(texts: Sequence[str]) -> float:
     """Returns the share of the words of one half of the texts that the other half has too."""
     sample = random.Random(0).sample(texts, min(MAX_WORD_SAMPLE_ROWS, len(texts)))
     words = [re.findall(r"\w+", text.lower()) for text in sample]
@@ -207,20 +211,22 @@ def _encode_targets(items: Sequence[LabelledRow], labels: LabelMap) -> Floats:
     return np.array([labels.encode(get_label_names(item.label)) for item in items], dtype=np.float64)
 
 
-def _compute_tfidf(texts: Sequence[str], others: Sequence[str], by_words: bool) -> tuple[Any, Any] | None:
-    """Returns the tf-idf of both, with the frequencies of `texts`; None if these have no words."""
+def _fit_and_transform_tfidf(
+    fitted_texts: Sequence[str], other_texts: Sequence[str], by_words: bool
+) -> tuple[Any, Any] | None:
+    """Returns the tf-idf of both, with the frequencies of `fitted_texts`; None if these have no words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     word_pairs = {"ngram_range": (1, 2), "token_pattern": r"\w+"}
     characters = {"ngram_range": (1, 5), "analyzer": "char_wb"}
     vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **(word_pairs if by_words else characters))
     analyze = vectorizer.build_analyzer()
-    if not any(analyze(text) for text in texts):
+    if not any(analyze(text) for text in fitted_texts):
         return None
-    return vectorizer.fit_transform(texts), vectorizer.transform(others)
+    return vectorizer.fit_transform(fitted_texts), vectorizer.transform(other_texts)
 
 
-def _fit_and_score(fitted_RF: Any, other_RF: Any, target_RC: Floats, kind: LabelKind) -> Floats:
+def _fit_linear_and_score_others(fitted_RF: Any, other_RF: Any, target_RC: Floats, kind: LabelKind) -> Floats:
     """Fits a linear model and returns its scores (R, C) of other rows."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge

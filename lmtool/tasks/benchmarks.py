@@ -24,7 +24,7 @@ from jinja2 import TemplateError
 from lmtool import durable
 from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import quote, quote_all
-from lmtool.data.hub import import_datasets
+from lmtool.data.hub import import_datasets_quietly
 from lmtool.data.survey import Progress
 from lmtool.errors import DataError, UsageError
 from lmtool.extras import import_extra
@@ -35,8 +35,8 @@ from lmtool.inference.scoring import check_predicts_tokens
 from lmtool.printable import align_columns
 from lmtool.recipe.grammar import did_you_mean, find_nearest
 from lmtool.recipe.load import bundled_path
-from lmtool.run.paired import bootstrap_interval
-from lmtool.run.uncertainty import confidence_interval
+from lmtool.run.paired import bootstrap_mean_interval
+from lmtool.run.uncertainty import confidence_interval_95
 
 BUNDLED_FOLDER = "data/tasks"
 FEWSHOT_SEED = 1234
@@ -54,10 +54,10 @@ def bundled_task_names() -> list[str]:
     return sorted(path.name for path in bundled_path(BUNDLED_FOLDER).iterdir() if path.is_dir())
 
 
-def import_lm_eval() -> None:
+def import_and_silence_lm_eval() -> None:
     """Imports lm-eval without progress bars and log messages. Raises ResourceError if it is not installed."""
     import_extra("lm_eval", "tasks are measured by", "lmeval")
-    import_datasets()
+    import_datasets_quietly()
     import lm_eval.api.task
 
     # Version 0.4.13 draws a bar for each task and has no option against it.
@@ -65,14 +65,16 @@ def import_lm_eval() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
-def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: int | None = None) -> Tasks:
-    """Loads tasks with their rows, after `import_lm_eval`.
+def load_lm_eval_tasks(
+    names: Sequence[str], models_to_check: Sequence[LoadedModel] = (), n_shots: int | None = None
+) -> Tasks:
+    """Loads tasks with their rows, after `import_and_silence_lm_eval`.
 
     Args:
         names: tasks and groups of lm-eval, YAML files, folders of them, and folders that come with lmtool. Files of
             rows are found beside the YAML file, in the working directory, or among those that come with lmtool.
-        models: to evaluate.
-        shots: examples before each prompt, except of tasks that set 0; None for the number that each task sets.
+        models_to_check: to evaluate.
+        n_shots: examples before each prompt, except of tasks that set 0; None for the number that each task sets.
 
     Raises:
         UsageError: for an unknown task, and for one that lm-eval cannot use or a model cannot do.
@@ -100,7 +102,7 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
             near = did_you_mean(find_nearest(spec, [*bundled_task_names(), *manager.all_tasks]))
             fix = f"name a task of lm-eval, a YAML file, a folder of them, {', '.join(bundled_task_names())}"
             raise UsageError(f"there is no task {quote(spec)}{near}", where="--tasks", fix=fix)
-        found = _load_task(manager, spec)
+        found = _load_lm_eval_spec(manager, spec)
         repeated = opened["tasks"].keys() & found["tasks"].keys()
         for kind, loaded_tasks in opened.items():
             loaded_tasks |= found[kind]
@@ -110,8 +112,8 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
             raise UsageError(f"two tasks have the name {quote(min(repeated))}", where=str(spec), fix="name one of them")
     for task in opened["tasks"].values():
         default = task.get_config("num_fewshot")
-        task.set_config("num_fewshot", default or 0 if shots is None or default == 0 else shots)
-    for loaded in models:
+        task.set_config("num_fewshot", default or 0 if n_shots is None or default == 0 else n_shots)
+    for loaded in models_to_check:
         check_predicts_tokens(loaded)
         for name, task in opened["tasks"].items():
             cannot_generate = task.OUTPUT_TYPE == "generate_until" and not TextGenerator(loaded).writes
@@ -122,7 +124,7 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
     return opened
 
 
-def _load_task(manager: Any, spec: str | Path) -> Tasks:
+def _load_lm_eval_spec(manager: Any, spec: str | Path) -> Tasks:
     """Loads the tasks and groups of a name or a YAML file."""
     folders = [Path.cwd()] if isinstance(spec, str) else [spec.parent, Path.cwd(), bundled_path("data").parent]
     # lm-eval opens the file of a group by its name only.
@@ -149,16 +151,18 @@ def _unusable_task_error(error: Exception, where: str) -> UsageError:
     return UsageError(what, where=where, fix="correct it; --debug shows where it fails")
 
 
-def iterate_row_texts(tasks: Tasks, limit: int | None = None) -> Iterator[tuple[str, str]]:
+def iterate_row_names_and_answered_prompts(
+    tasks: Tasks, max_rows_per_task: int | None = None
+) -> Iterator[tuple[str, str]]:
     """Yields the name of each row, and its text with the right answer.
 
     Raises DataError for a right answer that is none of the choices, which lm-eval counts as wrong, and UsageError for a
     template that fails.
 
-    limit: rows of each task; None for all.
+    max_rows_per_task: rows of each task; None for all.
     """
     for name, task in tasks["tasks"].items():
-        for number, doc in enumerate(islice(task.eval_docs, limit), 1):
+        for number, doc in enumerate(islice(task.eval_docs, max_rows_per_task), 1):
             is_choice = task.OUTPUT_TYPE == "multiple_choice"
             try:
                 text, target = task.doc_to_text(doc), task.doc_to_target(doc)
@@ -229,7 +233,7 @@ class BenchmarkResults:
             lines += [[name, title, f"{value:.4f}", "", "", ""] for title, value in values.items()]
         return align_columns(lines, n_left_aligned=2)
 
-    def notices(self) -> list[str]:
+    def truncation_notices(self) -> list[str]:
         """Returns what a reader of the results should know."""
         return [f"{self.n_truncated:,} requests lost the beginning of their context, which is too long"] * (
             self.n_truncated > 0
@@ -241,10 +245,10 @@ class BenchmarkResults:
         durable.write_output_file(path, (json.dumps(row, default=str).encode() + b"\n" for row in rows))
 
 
-def evaluate_tasks(
-    loaded: LoadedModel, tasks: Tasks, limit: int | None = None, report: Progress = ignore_progress
+def evaluate_lm_eval_tasks(
+    loaded: LoadedModel, tasks: Tasks, max_rows_per_task: int | None = None, report: Progress = ignore_progress
 ) -> BenchmarkResults:
-    """Evaluates a model on each task, by all processes together. limit: rows of each task; None for all.
+    """Evaluates a model on each task, by all processes together. max_rows_per_task: rows of each task; None for all.
 
     Raises UsageError for a task that lm-eval cannot use.
     """
@@ -260,7 +264,7 @@ def evaluate_tasks(
     with loaded.joined() as loaded:
         model = lmeval.LmtoolModel(loaded, report)
         try:
-            found = evaluate(model, dict(tasks), limit=limit, bootstrap_iters=0)
+            found = evaluate(model, dict(tasks), limit=max_rows_per_task, bootstrap_iters=0)
         except TASK_ERRORS as error:
             if any(frame.f_code.co_filename == lmeval.__file__ for frame, _ in walk_tb(error.__traceback__)):
                 raise
@@ -268,16 +272,18 @@ def evaluate_tasks(
     results: dict[str, dict[str, BenchmarkMetric]] = {}
     for name, task in tasks["tasks"].items():
         metrics = results[name] = {}
-        for key, value in _select_metrics(found["results"][name]).items():
+        for key, value in _select_metrics_without_stderr(found["results"][name]).items():
             metric, _, kind = key.partition(",")
             rows = [row for row in found["samples"][name] if metric in row and row["filter"] == (kind or "none")]
-            metrics[key] = _make_metric(float(value), [row[metric] for row in rows], task.aggregation().get(metric))
-    groups = {name: _select_metrics(figures) for name, figures in found.get("groups", {}).items()}
+            metrics[key] = _make_metric_with_interval(
+                float(value), [row[metric] for row in rows], task.aggregation().get(metric)
+            )
+    groups = {name: _select_metrics_without_stderr(figures) for name, figures in found.get("groups", {}).items()}
     n_rows = {name: found["n-samples"][name]["effective"] for name in results}
     return BenchmarkResults(results, groups, n_rows, found["n-shot"], found["samples"], model.n_truncated)
 
 
-def _select_metrics(figures: Mapping[str, Any]) -> dict[str, Any]:
+def _select_metrics_without_stderr(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics among the results of a task or group, which lm-eval names with their filters."""
     return {
         key.removesuffix(",none"): value
@@ -286,29 +292,29 @@ def _select_metrics(figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _make_metric(value: float, rows: Sequence[Any], aggregate: Any) -> BenchmarkMetric:
+def _make_metric_with_interval(value: float, row_values: Sequence[Any], aggregate: Any) -> BenchmarkMetric:
     """Returns a metric with its interval: that of a share, or by a bootstrap over the rows that lm-eval aggregates.
 
-    rows: a number for each row, or the log-probability of a text and its number of words or bytes.
+    row_values: a number for each row, or the log-probability of a text and its number of words or bytes.
     """
     kind = getattr(aggregate, "__name__", "mean")
     if kind in ("weighted_perplexity", "bits_per_byte"):
-        log_p_R, length_R = np.array(rows, dtype=np.float64).T
+        log_p_R, length_R = np.array(row_values, dtype=np.float64).T
         ratio = log_p_R.sum() / length_R.sum()
         # The ratio of two sums varies as the mean of this does.
-        ends = bootstrap_interval(ratio + (log_p_R - ratio * length_R) / length_R.mean())
-        return BenchmarkMetric(value, _aggregate_interval(aggregate, [(one, 1) for one in ends]), log_p_R.tolist())
-    if kind not in ("mean", "perplexity") or not all(isinstance(one, int | float) for one in rows):
+        ends = bootstrap_mean_interval(ratio + (log_p_R - ratio * length_R) / length_R.mean())
+        return BenchmarkMetric(value, _aggregate_interval_ends(aggregate, [(one, 1) for one in ends]), log_p_R.tolist())
+    if kind not in ("mean", "perplexity") or not all(isinstance(one, int | float) for one in row_values):
         return BenchmarkMetric(value, None, [])
-    values_R = np.array(rows, dtype=np.float64)
+    values_R = np.array(row_values, dtype=np.float64)
     if np.isin(values_R, (0, 1)).all():
-        return BenchmarkMetric(value, confidence_interval("accuracy", value, len(rows)), values_R.tolist())
+        return BenchmarkMetric(value, confidence_interval_95("accuracy", value, len(row_values)), values_R.tolist())
     return BenchmarkMetric(
-        value, _aggregate_interval(aggregate or mean, bootstrap_interval(values_R)), values_R.tolist()
+        value, _aggregate_interval_ends(aggregate or mean, bootstrap_mean_interval(values_R)), values_R.tolist()
     )
 
 
-def _aggregate_interval(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:
+def _aggregate_interval_ends(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:
     """Returns an interval after an aggregation, the lower end first."""
     found = []
     for one in ends:

@@ -55,25 +55,29 @@ def resolve_objective(objective: AnyObjective, train: LabelledTable) -> AnyObjec
     """Returns the objective with what follows from the training rows. Raises UsageError if it does not fit them."""
     if isinstance(objective, Classification) and train.labels is not None:
         objective = objective.with_values({"task": train.labels.kind})
-    resolved: AnyObjective = get_task_class(objective).resolve(objective, train)
+    resolved: AnyObjective = get_task_class(objective).resolve_spec_from_rows(objective, train)
     return resolved
 
 
 def build_task(
-    recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
+    recipe: Recipe, prompt_format: PromptFormat, task_name: str, columns: Columns, labels: tuple[str, ...]
 ) -> Task:
-    """Builds the task of a resolved recipe. name: of one of several. labels: classes that generated texts may name."""
+    """Builds the task of a resolved recipe.
+
+    task_name: one of several. labels: classes that generated texts may name.
+    """
     spec = recipe.objective
     if isinstance(spec, Classification) and spec.task == "auto":
         raise ValueError("the labels have not been inferred from the table yet")
-    return get_task_class(spec, len(columns.texts)).build(recipe, prompt_format, name, columns, labels)
+    return get_task_class(spec, len(columns.texts)).build(recipe, prompt_format, task_name, columns, labels)
 
 
-def with_calibration(recipe: Recipe, figures: Mapping[str, Any], step: int) -> Recipe:
+def with_saved_calibration(recipe: Recipe, figures: Mapping[str, Any], checkpoint_step: int) -> Recipe:
     """Returns the recipe with temperature and thresholds that held-out rows decided, unless it names them itself.
 
-    figures: results of the run. step: of the checkpoint; temperature and thresholds of another one are not used.
+    figures: results of the run. Temperature and thresholds of another step than that of the checkpoint are not used.
     """
-    keys = ("null_threshold", "temperature", "thresholds") if figures.get("step") == step else ("null_threshold",)
+    is_same_step = figures.get("step") == checkpoint_step
+    keys = ("null_threshold", *(("temperature", "thresholds") if is_same_step else ()))
     unset = (key for key in keys if getattr(recipe.objective, key, "") is None)
     return recipe.with_values({f"objective.{key}": figures.get(key) for key in unset})

@@ -12,7 +12,7 @@ from lmtool.data.delimited import MAX_FIELD_CHARACTERS, find_field_fault
 from lmtool.data.files import quote
 from lmtool.errors import UsageError
 from lmtool.tasks.labels import MAX_LABEL_CHARACTERS, SEPARATOR, normalize_label_cell
-from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, MessagesRefusedError, add_tool_calls
+from lmtool.tokenization.chat import MESSAGE_ROLES, ChatFormat, Message, MessagesRefusedError, add_tool_fields_
 from lmtool.tokenization.tokenizer import find_word_spans, replace_surrogates
 from lmtool.tokenization.tools import ToolsUnsupportedError, validate_tools
 
@@ -54,7 +54,7 @@ def parse_text(cell: Any) -> str:
     return cell or ""
 
 
-def parse_target(cell: Any) -> str:
+def parse_nonblank_text(cell: Any) -> str:
     """Returns the text of a cell, which may not be blank."""
     if not (text := parse_text(cell)).strip():
         raise CellError("empty target", "the target is empty", "fill it")
@@ -180,16 +180,16 @@ def parse_messages(cell: Any) -> tuple[Message, ...]:
     return tuple(_parse_message(value, number) for number, value in enumerate(cell, 1))
 
 
-def parse_conversation(
-    cell: Any, has_answer: bool, chat: ChatFormat | None, tools: Sequence[dict[str, Any]] = ()
+def parse_and_trim_conversation(
+    cell: Any, ends_with_assistant: bool, chat: ChatFormat | None, tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[Message, ...]:
-    """Returns the messages up to the last one of the assistant; without `has_answer` up to the last one of others.
+    """Returns the messages up to the last one of the assistant, or of others without `ends_with_assistant`.
 
     chat: checks messages and tools.
     """
     messages = parse_messages(cell)
-    ends = [n for n, message in enumerate(messages, 1) if (message["role"] == "assistant") == has_answer]
-    if not ends and has_answer:
+    ends = [n for n, message in enumerate(messages, 1) if (message["role"] == "assistant") == ends_with_assistant]
+    if not ends and ends_with_assistant:
         raise CellError("no answer", "there is no message of the assistant to learn from", "add its answer")
     if not ends:
         raise CellError("no question", "there is no message to answer", "add one of the user")
@@ -224,7 +224,7 @@ def _parse_message(value: Any, number: int) -> Message:
     if fault is not None:
         raise CellError(fault.kind, f"message {number}: {fault.what}", fault.fix)
     try:
-        return add_tool_calls(Message(role=role, content=replace_surrogates(text)), value, number)
+        return add_tool_fields_(Message(role=role, content=replace_surrogates(text)), value, number)
     except UsageError as error:
         raise CellError("wrong calls", error.what, error.fix) from None
 

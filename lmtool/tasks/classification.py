@@ -48,9 +48,9 @@ class ClassificationTask(HeadTask):
         self.temperature = spec.temperature or 1.0
 
     @classmethod
-    def resolve(cls, spec: Classification, train: LabelledTable) -> Classification:
+    def resolve_spec_from_rows(cls, spec: Classification, train: LabelledTable) -> Classification:
         """Sets the labels, and the weight of each class in the loss: n / (C n_c) if the recipe has `balanced`."""
-        spec = super().resolve(spec, train)
+        spec = super().resolve_spec_from_rows(spec, train)
         weights, n = spec.class_weights, len(spec.labels)
         if weights == "balanced":
             counts = Counter(item.label for item in train.items)
@@ -128,17 +128,17 @@ def fit_temperature(scores_RC: Floats, true_R: NDArray[np.int64]) -> float:
     return float(np.exp(max(0.0, best.x) if has_few_mistakes else best.x))
 
 
-def set_decision_rule(task: Task | None, cost_table: str | None, min_probability: float | None = None) -> None:
+def set_decision_rule(task: Task | None, cost_table_path: str | None, min_probability: float | None = None) -> None:
     """Sets the costs of errors and the minimum probability of a classification task.
 
-    cost_table: see `read_cost_table`. Raises UsageError if either is given for another task, and the errors of the
+    cost_table_path: see `read_cost_table`. Raises UsageError if either is given for another task, and the errors of the
     table.
     """
     if isinstance(task, ClassificationTask):
-        task.costs_CC = None if cost_table is None else read_cost_table(cost_table, task.labels)
+        task.costs_CC = None if cost_table_path is None else read_cost_table(cost_table_path, task.labels)
         task.min_probability = min_probability or 0.0
-    elif cost_table is not None or min_probability is not None:
-        where = "--min-probability" if cost_table is None else "--costs"
+    elif cost_table_path is not None or min_probability is not None:
+        where = "--min-probability" if cost_table_path is None else "--costs"
         raise UsageError("this run does not predict a class", where=where, fix="omit it, or name a run that does")
 
 
@@ -158,7 +158,7 @@ def read_cost_table(source: str, labels: Sequence[str]) -> Floats:
     for i, j in np.ndindex(costs_CC.shape):
         row, column = rows[names.index(labels[i])], table.names.index(labels[j], 1)
         if (cost := parse_label_number(str(row.values[column]))) is None:
-            where = table.file.where(row.number, row.line, column)
+            where = table.file.format_location(row.number, row.line, column)
             raise DataError("the cost is not a number", where=where, fix="write one; 0 for the right class")
         costs_CC[i, j] = cost
     return costs_CC

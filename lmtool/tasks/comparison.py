@@ -27,21 +27,23 @@ class RowScores(NamedTuple):
 
 
 def score_table_rows(
-    loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_IN_TRAINING
+    loaded: LoadedModel, run_name: str, source: str, task_name: str = "", read_options: Data = AS_IN_TRAINING
 ) -> RowScores:
     """Scores the predictions of a model, fine-tuned on a table, for each row of another table.
 
     1 for a right class, set of labels or answer, 0 for a wrong one; for tags the share of right words; for target texts
     chrF; for numbers the negative absolute error. Raises as `evaluate_tables` does.
 
-    run: name of the model.
+    run_name: name of the model.
     """
-    texts, answers = predict_labelled_rows(loaded, source, task, reading)
-    scored = [_score_prediction(*pair) for pair in zip(texts.items, answers, strict=True)]
-    return RowScores(run, scored[0][0], [item.name_and_text for item in texts.items], [score for _, score in scored])
+    texts, answers = predict_labelled_rows(loaded, source, task_name, read_options)
+    scored = [_choose_metric_and_score(*pair) for pair in zip(texts.items, answers, strict=True)]
+    return RowScores(
+        run_name, scored[0][0], [item.name_and_text for item in texts.items], [score for _, score in scored]
+    )
 
 
-def score_tasks(run: str, results: BenchmarkResults) -> dict[str, RowScores]:
+def extract_row_scores_by_task(run_name: str, results: BenchmarkResults) -> dict[str, RowScores]:
     """Returns the scores of a run on the rows of each task of lm-eval, by a metric of 0 and 1 or else the first one."""
     scored = {}
     for name, metrics in results.tasks.items():
@@ -49,20 +51,20 @@ def score_tasks(run: str, results: BenchmarkResults) -> dict[str, RowScores]:
         for title in sorted(values, key=lambda title: not set(values[title]) <= {0, 1})[:1]:
             metric_name = "log-probability" if title.endswith(("perplexity", "per_byte")) else title
             rows = [(f"row {n}", "") for n in range(1, len(values[title]) + 1)]
-            scored[name] = RowScores(run, metric_name, rows, values[title])
+            scored[name] = RowScores(run_name, metric_name, rows, values[title])
     return scored
 
 
-def _score_prediction(item: LabelledRow, answer: object) -> tuple[str, float]:
+def _choose_metric_and_score(item: LabelledRow, prediction: object) -> tuple[str, float]:
     if item.answers is not None:
-        return "exact match", exact_match(str(answer), [answer_span.text for answer_span in item.answers])
-    if isinstance(answer, list):
-        return "word accuracy", compute_word_accuracy([cast(tuple[str, ...], item.label)], [answer])
+        return "exact match", exact_match(str(prediction), [answer_span.text for answer_span in item.answers])
+    if isinstance(prediction, list):
+        return "word accuracy", compute_word_accuracy([cast(tuple[str, ...], item.label)], [prediction])
     if isinstance(item.label, float):
-        return "negative absolute error", -abs(float(str(answer)) - item.label)
+        return "negative absolute error", -abs(float(str(prediction)) - item.label)
     if item.target is not None:
-        return "chrF", compute_chrf_scores([str(answer)], [item.target])[0]
-    return "accuracy", float(_split_labels(str(answer)) == _split_labels(format_target(item) or ""))
+        return "chrF", compute_chrf_scores([str(prediction)], [item.target])[0]
+    return "accuracy", float(_split_labels(str(prediction)) == _split_labels(format_target(item) or ""))
 
 
 def _split_labels(text: str) -> set[str]:

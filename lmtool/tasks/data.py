@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.inference.evaluation import BATCH_TOKENS, Validation, group_by_length
+from lmtool.inference.evaluation import BATCH_TOKENS, ValidationResult, group_by_length
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.run.files import SavedSplit, StreamPosition
-from lmtool.tasks.baseline import Baseline, EmbedTexts, measure_baseline
+from lmtool.tasks.baseline import Baseline, EmbedTexts, score_or_cross_validate_baseline
 from lmtool.tasks.heads import HeadTask, ScoredRows
 from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.results import Results
@@ -66,7 +66,7 @@ class TableData:
     prompt_format: PromptFormat
     objective: Objective
     tasks: Sequence[TaskRows]
-    lines: tuple[str, ...]
+    description_lines: tuple[str, ...]
     warnings: tuple[str, ...]
     split: SavedSplit | None
     batch_size: int
@@ -109,7 +109,7 @@ class TableData:
         """Whether rows have to be left out for a score, or for the temperature or the thresholds of a head."""
         return any(task.texts is not None and (isinstance(task.task, HeadTask) or not task.test) for task in self.tasks)
 
-    def folds(self, n_folds: int) -> list["TableData"]:
+    def make_cross_validation_folds(self, n_folds: int) -> list["TableData"]:
         """Returns the data of each fold of cross-validation: its rows are for testing, the others for training.
 
         Returns none if the rows of a task cannot be divided because all have the same text.
@@ -117,18 +117,20 @@ class TableData:
         folds_of_tasks = [draw_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks]
         if min(map(len, folds_of_tasks)) < 2:
             return []
-        return [self._with_test_rows(numbers) for numbers in zip(*folds_of_tasks, strict=False)]
+        return [self._with_held_out_test_rows(numbers) for numbers in zip(*folds_of_tasks, strict=False)]
 
-    def _with_test_rows(self, numbers_of_tasks: Sequence[frozenset[int]]) -> "TableData":
+    def _with_held_out_test_rows(self, row_numbers_by_task: Sequence[frozenset[int]]) -> "TableData":
         """Returns the data in which the rows of each task with these numbers are for testing, not for training."""
         tasks = []
-        for task, numbers in zip(self.tasks, numbers_of_tasks, strict=True):
+        for task, numbers in zip(self.tasks, row_numbers_by_task, strict=True):
             train = [row for row in task.train if row.number not in numbers]
             test = [row for row in task.train if row.number in numbers]
             tasks.append(replace(task, train=train, valid=train, test=test))
         return replace(self, tasks=tasks)
 
-    def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> AbstractContextManager[None]:
+    def open_streams_for_training(
+        self, compute: Compute, resume_positions: Sequence[StreamPosition] = ()
+    ) -> AbstractContextManager[None]:
         return nullcontext()
 
     def token_counts(self) -> NDArray[np.int64]:
@@ -139,17 +141,17 @@ class TableData:
                 counts_V += np.bincount(tokens, minlength=len(counts_V))
         return counts_V
 
-    def set_statistics(self, lm: LanguageModel) -> None:
+    def initialize_from_data_(self, lm: LanguageModel) -> None:
         """Initializes a head with the word counts of the training rows, if it needs them."""
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             groups = group_by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.fit_feature_statistics_(self.objective.collate([rows[i].example() for i in group]) for group in groups)
+            lm.fit_counted_weights_(self.objective.collate([rows[i].example() for i in group]) for group in groups)
 
     def measure_baselines(self, embed_texts: EmbedTexts | None) -> None:
         """Measures `baselines`. embed_texts: of the encoder that is fine-tuned, if any."""
         self.baselines = {
-            task.task.name: measure_baseline(*task.labelled, task.measured_part, embed_texts)
+            task.task.name: score_or_cross_validate_baseline(*task.labelled, task.measured_part, embed_texts)
             for task in self.tasks
             if task.labelled is not None
         }
@@ -168,7 +170,7 @@ class TableData:
         parts = [(len(task.train), task.weight) for task in self.tasks]
         return TableExamples(rows, self.batch_size, self.seed, parts, self.tasks[0].task.resample_row)
 
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
+    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> ValidationResult:
         """Computes loss and metrics on the validation rows of all tasks."""
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(TaskModel(lm, objective, compute), rows)
@@ -177,7 +179,7 @@ class TableData:
     def validation_tokens(self) -> int:
         return sum(sum(row.lengths) for task in self.tasks for row in task.valid)
 
-    def estimate_final_seconds(self, validation_seconds: float) -> float:
+    def estimate_final_evaluation_seconds(self, validation_seconds: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
         n_measured = sum(len(task.test or task.valid) for task in self.tasks if task.test or task.texts is None)
         # Choosing and explaining the predictions of a head takes about as much computation again, as does generating
@@ -210,7 +212,7 @@ class TableData:
             for task in data.tasks:
                 rows = cast(list[EncodedRow], task.test)
                 if isinstance(task.task, HeadTask):
-                    scored.append(task.task.score_rows(model, rows))
+                    scored.append(task.task.score_and_explain_rows(model, rows))
                 else:
                     results.append(task.task.measure(model, rows, part, step))
         if scored:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
+from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items
 from lmtool.objective import Loss
 from lmtool.objective.contrastive import EmbeddingObjective, split_texts
 from lmtool.printable import format_count
@@ -46,7 +46,7 @@ class EmbeddingTask(Task):
         return "number" if len(columns.texts) > 1 else "class"
 
     @classmethod
-    def resolve(cls, spec: Embedding, train: LabelledTable) -> Embedding:
+    def resolve_spec_from_rows(cls, spec: Embedding, train: LabelledTable) -> Embedding:
         return with_inferred_loss(spec, train.columns)
 
     def __init__(self, prompt_format: PromptFormat, spec: Embedding) -> None:
@@ -76,7 +76,7 @@ class EmbeddingTask(Task):
         items = EvaluationItems([row.lengths for row in rows], embed_batch, dtype=np.float32)
         return np.stack(evaluate_items(model.lm, items, model.compute).arrays)
 
-    def _evaluate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
+    def _compute_loss_and_metrics(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
         """Computes the mean loss of batches of LOSS_BATCH_ROWS, and the figures."""
         vectors_RKD, labels = torch.from_numpy(self.compute_vectors(model, rows)), [row.label for row in rows]
         known = [label for label in labels if label is not None]
@@ -94,11 +94,11 @@ class EmbeddingTask(Task):
         """Computes metrics of vectors of length 1 (R, K, D). labels_R: classes or numbers, if rows have them."""
         raise NotImplementedError
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
-        return self.make_validation(*self._evaluate(model, rows))
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+        return self.make_validation(*self._compute_loss_and_metrics(model, rows))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        return Results(part, step, len(rows), *self._evaluate(model, rows), [], ())
+        return Results(part, step, len(rows), *self._compute_loss_and_metrics(model, rows), [], ())
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         raise TypeError("a model of vectors of texts predicts nothing")

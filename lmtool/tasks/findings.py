@@ -48,7 +48,7 @@ def find_table_problems(
         bytes_per_token: see `make_language_notices`.
         brief: compares the first rows only, in less than about a second.
     """
-    if repeated := find_duplicate_rows(train.items):
+    if repeated := find_rows_equal_to_earlier(train.items):
         text = f"{len(repeated):,} of {format_count(len(train), 'row')} are equal to an earlier one"
         text += f"; first: row {repeated[0][0].row} is row {repeated[0][1]}"
         yield Notice("duplicate rows", len(repeated), text)
@@ -67,36 +67,41 @@ def find_table_problems(
         yield from make_language_notices(rows, tokenizer, bytes_per_token, "row")
 
 
-def find_duplicate_rows(items: Iterable[LabelledRow]) -> list[tuple[LabelledRow, int]]:
+def find_rows_equal_to_earlier(items: Iterable[LabelledRow]) -> list[tuple[LabelledRow, int]]:
     """Returns the rows that wholly equal an earlier one, each with the number of the first such row."""
     first: dict[tuple[tuple[str, ...], Label | None, str | None], int] = {}
     rows = ((item, first.setdefault((item.texts, item.label, item.target), item.row)) for item in items)
     return [(item, earlier) for item, earlier in rows if earlier != item.row]
 
 
-def _find_missing_classes(rows: LabelledTable, name: str, misspelt: Container[str]) -> Iterator[Notice]:
+def _find_missing_classes(rows: LabelledTable, part_name: str, misspelt: Container[str]) -> Iterator[Notice]:
     """Yields a notice of the classes without rows in a part; misspelt ones have a notice of their own."""
     if rows.labels is None or rows.labels.kind not in ("class", "multi"):
         return
     if missing := [label for label, count in rows.count_classes().items() if not count and label not in misspelt]:
-        text = f"{len(missing):,} of {format_count(len(rows.labels.names), 'label')} have no row in the {name} part"
+        labels = format_count(len(rows.labels.names), "label")
+        text = f"{len(missing):,} of {labels} have no row in the {part_name} part"
         yield Notice("classes without rows", len(missing), f"{text}; first: {quote(missing[0], 40)}")
 
 
-def _find_near_duplicates(train: Sequence[LabelledRow], held_out: Sequence[LabelledRow], name: str) -> Iterator[Notice]:
+def _find_near_duplicates(
+    train: Sequence[LabelledRow], held_out: Sequence[LabelledRow], part_name: str
+) -> Iterator[Notice]:
     """Yields a notice of the rows of a held-out part that nearly equal training rows; equal ones do not count."""
     known = {item.texts for item in train}
     rest = [item for item in held_out if item.texts not in known]
-    near = {row: other for block in _make_shingle_blocks(rest) for row, other in _find_similar(train, block).items()}
+    blocks = _hash_shingles_in_blocks(rest)
+    near = {row: other for block in blocks for row, other in _match_similar_training_rows(train, block).items()}
     if near:
         row, other = min(near.items())
-        what = f"{len(near):,} of {format_count(len(held_out), 'row')} of the {name} part are nearly rows for training"
+        rows = format_count(len(held_out), "row")
+        what = f"{len(near):,} of {rows} of the {part_name} part are nearly rows for training"
         similarity = f"{100 * MIN_SIMILARITY:.0f} % of their {SHINGLE_WORDS}-grams of words or more"
         text = f"{what} (in common: {similarity}); first: row {row} is nearly row {other} there"
         yield Notice("rows nearly shared by train and test", len(near), text)
 
 
-def _make_shingle_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[int, frozenset[int]]]:
+def _hash_shingles_in_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[int, frozenset[int]]]:
     """Yields the shingles of rows by row number, for so many rows at once that memory is bounded."""
     block: dict[int, frozenset[int]] = {}
     size = 0
@@ -109,13 +114,15 @@ def _make_shingle_blocks(items: Iterable[LabelledRow]) -> Iterator[dict[int, fro
     yield block
 
 
-def _find_similar(train: Iterable[LabelledRow], held_out: Mapping[int, frozenset[int]]) -> dict[int, int]:
+def _match_similar_training_rows(
+    train: Iterable[LabelledRow], held_out_shingles: Mapping[int, frozenset[int]]
+) -> dict[int, int]:
     """Returns for each held-out row the first training row whose shingles have MIN_SIMILARITY, if any.
 
     Exact, by prefixes (Chaudhuri et al. 2006): ordered from the rarest shingle, two sets s of that similarity have one
     in common among the first |s| - ceil(MIN_SIMILARITY |s|) + 1 of each.
     """
-    frequency = Counter(shingle for shingles in held_out.values() for shingle in shingles)
+    frequency = Counter(shingle for shingles in held_out_shingles.values() for shingle in shingles)
 
     def select_prefix(shingles: frozenset[int]) -> list[int]:
         # Shingles of no held-out row come first, and match nothing.
@@ -124,7 +131,7 @@ def _find_similar(train: Iterable[LabelledRow], held_out: Mapping[int, frozenset
         return common[: max(0, n - len(shingles) + len(common))]
 
     rows_by_shingle: dict[int, list[int]] = defaultdict(list)
-    for row, shingles in held_out.items():
+    for row, shingles in held_out_shingles.items():
         for shingle in select_prefix(shingles):
             rows_by_shingle[shingle].append(row)
     similar: dict[int, int] = {}
@@ -132,7 +139,7 @@ def _find_similar(train: Iterable[LabelledRow], held_out: Mapping[int, frozenset
         shingles = hash_shingles(item.texts)
         candidates = {row for shingle in select_prefix(shingles) for row in rows_by_shingle.get(shingle, ())}
         for row in candidates - similar.keys():
-            if len(shingles & held_out[row]) >= MIN_SIMILARITY * len(shingles | held_out[row]) - 1e-9:
+            if len(shingles & held_out_shingles[row]) >= MIN_SIMILARITY * len(shingles | held_out_shingles[row]) - 1e-9:
                 similar[row] = item.row
     return similar
 

@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from lmtool.analysis.attribution import find_row_words, remove_tokens
+from lmtool.analysis.attribution import find_words_and_positions_in_row, remove_tokens
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.labels import Label, LabelKind, LabelMap
 from lmtool.tasks.metrics import MetricValues
@@ -83,7 +83,7 @@ class HeadTask(Task):
         return None if spec.task == "auto" else spec.task
 
     @classmethod
-    def resolve(cls, spec: Classification, train: LabelledTable) -> Classification:
+    def resolve_spec_from_rows(cls, spec: Classification, train: LabelledTable) -> Classification:
         labels, fix = cast(LabelMap, train.labels), "omit it, or add --labels class if each row has one"
         if spec.contrastive and cls.label_description:
             what = f"contrastive training needs one class per row, but rows have {cls.label_description}"
@@ -110,14 +110,14 @@ class HeadTask(Task):
         evaluated = model.evaluate(rows, lambda scores_BC, *_: list(scores_BC.cpu().double().numpy()))
         return np.stack(evaluated.arrays), evaluated.loss
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
         scores_RC, loss = self.compute_scores(model, rows)
         return self.make_validation(loss, self.compute_metrics(scores_RC, stack_labels(rows)))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        return self.summarize([self.score_rows(model, rows)], part, step)
+        return self.summarize([self.score_and_explain_rows(model, rows)], part, step)
 
-    def score_rows(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ScoredRows:
+    def score_and_explain_rows(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ScoredRows:
         """Computes the scores of a model on labelled rows, and finds the words that decided its mistakes."""
         scores_RC, loss = self.compute_scores(model, rows)
         if np.isnan(loss):
@@ -170,7 +170,7 @@ class HeadTask(Task):
         variants: list[EncodedRow] = []
         for mistake in mistakes:
             row = rows[mistake.row]
-            words, positions = find_row_words(self.prompt_format.tokenizer, row.tokens)
+            words, positions = find_words_and_positions_in_row(self.prompt_format.tokenizer, row.tokens)
             cost = len(words) * len(row.tokens)
             if cost > budget:
                 words, positions, cost = [], [], 0

@@ -187,13 +187,13 @@ def normalize_label_cell(value: Any) -> LabelCell | None:
     return None
 
 
-def merge_labels(cell: LabelCell, merges: Mapping[str, str], counts: Counter[str]) -> LabelCell:
+def merge_and_count_labels(cell: LabelCell, merges: Mapping[str, str], counts: Counter[str]) -> LabelCell:
     """Replaces labels in a cell. merges: new names by old ones. counts: incremented for each old name replaced."""
     if isinstance(cell, tuple):
         counts.update(name for name in cell if name in merges)
         return tuple(merges.get(name, name) for name in cell)
     if cell not in merges and SEPARATOR in cell:
-        return SEPARATOR.join(merge_labels(split_label_names(cell), merges, counts)) or cell
+        return SEPARATOR.join(merge_and_count_labels(split_label_names(cell), merges, counts)) or cell
     counts.update([cell] if cell in merges else [])
     return merges.get(cell, cell)
 

@@ -46,16 +46,18 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
         ]
         pairs = [tuple((context, continuation) for context, continuation in (one.args for one in row)) for row in rows]
         origins = {pair: f"{row[0].task_name}, row {row[0].doc_id + 1}" for pair, row in zip(pairs, rows, strict=True)}
-        found = score_continuations(self._loaded, [*origins], [*origins.values()], cuts=True, report=self._report)
+        found = score_continuations(
+            self._loaded, [*origins], [*origins.values()], truncate_contexts=True, report=self._report
+        )
         scored = dict(zip(origins, found, strict=True))
         answers = [one for pair in pairs for one in scored[pair]]
         self.n_truncated += sum(one.is_cut for one in answers)
-        return [(self._check_finite(one.total), one.is_greedy) for one in answers]
+        return [(self._refuse_nan(one.total), one.is_greedy) for one in answers]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Computes the log-probability of each text, of any length."""
         texts = [text for (text,) in (one.args for one in requests)]
-        return list(map(self._check_finite, score_long_texts(self._loaded, texts, self._report)))
+        return list(map(self._refuse_nan, score_long_texts(self._loaded, texts, self._report)))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Generates a continuation of each context, up to the first of the texts that end it."""
@@ -69,14 +71,14 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
             if options["do_sample"]:
                 sampling = {key: options[key] for key in FILTER_NAMES if options.get(key) is not None}
                 params = SamplingParams("sample", max_new_tokens=options["max_gen_toks"], **sampling)
-            prompts = [self._make_prompt(requests[n].args[0], params.max_new_tokens) for n in chosen]
+            prompts = [self._make_truncated_prompt(requests[n].args[0], params.max_new_tokens) for n in chosen]
             found = TextGenerator(self._loaded).completions(prompts, params, stop=stop, overflow="cut")
             for done, (n, completion) in enumerate(zip(chosen, found, strict=True), len(generated) + 1):
                 generated[n] = completion.text
                 self._report("generating", done, len(requests))
         return [generated[n] for n in range(len(requests))]
 
-    def _make_prompt(self, text: str, n_new: int) -> Prompt:
+    def _make_truncated_prompt(self, text: str, n_new: int) -> Prompt:
         """Returns a prompt that leaves room for `n_new` tokens in the context, truncated at its beginning."""
         prompt, context = self._loaded.prompt_format.make_prompt(text), self._loaded.model.context
         if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - n_new):
@@ -84,7 +86,7 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
         self.n_truncated += 1
         return prompt.keep_last(max(1, context - n_new))
 
-    def _check_finite(self, log_p: float) -> float:
+    def _refuse_nan(self, log_p: float) -> float:
         if math.isnan(log_p):
             fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
             where = str(self._loaded.run_path)

@@ -16,17 +16,17 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json", ".csv")
 CSV_COLUMNS = ["from", "to"]
 
 
-def read_label_merges(values: Iterable[str]) -> dict[str, str]:
+def read_label_merges(pairs_or_paths: Iterable[str]) -> dict[str, str]:
     """Returns new label names by old ones from texts A=B and from files; later ones override earlier ones.
 
     Raises UsageError for a text that is neither, DataError for a file of another form, and the errors of reading.
     """
     merges: dict[str, str] = {}
-    for value in values:
+    for value in pairs_or_paths:
         name, is_pair, other = (part.strip() for part in value.partition("="))
         path = Path(value)
         if path.suffix.lower() in FILE_SUFFIXES and (not is_pair or path.is_file()):
-            merges |= _read_file(path)
+            merges |= _read_merges_file(path)
         elif name and other:
             merges[name] = other
         else:
@@ -36,7 +36,7 @@ def read_label_merges(values: Iterable[str]) -> dict[str, str]:
     return {name: other for name, other in merges.items() if name != other}
 
 
-def _read_file(path: Path) -> dict[str, str]:
+def _read_merges_file(path: Path) -> dict[str, str]:
     fix = 'write a mapping of labels, such as {"Positv": "positiv"}'
     if is_csv := path.suffix.lower() == ".csv":
         fix = f"write two columns, {' and '.join(CSV_COLUMNS)}, which its first row names"

@@ -12,7 +12,7 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> Metr
         "macro_f1": float(scores[2][both].mean()),
         "matthews": float(matthews_corrcoef(true_R, predicted_R)) if len(both) > 1 else 0.0,
         **({} if chosen is None else {"f1": float(scores[2][chosen]), "positive": names[chosen]}),
-        "classes": _scores_by_name(names, scores),
+        "classes": _name_class_scores(names, scores),
         "confusion": confusion_matrix(true_R, predicted_R, labels=labels).tolist(),
     }
 
@@ -78,7 +78,7 @@ def find_positive_class(names: Sequence[str]) -> int | None:
     return int(second not in (f"not{first}", f"non{first}", f"no{first}", f"un{first}"))
 
 
-def _scores_by_name(names: Sequence[str], scores: Sequence[NDArray[Any]]) -> dict[str, dict[str, float]]:
+def _name_class_scores(names: Sequence[str], scores: Sequence[NDArray[Any]]) -> dict[str, dict[str, float]]:
     """Returns precision, recall, F1 and support of each class."""
     # scikit-learn counts a class without rows in floats.
     columns = (values.tolist() for values in (*scores[:3], scores[3].astype(np.int64)))
@@ -129,7 +129,7 @@ def multi_label_metrics(
         "subset_accuracy": float((true_RC == predicted_RC).all(1).mean()),
         "micro_f1": float(f1_score(*padded, average="micro", zero_division=0)),
         "macro_f1": float(scores[2].mean()),
-        "classes": _scores_by_name(names, scores),
+        "classes": _name_class_scores(names, scores),
     }
 
 
@@ -186,7 +186,7 @@ def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
         "precision": float(whole[0]),
         "recall": float(whole[1]),
         "accuracy": compute_word_accuracy(true, predicted),
-        "entities": _scores_by_name(types, parts) if types else {},
+        "entities": _name_class_scores(types, parts) if types else {},
     }
 
 
@@ -202,7 +202,7 @@ def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) ->
     """Computes corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) by sacrebleu, with their signatures, and the
     mean F1 of ROUGE by rouge-score, each from 0 to 100, with one reference for each hypothesis.
 
-    repeating: share of hypotheses that repeat a phrase; see `has_repeated_phrase`.
+    repeating: share of hypotheses that repeat a phrase; see `has_consecutively_repeated_phrase`.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -212,8 +212,8 @@ def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) ->
     scorers = {"bleu": BLEU(), "chrf": CHRF()}
     return {
         **{name: scorer.corpus_score(hypotheses, [references]).score for name, scorer in scorers.items()},
-        **dict(zip(("rouge1", "rouge2", "rouge_l"), compute_rouge(hypotheses, references), strict=True)),
-        "repeating": sum(map(has_repeated_phrase, hypotheses)) / len(hypotheses),
+        **compute_rouge(hypotheses, references)._asdict(),
+        "repeating": sum(map(has_consecutively_repeated_phrase, hypotheses)) / len(hypotheses),
         **{f"{name}_signature": str(scorer.get_signature()) for name, scorer in scorers.items()},
     }
 
@@ -223,8 +223,16 @@ class _RougeTokenizer:
         return re.findall(r"[^\W_]+", text.lower())
 
 
-def compute_rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
-    """Computes ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): the mean F1 over texts, from 0 to 100, by rouge-score.
+class RougeScores(NamedTuple):
+    """The mean F1 of unigrams, of bigrams, and of longest common subsequences, from 0 to 100 (Lin 2004)."""
+
+    rouge1: float
+    rouge2: float
+    rouge_l: float
+
+
+def compute_rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeScores:
+    """Computes ROUGE-1, ROUGE-2 and ROUGE-L by rouge-score.
 
     Words are letters and digits of any script in lower case, without stemming; for Latin text those of rouge-score.
     """
@@ -233,10 +241,10 @@ def compute_rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple
     kinds = ("rouge1", "rouge2", "rougeL")
     scorer = RougeScorer(kinds, tokenizer=_RougeTokenizer())
     scores = [scorer.score(reference, text) for text, reference in zip(hypotheses, references, strict=True)]
-    return tuple(100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind in kinds)
+    return RougeScores(*(100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind in kinds))
 
 
-def has_repeated_phrase(text: str) -> bool:
+def has_consecutively_repeated_phrase(text: str) -> bool:
     """Returns whether two or more words directly follow themselves, apart from case and punctuation.
 
     "in a market, in a market" does. One human translation in ten thousand does.
@@ -265,7 +273,7 @@ def exact_match(predicted: str, answers: Sequence[str]) -> float:
 def compute_word_f1(predicted: str, answers: Sequence[str]) -> float:
     """Returns the best F1 of the normalized prediction's words and an answer's. Without answers it must be empty."""
     return max(
-        _compute_f1(normalize_answer(predicted).split(), answer.split()) for answer in _normalize_answers(answers)
+        _compute_token_f1(normalize_answer(predicted).split(), answer.split()) for answer in _normalize_answers(answers)
     )
 
 
@@ -274,7 +282,7 @@ def _normalize_answers(answers: Sequence[str]) -> list[str]:
     return [*filter(None, map(normalize_answer, answers))] or [""]
 
 
-def _compute_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
+def _compute_token_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
     if not predicted or not answer:
         return float(predicted == answer)
     n_common = (Counter(predicted) & Counter(answer)).total()
@@ -311,7 +319,7 @@ def format_class_scores(
     rows = [[nouns[0], "precision", "recall", "F1", nouns[1]]]
     for name in (list(classes)[i] for i in shown):
         *scores, support = (classes[name][score] for score in _SCORES)
-        rows.append([_format_label(name), *(f"{100 * score:.1f}" for score in scores), f"{support:,}"])
+        rows.append([_escape_and_truncate_label(name), *(f"{100 * score:.1f}" for score in scores), f"{support:,}"])
     return [*align_columns(rows), *_format_omitted(len(classes) - len(shown))]
 
 
@@ -323,7 +331,7 @@ def format_confusion(confusion_CC: Ints, names: Sequence[str], max_classes: int 
     shown = _select_largest(confusion_CC.sum(1).tolist(), max_classes)
     rest = [i for i in range(len(names)) if i not in set(shown)]
     groups = [[i] for i in shown] + ([rest] if rest else [])
-    labels = [_format_label(names[i], 12) for i in shown] + (["others"] if rest else [])
+    labels = [_escape_and_truncate_label(names[i], 12) for i in shown] + (["others"] if rest else [])
     rows = [["true \\ predicted", *labels]]
     for label, down in zip(labels, groups, strict=True):
         rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
@@ -339,7 +347,7 @@ def _format_omitted(count: int) -> list[str]:
     return [f"... and {format_count(count, 'more class', 'more classes')}"] if count else []
 
 
-def _format_label(name: str, width: int = 30) -> str:
+def _escape_and_truncate_label(name: str, width: int = 30) -> str:
     """Returns a name on one line, its control characters escaped, truncated to a width."""
     # Combining characters have no width, so their number is limited too.
     text = printable(name[: 4 * width])

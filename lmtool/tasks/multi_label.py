@@ -78,12 +78,12 @@ def fit_thresholds(p_RC: Floats, true_RC: NDArray[np.bool_]) -> tuple[float, ...
     Labels of fewer rows than MIN_THRESHOLD_ROWS share the threshold with the highest F1 over all rows and labels, which
     is DEFAULT_THRESHOLD if these are too few together.
     """
-    shared = find_best_threshold(p_RC, true_RC) if true_RC.sum() >= MIN_THRESHOLD_ROWS else DEFAULT_THRESHOLD
+    shared = find_threshold_of_best_f1(p_RC, true_RC) if true_RC.sum() >= MIN_THRESHOLD_ROWS else DEFAULT_THRESHOLD
     columns = zip(p_RC.T, true_RC.T, true_RC.sum(0) >= MIN_THRESHOLD_ROWS, strict=True)
-    return tuple(find_best_threshold(p_R, true_R) if has_own else shared for p_R, true_R, has_own in columns)
+    return tuple(find_threshold_of_best_f1(p_R, true_R) if has_own else shared for p_R, true_R, has_own in columns)
 
 
-def find_best_threshold(p_RC: Floats, true_RC: NDArray[np.bool_]) -> float:
+def find_threshold_of_best_f1(p_RC: Floats, true_RC: NDArray[np.bool_]) -> float:
     """Finds the threshold with the highest F1, half way between two probabilities; of equally good ones the highest."""
     p_U, count_U = np.unique(p_RC, return_counts=True)
     n_above_U = count_U[::-1].cumsum()[::-1]

@@ -150,15 +150,15 @@ def format_merge_option(old: str, new: str) -> str:
     return f"--merge-labels {'FILE.csv' if '=' in old else shlex.quote(f'{old}={new}')}"
 
 
-def make_label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:
+def make_label_notices(labels_and_places: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:
     """Yields notices of the classes of a training table.
 
-    rows: the classes of each row, and where it is, such as "line 5".
+    labels_and_places: the classes of each row, and where it is, such as "line 5".
     """
     counts: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
     is_multi = False
-    for names, line in rows:
+    for names, line in labels_and_places:
         is_multi |= len(names) != 1
         for name in names:
             counts[name] += 1

@@ -15,7 +15,7 @@ from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
-from lmtool.tasks.build import build_task, get_row_kind, get_task_class, with_calibration
+from lmtool.tasks.build import build_task, get_row_kind, get_task_class, with_saved_calibration
 from lmtool.tasks.classification import set_decision_rule
 from lmtool.tasks.embedding import with_inferred_loss
 from lmtool.tasks.heads import HeadTask
@@ -37,61 +37,61 @@ CHUNK_ROWS = 512
 
 def can_predict_tables(reference: str) -> bool:
     """Returns whether a run predicts rows of tables; reads no weights."""
-    recipe, _ = resolve_reference(reference).written_recipe()
+    recipe, _ = resolve_reference(reference).read_unverified_recipe()
     return isinstance(recipe.objective, RowSpec)
 
 
 def evaluate_tables(
     loaded: LoadedModel,
     sources: Sequence[str],
-    task: str = "",
-    reading: Data = AS_IN_TRAINING,
+    task_name: str = "",
+    read_options: Data = AS_IN_TRAINING,
     skipped: SkippedRows | None = None,
-    costs: str | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    cost_table_path: str | None = None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Results]:
     """Evaluates a fine-tuned model on each table. Raises DataError for a table that does not fit.
 
     Args:
-        task: name of one of several tasks that the model was trained on.
-        reading: overrides how tables were read in training. Columns are inferred if a table has not those of training.
+        task_name: name of one of several tasks that the model was trained on.
+        read_options: overrides those of training. Columns are inferred if a table lacks those of training.
         skipped: counts skipped bad rows.
-        costs: table of costs, see `set_decision_rule`.
-        tell: called with a line about inferred columns.
+        cost_table_path: table of costs, see `set_decision_rule`.
+        print_line: called with a line about inferred columns.
     """
     with loaded.joined() as loaded:
         for source in sources:
-            rows, task_of_table = read_rows(loaded, source, task, reading)
+            rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
             if skipped is not None:
                 skipped.kinds.update(rows.skipped.kinds)
             if rows.columns.are_inferred:
-                tell(rows.columns.describe())
-            set_decision_rule(task_of_table, costs)
+                print_line(rows.columns.describe())
+            set_decision_rule(task_of_table, cost_table_path)
             encoded = task_of_table.encode(rows.items)
             results = task_of_table.measure(make_task_model(loaded), encoded, "table", loaded.step)
             yield replace(results, items=rows.items)
 
 
-def read_rows(
-    loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_IN_TRAINING
+def read_labelled_rows_and_task(
+    loaded: LoadedModel, source: str, task_name: str = "", read_options: Data = AS_IN_TRAINING
 ) -> tuple[LabelledTable, Task]:
     """Reads the labelled rows of a table; returns them, and the task by which the model predicts them.
 
-    task, reading: as for `evaluate_tables`.
+    task_name, read_options: as for `evaluate_tables`.
     """
     spec, data, labels, kind = loaded.recipe.objective, loaded.recipe.data, None, None
     if isinstance(spec, Embedding):
         # The rows need not be of the kind that trained the model.
-        table, requested = open_table_like_training(source, data, reading), reading
+        table, requested = open_table_like_training(source, data, read_options), read_options
         trained = tuple(filter(None, (*data.text_columns, data.label_column)))
         if trained and all(find_matching_column(name, table.names) for name in trained):
-            requested = _override(data, reading)
+            requested = _override(data, read_options)
         columns = trained_columns = choose_columns(table, requested, kind="related")
         kind = get_task_class(spec).get_label_kind(spec, columns)
         spec = with_inferred_loss(spec.with_values({"loss": "auto"}), columns)
         loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": spec}))
     else:
-        table, columns, trained_columns = _open_with_columns(loaded, source, task, reading, labelled=True)
+        table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=True)
         if isinstance(spec, Classification | Tagging):
             label_kind = cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags"
             labels = LabelMap(label_kind, spec.labels)
@@ -100,40 +100,40 @@ def read_rows(
         columns,
         kind=kind,
         labels=labels,
-        skip_bad_rows=data.skip_bad_rows or reading.skip_bad_rows,
+        skip_bad_rows=data.skip_bad_rows or read_options.skip_bad_rows,
         chat=loaded.prompt_format.chat,
-        merges=data.merge_labels | reading.merge_labels,
+        merges=data.merge_labels | read_options.merge_labels,
     )
     classes = rows.labels.names if kind is None and rows.labels is not None and rows.labels.kind == "class" else ()
-    return rows, build_trained_task(loaded, task, trained_columns, classes)
+    return rows, build_trained_task(loaded, task_name, trained_columns, classes)
 
 
 def predict_labelled_rows(
-    loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_IN_TRAINING
+    loaded: LoadedModel, source: str, task_name: str = "", read_options: Data = AS_IN_TRAINING
 ) -> tuple[LabelledTable, list[object]]:
     """Predicts the labelled rows of a table; returns the rows and the predictions. Raises as `evaluate_tables` does."""
-    _require_predictive(loaded)
-    rows, task_of_table = read_rows(loaded, source, task, reading)
+    _check_can_predict_rows(loaded)
+    rows, task_of_table = read_labelled_rows_and_task(loaded, source, task_name, read_options)
     with loaded.joined() as loaded:
         cells = task_of_table.predict_cells(make_task_model(loaded), task_of_table.encode(rows.items))
         return rows, [prediction for prediction, *_ in cells]
 
 
-def get_text_columns(loaded: LoadedModel, reading: Data = AS_IN_TRAINING) -> tuple[str, ...]:
+def get_text_columns(loaded: LoadedModel, read_options: Data = AS_IN_TRAINING) -> tuple[str, ...]:
     """Returns the columns of the texts or conversations that a fine-tuned model reads.
 
-    reading: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table.
+    read_options: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table.
     """
-    _require_predictive(loaded)
-    data = _override(loaded.recipe.data, reading)
+    _check_can_predict_rows(loaded)
+    data = _override(loaded.recipe.data, read_options)
     if data.messages_column is not None:
         return (data.messages_column,)
     return (data.source_column,) if data.source_column is not None else tuple(data.text_columns) or ("text",)
 
 
-def reads_conversations(loaded: LoadedModel, reading: Data = AS_IN_TRAINING) -> bool:
+def reads_conversations(loaded: LoadedModel, read_options: Data = AS_IN_TRAINING) -> bool:
     """Whether a fine-tuned model reads conversations."""
-    return _override(loaded.recipe.data, reading).messages_column is not None
+    return _override(loaded.recipe.data, read_options).messages_column is not None
 
 
 class TablePredictions(NamedTuple):
@@ -154,15 +154,17 @@ class TablePredictions(NamedTuple):
     columns: str = ""
 
 
-def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_IN_TRAINING) -> TablePredictions:
+def predict_table_lazily(
+    loaded: LoadedModel, source: str, task_name: str = "", read_options: Data = AS_IN_TRAINING
+) -> TablePredictions:
     """Predicts every row of a table in bounded memory. Bad rows raise, or are skipped.
 
-    task, reading: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors
-    of tables.
+    task_name, read_options: as for `evaluate_tables`. Raises UsageError unless the run was fine-tuned on a table, and
+    the errors of tables.
     """
-    table, columns, trained_columns = _open_with_columns(loaded, source, task, reading, labelled=False)
-    trained_task = build_trained_task(loaded, task, trained_columns, ())
-    skipped = SkippedRows() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
+    table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=False)
+    trained_task = build_trained_task(loaded, task_name, trained_columns, ())
+    skipped = SkippedRows() if loaded.recipe.data.skip_bad_rows or read_options.skip_bad_rows else None
     rows = _predict_chunks(
         loaded, trained_task, stream_unlabelled_rows(table, columns, skipped, chat=loaded.prompt_format.chat)
     )
@@ -212,11 +214,11 @@ class LabelPredictor:
             return self.task.predict(make_task_model(loaded), rows)
 
 
-def build_trained_task(loaded: LoadedModel, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
+def build_trained_task(loaded: LoadedModel, task_name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """Builds the task that a model was fine-tuned on, with its calibration. See `build_task`."""
     figures = Run.open(loaded.run_path).results_by_task.get("", {})
     return build_task(
-        with_calibration(loaded.recipe, figures, loaded.step), loaded.prompt_format, name, columns, labels
+        with_saved_calibration(loaded.recipe, figures, loaded.step), loaded.prompt_format, task_name, columns, labels
     )
 
 
@@ -234,7 +236,7 @@ def _predict_chunks(
             yield from zip((row for row, _ in chunk), cells, strict=True)
 
 
-class _OpenedTable(NamedTuple):
+class _TableWithColumns(NamedTuple):
     """A table with its columns, and these with the text names of training, which some models read."""
 
     table: Table
@@ -242,27 +244,29 @@ class _OpenedTable(NamedTuple):
     trained_columns: Columns
 
 
-def _open_with_columns(loaded: LoadedModel, source: str, task: str, reading: Data, *, labelled: bool) -> _OpenedTable:
-    """Opens a table with its columns as in training unless `reading` names others. Raises UsageError for a wrong
+def _open_with_columns(
+    loaded: LoadedModel, source: str, task_name: str, read_options: Data, *, labelled: bool
+) -> _TableWithColumns:
+    """Opens a table with its columns as in training unless `read_options` names others. Raises UsageError for a wrong
     task."""
     data = loaded.recipe.data
-    _require_predictive(loaded)
+    _check_can_predict_rows(loaded)
     names = get_task_names(data)
-    if task not in names:
+    if task_name not in names:
         known = " or ".join(filter(None, names))
-        what = f"the run has no task {task!r:.40}" if task else "the run was trained on several tasks"
+        what = f"the run has no task {task_name!r:.40}" if task_name else "the run was trained on several tasks"
         fix = f"name one: --task {known}" if known else "omit --task: it was trained on one table"
         raise UsageError(what, where=str(loaded.run_path), fix=fix)
-    table = open_table_like_training(source, data, reading)
-    requested = _override(data, reading)
+    table = open_table_like_training(source, data, read_options)
+    requested = _override(data, read_options)
     if not labelled:
         requested = requested.with_values({"label_column": None, "target_column": None})
     # A table may lack the columns of training; those that its names or cells show are read then.
     has_trained_text = any(find_matching_column(name, table.names) for name in data.text_columns)
-    if data.text_columns and not reading.text_columns and not has_trained_text:
+    if data.text_columns and not read_options.text_columns and not has_trained_text:
         requested = requested.with_values({"text_columns": (), "source_column": None})
     for key in ("label_column", "input_column"):
-        if getattr(reading, key) is None and not find_matching_column(getattr(requested, key) or "", table.names):
+        if getattr(read_options, key) is None and not find_matching_column(getattr(requested, key) or "", table.names):
             requested = requested.with_values({key: None})
     columns = choose_columns(table, requested, labelled=labelled, kind=get_row_kind(loaded.recipe.objective))
     n_texts = len(data.text_columns)
@@ -270,26 +274,26 @@ def _open_with_columns(loaded: LoadedModel, source: str, task: str, reading: Dat
         what = f"the model reads {format_count(n_texts, 'text')} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(quote, data.text_columns))}"[:200], fix=fix)
-    return _OpenedTable(table, columns, replace(columns, texts=data.text_columns) if n_texts else columns)
+    return _TableWithColumns(table, columns, replace(columns, texts=data.text_columns) if n_texts else columns)
 
 
-def open_table_like_training(source: str, trained: Data, reading: Data) -> Table:
-    """Opens another table in the format that `reading` names, else in the inferred one, else in that of training.
+def open_table_like_training(source: str, trained: Data, read_options: Data) -> Table:
+    """Opens another table in the format that `read_options` names, else in the inferred one, else in that of training.
 
     Raises the errors of tables.
     """
-    delimiter = reading.delimiter or trained.delimiter
-    table = open_table(source, reading.with_values({"delimiter": delimiter}), trained.encoding)
-    is_other = reading.delimiter is None and trained.delimiter is not None and len(table.names) == 1
-    return open_table(source, reading, trained.encoding) if is_other else table
+    delimiter = read_options.delimiter or trained.delimiter
+    table = open_table(source, read_options.with_values({"delimiter": delimiter}), trained.encoding)
+    is_other = read_options.delimiter is None and trained.delimiter is not None and len(table.names) == 1
+    return open_table(source, read_options, trained.encoding) if is_other else table
 
 
-def _override(trained: Data, reading: Data) -> Data:
-    """Returns the data keys of training, overridden by the keys that `reading` sets."""
-    return trained.with_values({key: getattr(reading, key) for key in reading.model_fields_set})
+def _override(trained: Data, read_options: Data) -> Data:
+    """Returns the data keys of training, overridden by the keys that `read_options` sets."""
+    return trained.with_values({key: getattr(read_options, key) for key in read_options.model_fields_set})
 
 
-def _require_predictive(loaded: LoadedModel) -> None:
+def _check_can_predict_rows(loaded: LoadedModel) -> None:
     """Raises UsageError unless the run was fine-tuned on a table and predicts."""
     if not isinstance(loaded.recipe.objective, HeadSpec | Seq2Seq):
         what = "this run cannot predict tables: it was not fine-tuned on one"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmtool.data.files import display_path, quote, quote_all
 from lmtool.data.rowfile import find_matching_column
@@ -63,7 +63,7 @@ class TaskTables:
     weight: float = 1.0
 
     @cached_property
-    def n_rows(self) -> int:
+    def n_labelled_rows(self) -> int:
         """The number of rows except those without a label, also bad ones; reads the table once."""
         label = find_label_index(self.table, self.columns)
         if label is None:
@@ -86,8 +86,8 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         valid = data.valid[0] if data.valid else None
         return [TaskTables("", *_open_table(data.train[0], data, kind), valid, data.test)]
-    tests = dict(_split_name(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
-    tables = parse_task_tables(data)
+    tests = dict(_split_name_and_file(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
+    tables = parse_tables_and_weights(data)
     if unknown := next((name for name in tests if name not in tables), None):
         raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(tables)}")
     return [
@@ -96,11 +96,11 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     ]
 
 
-def parse_task_tables(data: Data) -> dict[str, tuple[str, float]]:
+def parse_tables_and_weights(data: Data) -> dict[str, tuple[str, float]]:
     """Returns the training table and the weight of each task of a recipe. Raises UsageError for wrong names."""
     tables: dict[str, tuple[str, float]] = {}
     for text in data.tasks:
-        name, rest = _split_name(text, "data.tasks", "nli:train.csv")
+        name, rest = _split_name_and_file(text, "data.tasks", "nli:train.csv")
         if name in tables:
             raise UsageError(f"two tasks are named {name}", where="data.tasks", fix="give each a name of its own")
         file, _, last = rest.rpartition(":")
@@ -115,14 +115,14 @@ def sample_texts(tables: TaskTables, skip_bad_rows: bool) -> list[str]:
     return ["\n".join(item.texts) for _, item in islice(rows, MAX_SAMPLE_ROWS)]
 
 
-def mean_rows_per_class(tables: TaskTables, data: Data) -> float:
+def mean_rows_per_class_or_zero(tables: TaskTables, data: Data) -> float:
     """Returns the mean number of training rows of a class.
 
     Returns 0 if rows have not one class each, if there are MAX_COUNTED_ROWS or more, and if rows are bad, which raise
     an error when they are read for training.
     """
     columns = tables.columns
-    if columns.label is None or columns.has_targets or tables.n_rows >= MAX_COUNTED_ROWS:
+    if columns.label is None or columns.has_targets or tables.n_labelled_rows >= MAX_COUNTED_ROWS:
         return 0.0
     try:
         rows = read_labelled_table(tables.table, columns, skip_bad_rows=data.skip_bad_rows, merges=data.merge_labels)
@@ -142,11 +142,19 @@ def _open_table(source: str, data: Data, kind: RowKind | None = "texts") -> tupl
     return table, choose_columns(table, data, kind=kind)
 
 
-def _split_name(text: str, key: str, example: str) -> tuple[str, str]:
+def _split_name_and_file(text: str, recipe_key: str, example: str) -> tuple[str, str]:
     name, _, file = text.partition(":")
     if not (name and file):
-        raise UsageError(f"{text!r:.60} is not NAME:FILE", where=key, fix=f"write {example}")
+        raise UsageError(f"{text!r:.60} is not NAME:FILE", where=recipe_key, fix=f"write {example}")
     return name, file
+
+
+class EncodedTask(NamedTuple):
+    """The encoded rows of a task, and lines and warnings about them for people."""
+
+    rows: TaskRows
+    lines: list[str]
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -172,8 +180,8 @@ class TaskTexts:
         """A line for each table some of whose labels were replaced."""
         return list(dict.fromkeys(part.merge_summary for part in self.parts.values() if part.merge_summary))
 
-    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> tuple[TaskRows, list[str], list[str]]:
-        """Returns the rows as token ids, and the lines and the warnings about them."""
+    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> EncodedTask:
+        """Encodes the rows of all parts as token ids."""
         name, labels = self.tables.name, self.train.labels
         classes = labels.names if labels is not None and labels.kind == "class" else ()
         task = build_task(recipe, prompt_format, name, self.tables.columns, classes)
@@ -206,11 +214,11 @@ class TaskTexts:
             labelled=(self.train, measured) if has_baseline else None,
             texts=self.train if validates_on_train else None,
         )
-        return rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings]
+        return EncodedTask(rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings])
 
 
-def read_tables(
-    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: SavedSplit | None = None
+def read_and_encode_tables(
+    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, saved_split: SavedSplit | None = None
 ) -> tuple[Recipe, TableData]:
     """Reads the tables of all tasks and encodes their rows.
 
@@ -218,14 +226,14 @@ def read_tables(
 
     Args:
         tokenizer: of the run that is fine-tuned; None trains one on the texts.
-        split: the rows held out by an earlier session of the run.
+        saved_split: the rows held out by an earlier session of the run.
 
     Raises:
         UsageError: for a recipe that does not fit the tables. And the errors of tables.
     """
     _refuse_unsuitable_tables(recipe, tasks)
     if not recipe.data.tasks:
-        recipe = recipe.with_values({"data": recipe.data.with_values(_to_column_keys(tasks[0].columns))})
+        recipe = recipe.with_values({"data": recipe.data.with_values(_to_recipe_column_keys(tasks[0].columns))})
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
@@ -234,8 +242,8 @@ def read_tables(
     labels = LabelMap(kind, names) if kind is not None and names else None
     texts_of_tasks = []
     for task in tasks:
-        saved = None if split is None else split.split_of_task(task.name)
-        texts = read_task(task, recipe, labels, saved, chat)
+        saved = None if saved_split is None else saved_split.split_of_task(task.name)
+        texts = read_and_split_task_tables(task, recipe, labels, saved, chat)
         if saved is None:
             texts.notices.extend(find_table_problems(texts.train, texts.held_out, tokenizer, None, brief=True))
         texts_of_tasks.append(texts)
@@ -250,7 +258,7 @@ def read_tables(
         tokenizer = Tokenizer.train(recipe.tokenizer, corpus)
     prompt_format = PromptFormat.from_recipe(recipe, tokenizer)
     rows, lines, warnings = zip(*(texts.encode(recipe, prompt_format) for texts in texts_of_tasks), strict=True)
-    recipe = _set_sizes(recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer)
+    recipe = _with_steps_and_vocab_size(recipe, sum(round(task.weight * len(task.train)) for task in rows), tokenizer)
     _check_metric(recipe, rows[0].task)
     splits = {texts.tables.name: texts.split for texts in texts_of_tasks if texts.split is not None}
     return recipe, TableData(
@@ -297,7 +305,7 @@ def check_tables(
     lines: list[str] = []
     notices: list[Notice] = []
     for task in tasks:
-        texts = read_task(task, recipe, None, None, None)
+        texts = read_and_split_task_tables(task, recipe, None, None, None)
         problems = find_table_problems(texts.train, texts.held_out, tokenizer, bytes_per_token, brief=False)
         notices += [*texts.notices, *problems]
         parts = [f"{name}: {part.describe()}" for name, part in texts.parts.items()]
@@ -306,12 +314,12 @@ def check_tables(
     return lines, list(dict.fromkeys(notices))
 
 
-def read_task(
-    task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: TableSplit | None, chat: ChatFormat | None
+def read_and_split_task_tables(
+    task: TaskTables, recipe: Recipe, labels: LabelMap | None, saved_split: TableSplit | None, chat: ChatFormat | None
 ) -> TaskTexts:
     """Reads the rows for training, validation and testing; holds out a part unless a validation table is given.
 
-    labels: the known ones. split: the rows that are held out, if they are known. chat: checks conversations.
+    labels: the known ones. saved_split: the rows that are held out, if they are known. chat: checks conversations.
     """
     data = recipe.data
     kind = get_task_class(recipe.objective).get_label_kind(recipe.objective, task.columns)
@@ -321,10 +329,10 @@ def read_task(
 
     def read_other_table(source: str) -> LabelledTable:
         """Reads another table with the columns and labels of the training table."""
-        keys = _to_column_keys(train.columns)
+        keys = _to_recipe_column_keys(train.columns)
         requested = Data(encoding=data.encoding, delimiter=data.delimiter, **keys)
         table = open_table(source, requested)
-        _refuse_other_names(task.table, table, keys)
+        _refuse_missing_columns(task.table, table, keys)
         columns = choose_columns(table, requested, kind=train.columns.kind)
         rows = read_rows(table, columns, labels=train.labels)
         name = Path(source).name
@@ -336,16 +344,19 @@ def read_task(
     if task.valid:
         parts["validation"] = read_other_table(task.valid)
     elif data.valid_fraction:
-        drawn = split or hold_out(train, data.valid_fraction, recipe.seed)
+        drawn = saved_split or hold_out(train, data.valid_fraction, recipe.seed)
         parts["train"], parts["validation"] = apply_split(train, drawn)
     if task.test:
         parts["test"] = read_other_table(task.test)
     return TaskTexts(task, parts, notices, drawn)
 
 
-def _refuse_other_names(train: Table, other: Table, keys: Mapping[str, Any]) -> None:
-    """Raises DataError for a table without the columns of the training table. keys: see `_to_column_keys`."""
-    names = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in keys.values())
+def _refuse_missing_columns(train: Table, other: Table, column_keys: Mapping[str, Any]) -> None:
+    """Raises DataError for a table without the columns of the training table.
+
+    column_keys: see `_to_recipe_column_keys`.
+    """
+    names = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in column_keys.values())
     if missing := [name for name in names if not find_matching_column(name, other.names)]:
         nouns = "column" if len(missing) == 1 else "columns"
         what = f"no {nouns} {quote_all(missing)}, which {train.path.name} has; found {quote_all(other.names)}"
@@ -358,7 +369,7 @@ def _make_skip_notices(skipped: SkippedRows, of_table: str = "") -> list[Notice]
     return [Notice("skipped rows", skipped.count, text)] if skipped.count else []
 
 
-def _to_column_keys(columns: Columns) -> dict[str, Any]:
+def _to_recipe_column_keys(columns: Columns) -> dict[str, Any]:
     """Returns the keys of `Data` that name these columns."""
     if columns.messages is not None:
         return {"messages_column": columns.messages}
@@ -376,7 +387,7 @@ def _check_metric(recipe: Recipe, task: Task) -> None:
         raise UsageError(f"the metric {metric} is not for {kind}", where="evaluation.metric", fix=f"use {known}")
 
 
-def _set_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
+def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     """Returns the recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
     training, steps, every = recipe.training, recipe.training.steps, recipe.evaluation.every
     if training.epochs is not None:

@@ -71,10 +71,10 @@ class PromptTemplate:
                 raise UsageError(what, where=self._where, fix="write {text}, or {{ and }}")
         return [(literal, field) for literal, field, _, _ in pieces]
 
-    def choose_columns(self, table: Table, reading: Data, *, labelled: bool = True) -> Columns:
+    def choose_columns(self, table: Table, read_options: Data, *, labelled: bool = True) -> Columns:
         """Chooses the columns of the fields, and that of the label.
 
-        reading: may name columns. labelled: whether rows have labels, which the prompt must not contain. Raises
+        read_options: may name columns. labelled: whether rows have labels, which the prompt must not contain. Raises
         UsageError for a prompt without text, for a field that is no column, and for one that is the label.
         """
         fields = list(dict.fromkeys(field for _, field in self.parse() if field is not None))
@@ -89,18 +89,20 @@ class PromptTemplate:
         has_text_field = TEXT_FIELD in fields and column_of[TEXT_FIELD] is None
         others = [name for name in table.names if name not in named]
         if not labelled:
-            named = named or list(choose_columns(table, reading, labelled=False).texts)
+            named = named or list(choose_columns(table, read_options, labelled=False).texts)
             if has_text_field and len(named) > 1:
                 raise self._error("has {text}, but a row has several texts", columns_hint)
             return Columns(tuple(named))
         names_label, others_have_label = (
             any(normalize_name(name) in LABEL_NAMES for name in names) for names in (named, others)
         )
-        label_column = reading.label_column and find_matching_column(reading.label_column, table.names)
+        label_column = read_options.label_column and find_matching_column(read_options.label_column, table.names)
         label_fix = f"name the label's column with --label-column; {columns_hint}"
         if label_column in named or (label_column is None and names_label and not others_have_label):
             raise self._error("holds the label", label_fix)
-        columns = choose_columns(table, reading.with_values({"text_columns": tuple(named)}) if named else reading)
+        columns = choose_columns(
+            table, read_options.with_values({"text_columns": tuple(named)}) if named else read_options
+        )
         if has_text_field and (named or len(columns.texts) > 1):
             raise self._error("has {text}, but a row has several texts", columns_hint)
         if columns.label is None:
@@ -196,24 +198,24 @@ def evaluate_prompts(
     loaded: LoadedModel,
     source: str,
     prompt: PromptTemplate,
-    reading: Data = AS_IN_TRAINING,
+    read_options: Data = AS_IN_TRAINING,
     skipped: SkippedRows | None = None,
     report: Progress = ignore_progress,
 ) -> PromptingResults:
     """Chooses for each row of a table the answer that a language model finds most probable after its prompt.
 
-    Processes share the rows. reading, skipped: as for `evaluate_tables`. Raises UsageError for prompts and answers that
-    do not fit the table or the model, and the errors of tables.
+    Processes share the rows. read_options, skipped: as for `evaluate_tables`. Raises UsageError for prompts and answers
+    that do not fit the table or the model, and the errors of tables.
     """
-    table = open_table_like_training(source, loaded.recipe.data, reading)
-    columns = prompt.choose_columns(table, reading)
+    table = open_table_like_training(source, loaded.recipe.data, read_options)
+    columns = prompt.choose_columns(table, read_options)
     assert columns.label is not None
     label = table.names.index(columns.label)
-    rows = table.rows(SkippedRows() if reading.skip_bad_rows else None)
+    rows = table.rows(SkippedRows() if read_options.skip_bad_rows else None)
     cells = {normalize_label_cell(row.values[label]) for row in rows}
-    merges = reading.merge_labels
+    merges = read_options.merge_labels
     labels = LabelMap.from_names("class", (merges.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
-    texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows, merges=merges)
+    texts = read_labelled_table(table, columns, labels=labels, skip_bad_rows=read_options.skip_bad_rows, merges=merges)
     if skipped is not None:
         skipped.kinds.update(texts.skipped.kinds)
     answers = parse_answers_option(prompt.answers, labels.names)
@@ -244,7 +246,11 @@ def evaluate_prompts(
 
 
 def generate_answers(
-    generator: TextGenerator, source: str, prompt: PromptTemplate, params: AnyParams, reading: Data = AS_IN_TRAINING
+    generator: TextGenerator,
+    source: str,
+    prompt: PromptTemplate,
+    params: AnyParams,
+    read_options: Data = AS_IN_TRAINING,
 ) -> TablePredictions:
     """Generates an answer after the prompt of each row of a table, in bounded memory.
 
@@ -252,9 +258,9 @@ def generate_answers(
     `TextGenerator.generate` does.
     """
     trained = generator.loaded.recipe.data
-    table = open_table_like_training(source, trained, reading)
-    columns = prompt.choose_columns(table, reading, labelled=False)
-    skipped = SkippedRows() if trained.skip_bad_rows or reading.skip_bad_rows else None
+    table = open_table_like_training(source, trained, read_options)
+    columns = prompt.choose_columns(table, read_options, labelled=False)
+    skipped = SkippedRows() if trained.skip_bad_rows or read_options.skip_bad_rows else None
 
     def generate_rows() -> Iterator[tuple[Row, Cells]]:
         rows = stream_unlabelled_rows(table, columns, skipped)
@@ -267,13 +273,13 @@ def generate_answers(
     return TablePredictions(table, ("answer", "finish"), generate_rows(), skipped)
 
 
-def calibrate_scores(score_RA: Floats, free_FA: Floats) -> Floats:
+def calibrate_scores(score_RA: Floats, content_free_FA: Floats) -> Floats:
     """Returns log-probabilities of answers (R, A), less those of the mean probability for content-free inputs (F, A).
 
     Contextual calibration (Zhao et al. 2021): the probabilities of the answers, which sum to 1, are divided by those
     that a prompt without content gives them.
     """
-    free_FA = free_FA - np.logaddexp.reduce(free_FA, axis=1, keepdims=True)
+    content_free_FA = content_free_FA - np.logaddexp.reduce(content_free_FA, axis=1, keepdims=True)
     log_p_RA = score_RA - np.logaddexp.reduce(score_RA, axis=1, keepdims=True)
-    corrected_RA: Floats = log_p_RA - (np.logaddexp.reduce(free_FA, axis=0) - math.log(len(free_FA)))
+    corrected_RA: Floats = log_p_RA - (np.logaddexp.reduce(content_free_FA, axis=0) - math.log(len(content_free_FA)))
     return corrected_RA

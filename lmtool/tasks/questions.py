@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.spec.objective import QuestionAnswering
 from lmtool.tasks.cells import AnswerSpan
 from lmtool.tasks.metrics import MetricValues, compute_word_f1, exact_match, find_best_null_threshold
@@ -27,7 +27,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(EncodedRow):
+class ContextWindow(EncodedRow):
     """A question and a window of its context; the windows of a question have the same number.
 
     Args:
@@ -75,7 +75,7 @@ class SpanTask(Task):
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
         return [window for item in items for window in self._make_windows(item)]
 
-    def _make_windows(self, item: LabelledRow) -> list[Window]:
+    def _make_windows(self, item: LabelledRow) -> list[ContextWindow]:
         prompt_format, tokenizer = self.prompt_format, self.prompt_format.tokenizer
         question = np.array(tokenizer.encode(item.texts[0]), dtype=np.int64)
         ids, spans = tokenizer.encode_with_offsets(item.texts[1])
@@ -110,22 +110,25 @@ class SpanTask(Task):
                 label = np.array(span, dtype=np.float64)
             row = EncodedRow(item.row, tokens, is_truncated, segments, label)
             characters = characters_N2[start:stop]
-            windows.append(Window(**vars(row), item=item, first=first, characters_N2=characters, null=null))
+            windows.append(ContextWindow(**vars(row), item=item, first=first, characters_N2=characters, null=null))
         return windows
 
-    def _extract(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[list[ExtractedAnswer], float]:
+    def _extract_answers_and_loss(
+        self, model: TaskModel, rows: Sequence[EncodedRow]
+    ) -> tuple[list[ExtractedAnswer], float]:
         """Finds the best span of each question; returns it and the mean loss of a window, NaN without answers."""
-        windows = cast(Sequence[Window], rows)
+        windows = cast(Sequence[ContextWindow], rows)
 
         def find_best_spans(scores_BT2: Tensor, _: Batch, indices: list[int]) -> list[Floats]:
             scores = scores_BT2.cpu().double().numpy()
-            return [self._find_best_span(windows[i], scores_T2) for i, scores_T2 in zip(indices, scores, strict=True)]
+            pairs = zip(indices, scores, strict=True)
+            return [self._find_best_and_null_span(windows[i], scores_T2) for i, scores_T2 in pairs]
 
         evaluated = model.evaluate(rows, find_best_spans)
         pairs = groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number)
-        return [_choose_window(list(group)) for _, group in pairs], evaluated.loss
+        return [_choose_best_answer(list(group)) for _, group in pairs], evaluated.loss
 
-    def _find_best_span(self, window: Window, scores_T2: Floats) -> Floats:
+    def _find_best_and_null_span(self, window: ContextWindow, scores_T2: Floats) -> Floats:
         """Returns the score of the best span of a window, its first and last token, and the score of the null span."""
         null = scores_T2[window.null].sum()
         start_N, end_N = scores_T2[window.first : window.first + len(window.characters_N2)].T
@@ -138,9 +141,9 @@ class SpanTask(Task):
         return np.array([best, *span, null])
 
     def calibrate(self, model: TaskModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
-        self._fit_threshold(self._extract(model, rows)[0], _get_questions(rows))
+        self._fit_null_threshold(self._extract_answers_and_loss(model, rows)[0], _get_questions(rows))
 
-    def _fit_threshold(self, extracted: Sequence[ExtractedAnswer], questions: Sequence[LabelledRow]) -> None:
+    def _fit_null_threshold(self, extracted: Sequence[ExtractedAnswer], questions: Sequence[LabelledRow]) -> None:
         if self._spec.null_threshold is None:
             scores = [
                 compute_word_f1(one.text, _get_answer_texts(item))
@@ -149,25 +152,25 @@ class SpanTask(Task):
             has_answer = [bool(item.answers) for item in questions]
             self.threshold = find_best_null_threshold([one.null_score for one in extracted], scores, has_answer)
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
-        extracted, loss = self._extract(model, rows)
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+        extracted, loss = self._extract_answers_and_loss(model, rows)
         questions = _get_questions(rows)
-        self._fit_threshold(extracted, questions)
+        self._fit_null_threshold(extracted, questions)
         return self.make_validation(loss, _compute_metrics(self._select_texts(extracted), questions))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        extracted, loss = self._extract(model, rows)
+        extracted, loss = self._extract_answers_and_loss(model, rows)
         questions, texts = _get_questions(rows), self._select_texts(extracted)
         figures = _compute_metrics(texts, questions)
         how = f"spans of at most {self._spec.max_answer} tokens"
         if np.isfinite(self.threshold):
             figures["null_threshold"] = self.threshold
             how += ", no answer above the null threshold"
-        sentences = _list_answers(texts, questions)
+        sentences = _list_worst_and_best_answers(texts, questions)
         return Results(part, step, len(questions), loss, figures, [], (), decoding=how, sentences=sentences)
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        extracted, _ = self._extract(model, rows)
+        extracted, _ = self._extract_answers_and_loss(model, rows)
         pairs = zip(extracted, self._select_texts(extracted), strict=True)
         return [(text, one.start if text else None, FormattedNumber(one.null_score, ".6g")) for one, text in pairs]
 
@@ -192,7 +195,7 @@ def _compute_metrics(texts: Sequence[str], questions: Sequence[LabelledRow]) -> 
     return {name: float(scores.mean()) for name, scores in figures.items()}
 
 
-def _list_answers(texts: Sequence[str], questions: Sequence[LabelledRow]) -> list[dict[str, Any]]:
+def _list_worst_and_best_answers(texts: Sequence[str], questions: Sequence[LabelledRow]) -> list[dict[str, Any]]:
     """Lists the worst and the best answers by their F1, the worst first."""
     scores = [compute_word_f1(text, _get_answer_texts(item)) for text, item in zip(texts, questions, strict=True)]
 
@@ -213,10 +216,13 @@ def _find_token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tu
     return (tokens[0], tokens[-1]) if tokens else None
 
 
-def _choose_window(windows: Sequence[tuple[Window, Floats]]) -> ExtractedAnswer:
-    """Returns the best span over the windows of a question. windows: each with the result of `_find_best_span`."""
-    window, (best, start, stop, _) = max(windows, key=lambda pair: float(pair[1][0]))
-    null = min(float(scores[3]) for _, scores in windows)
+def _choose_best_answer(windows_and_spans: Sequence[tuple[ContextWindow, Floats]]) -> ExtractedAnswer:
+    """Returns the best span over the windows of a question.
+
+    windows_and_spans: each window with the result of `_find_best_and_null_span`.
+    """
+    window, (best, start, stop, _) = max(windows_and_spans, key=lambda pair: float(pair[1][0]))
+    null = min(float(scores[3]) for _, scores in windows_and_spans)
     if not np.isfinite(best):
         return ExtractedAnswer("", 0, np.inf)
     context = window.item.texts[1]
@@ -226,7 +232,7 @@ def _choose_window(windows: Sequence[tuple[Window, Floats]]) -> ExtractedAnswer:
 
 
 def _get_questions(rows: Sequence[EncodedRow]) -> list[LabelledRow]:
-    return [next(group).item for _, group in groupby(cast(Sequence[Window], rows), key=lambda row: row.number)]
+    return [next(group).item for _, group in groupby(cast(Sequence[ContextWindow], rows), key=lambda row: row.number)]
 
 
 def _get_answer_texts(item: LabelledRow) -> list[str]:

@@ -17,11 +17,11 @@ from lmtool.tasks.cells import (
     CellError,
     complete_bio_tags,
     has_bio_tags,
+    parse_and_trim_conversation,
     parse_answers,
-    parse_conversation,
     parse_label,
+    parse_nonblank_text,
     parse_tags,
-    parse_target,
     parse_text,
     parse_tools,
     parse_words,
@@ -37,7 +37,7 @@ from lmtool.tasks.labels import (
     get_label_names,
     infer_label_kind,
     infer_number_format,
-    merge_labels,
+    merge_and_count_labels,
     normalize_label_cell,
     split_label_names,
 )
@@ -158,10 +158,10 @@ def stream_unlabelled_rows(
     RowError, or are counted in `skipped`.
     """
     parser = _RowParser(table, replace(columns, label=None), chat, has_answers=False)
-    return _skip_bad_rows(table.rows(skipped), lambda row: (row, parser.parse(row)), skipped)
+    return _parse_or_skip_rows(table.rows(skipped), lambda row: (row, parser.parse(row)), skipped)
 
 
-def _skip_bad_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
+def _parse_or_skip_rows(rows: Iterable[T], parse: Callable[[T], R], skipped: SkippedRows | None) -> Iterator[R]:
     """Yields each parsed row; bad rows raise a RowError, or are counted in `skipped`."""
     for row in rows:
         try:
@@ -206,17 +206,17 @@ def read_labelled_table(
     def parse_row(row: Row) -> tuple[LabelledRow, int | None]:
         item = parser.parse(row)
         if merges and item.label is not None:
-            item = item._replace(label=merge_labels(cast(LabelCell, item.label), merges, merged))
+            item = item._replace(label=merge_and_count_labels(cast(LabelCell, item.label), merges, merged))
         return item, row.line
 
-    rows = list(_skip_bad_rows(_drop_unusable_rows(table, columns, counter, n_left_out), parse_row, counter))
+    rows = list(_parse_or_skip_rows(_drop_unusable_rows(table, columns, counter, n_left_out), parse_row, counter))
     notices: list[Notice] = []
     label_map: LabelMap | None = None
     if columns.label is not None and columns.kind != "questions":
         cells = [cast(LabelCell, item.label) for item, _ in rows]
         default: LabelKind = "tags" if columns.kind == "words" else kind or infer_label_kind(cells)
         label_parser = _LabelParser(table, columns, labels, labels.kind if labels else default, cells)
-        rows = list(_skip_bad_rows(rows, lambda row: (label_parser.parse(*row), row[1]), counter))
+        rows = list(_parse_or_skip_rows(rows, lambda row: (label_parser.parse(*row), row[1]), counter))
         if label_parser.kind == "class" and labels is None:
             rows = list(label_parser.drop_single_row_classes(rows, counter))
         names: Collection[str] = count_label_names([item for item, _ in rows])
@@ -235,7 +235,7 @@ def read_labelled_table(
         for kind, text in LEFT_OUT_ROWS.items()
         if (n := n_left_out[kind])
     ]
-    notices = [*left_out, *notices, *_make_text_notices(items, label_map)]
+    notices = [*left_out, *notices, *_make_empty_and_contradictory_notices(items, label_map)]
     if labels is None and (absent := [name for name in merges if name not in merged]):
         text = f"labels to merge that no row has: {quote_all(absent)}"
         notices.append(Notice("absent labels", len(absent), text))
@@ -305,7 +305,7 @@ class _RowParser:
         columns, number, parse = self._columns, row.number, self._parse_cell
         if columns.messages is not None:
             tools = () if columns.tools is None else parse(row, columns.tools, parse_tools)
-            messages = parse(row, columns.messages, parse_conversation, self._has_answers, self._chat, tools)
+            messages = parse(row, columns.messages, parse_and_trim_conversation, self._has_answers, self._chat, tools)
             read = messages[:-1] if self._has_answers else messages
             text = "\n".join(f"{message['role']}: {message['content']}" for message in read)
             target = messages[-1]["content"] if self._has_answers else None
@@ -326,7 +326,7 @@ class _RowParser:
             what, column = "the text is empty", columns.texts[0]
             raise self._table.row_error("empty text", what, number, row.line, column, "fill it")
         if columns.target is not None:
-            return LabelledRow(texts, None, parse(row, columns.target, parse_target), number)
+            return LabelledRow(texts, None, parse(row, columns.target, parse_nonblank_text), number)
         return LabelledRow(texts, parse(row, str(columns.label), parse_label), None, number)
 
 
@@ -459,7 +459,7 @@ def _refuse_single_class(items: Sequence[LabelledRow], labels: LabelMap, where: 
         raise DataError(what, where=where, fix=f"add rows of another one, or {another}")
 
 
-def _make_text_notices(items: Sequence[LabelledRow], labels: LabelMap | None) -> Iterator[Notice]:
+def _make_empty_and_contradictory_notices(items: Sequence[LabelledRow], labels: LabelMap | None) -> Iterator[Notice]:
     """Yields notices of empty texts, and of equal texts with different labels."""
     if n_empty := sum(not all(text.strip() for text in item.texts) for item in items):
         yield Notice("empty texts", n_empty, f"{format_count(n_empty, 'row')} with an empty text")
@@ -485,7 +485,7 @@ def _to_comparable_label(label: Label | None) -> Any:
 
 def make_shared_rows_notice(train: LabelledTable, test: LabelledTable, name: str) -> Notice | None:
     """Returns a notice of the rows of `test`, a table of this name, whose texts are in `train` too; or None."""
-    shared = find_shared_rows(test.items, train.items)
+    shared = find_rows_with_texts_among(test.items, train.items)
     if not shared:
         return None
     pair = f"row {shared[0][0].row} is row {shared[0][1]} there"
@@ -495,7 +495,9 @@ def make_shared_rows_notice(train: LabelledTable, test: LabelledTable, name: str
     return Notice("rows shared by train and test", len(shared), text)
 
 
-def find_shared_rows(items: Iterable[LabelledRow], others: Iterable[LabelledRow]) -> list[tuple[LabelledRow, int]]:
+def find_rows_with_texts_among(
+    items: Iterable[LabelledRow], others: Iterable[LabelledRow]
+) -> list[tuple[LabelledRow, int]]:
     """Returns the rows whose texts are in `others`, each with the number of the first such row there."""
     first: dict[tuple[str, ...], int] = {}
     for item in others:

@@ -25,15 +25,13 @@ class RegressionTask(HeadTask):
     label_description = "a number"
 
     @classmethod
-    def resolve(cls, spec: Classification, train: LabelledTable) -> Classification:
-        """Sets the scaling of the numbers, by default to a mean of 0 and a standard deviation of 1."""
-        value_R = np.array([item.label for item in train.items], dtype=np.float64)
-        center = float(value_R.mean()) if spec.center is None else spec.center
-        # Relative to the largest deviation, because squares of very small ones are 0.
-        largest = float(np.abs(value_R - value_R.mean()).max()) or 1.0
-        deviation = largest * float(np.std((value_R - value_R.mean()) / largest))
-        scale = (deviation or 1.0) if spec.scale is None else spec.scale
-        return super().resolve(spec, train).with_values({"center": center, "scale": scale})
+    def resolve_spec_from_rows(cls, spec: Classification, train: LabelledTable) -> Classification:
+        mean, std = compute_mean_and_nonzero_std(np.array([item.label for item in train.items], dtype=np.float64))
+        scaling = {
+            "center": mean if spec.center is None else spec.center,
+            "scale": std if spec.scale is None else spec.scale,
+        }
+        return super().resolve_spec_from_rows(spec, train).with_values(scaling)
 
     def __init__(self, prompt_format: PromptFormat, spec: Classification) -> None:
         super().__init__(prompt_format, spec)
@@ -56,3 +54,11 @@ class RegressionTask(HeadTask):
 
     def format_cells(self, p_C: Floats) -> Cells:
         return (FormattedNumber(p_C[0], ".6g"),)
+
+
+def compute_mean_and_nonzero_std(value_R: Floats) -> tuple[float, float]:
+    """Returns the mean and the standard deviation of numbers; 1 instead of a deviation of 0."""
+    # Relative to the largest deviation, because squares of very small ones are 0.
+    largest = float(np.abs(value_R - value_R.mean()).max()) or 1.0
+    deviation = largest * float(np.std((value_R - value_R.mean()) / largest))
+    return float(value_R.mean()), deviation or 1.0

@@ -11,7 +11,7 @@ import numpy as np
 from lmtool.printable import format_count
 from lmtool.run.files import TaskScores
 from lmtool.run.listing import main_metric
-from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval, effective_sample_size
+from lmtool.run.uncertainty import CROSS_VALIDATION, confidence_interval_95, effective_sample_size
 from lmtool.tasks.baseline import Baseline, format_mean_baseline
 from lmtool.tasks.metrics import format_class_scores, format_confusion
 from lmtool.tasks.reading import LabelledRow
@@ -76,7 +76,7 @@ class Results:
         """The 95 % interval of the main figure; None if it cannot be computed from that; see `uncertainty`."""
         metric, value = main_metric(self.figures)
         n_rows = effective_sample_size(self.rows, self.part)
-        return None if value is None else confidence_interval(metric, value, n_rows)
+        return None if value is None else confidence_interval_95(metric, value, n_rows)
 
     def lines(self) -> list[str]:
         """Formats all results as text lines."""
@@ -99,7 +99,7 @@ class Results:
             scores = (f"calibration error {p['ece']:.4f}, log loss {p['log_loss']:.4f}" for p in (calibration, before))
             lines.append("; without the temperature ".join(scores))
         if self.baseline is not None:
-            lines.append(self.baseline.compare(self.figures, self.rows, self.remedies))
+            lines.append(self.baseline.format_comparison(self.figures, self.rows, self.remedies))
         if "confusion" in self.figures:
             classes = self.figures["classes"]
             confusion = format_confusion(np.array(self.figures["confusion"]), tuple(classes))
@@ -135,7 +135,7 @@ def summarize_runs(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]
         names = sorted(same[0], key=lambda name: name in TaskScores.model_fields)  # metrics before the loss
         columns: dict[str, list[Any]] = {name: [one.get(name) for one in same] for name in names}
         shown = "  ".join(
-            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_format_interval(values)}"
+            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_format_t_interval(values)}"
             for name, values in columns.items()
             if all(isinstance(value, float) for value in values)
         )
@@ -149,7 +149,7 @@ def _join_title(task: str, part: str) -> str:
     return f"{task}, {part}" if task else part
 
 
-def _format_interval(values: Sequence[float]) -> str:
+def _format_t_interval(values: Sequence[float]) -> str:
     from scipy.special import stdtrit
 
     half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))

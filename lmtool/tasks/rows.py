@@ -86,7 +86,7 @@ class TableExamples:
         self.per_epoch = sum(n_drawn for _, n_drawn in self._parts)
         self._lengths_R = np.array([sum(row.lengths) for row in rows])
         # Another thread may read rows of another epoch meanwhile.
-        self._order_of_epoch = lru_cache(2)(self._compute_order)
+        self._order_of_epoch = lru_cache(2)(self._compute_length_bucketed_order)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """Returns the examples with these sample numbers, which continue from epoch to epoch."""
@@ -97,7 +97,7 @@ class TableExamples:
             examples.append(row.example(rng))
         return examples
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the distinct row numbers of the samples in the table, sorted."""
         return sorted({self._rows[i].number for i in self._find_rows(sample_S)})
 
@@ -109,9 +109,9 @@ class TableExamples:
         n = self.per_epoch
         return [int(self._order_of_epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
 
-    def _compute_order(self, epoch: int) -> NDArray[np.int64]:
+    def _compute_length_bucketed_order(self, epoch: int) -> NDArray[np.int64]:
         """Returns the indices of the rows in the order of an epoch."""
-        order_R = self._shuffle_rows(epoch)
+        order_R = self._shuffle_rows_of_epoch(epoch)
         rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "batches", epoch)))
         pool = BATCHES_PER_POOL * self._batch_size
         parts = []
@@ -123,7 +123,7 @@ class TableExamples:
             parts += [rng.permutation(batches).reshape(-1), part[whole:]]
         return np.concatenate(parts)
 
-    def _shuffle_rows(self, epoch: int) -> NDArray[np.int64]:
+    def _shuffle_rows_of_epoch(self, epoch: int) -> NDArray[np.int64]:
         """Returns shuffled row indices of an epoch; each table continues where the epoch before ended."""
         shuffled, first = [], 0
         for n, n_drawn in self._parts:

@@ -26,7 +26,7 @@ from lmtool.data.column_names import (
     TEXT_NAMES,
     TEXT_PAIR_NAMES,
     TITLE_NAMES,
-    find_named_column,
+    find_conventional_column,
     normalize_name,
 )
 from lmtool.data.files import display_path, quote, quote_all
@@ -155,7 +155,7 @@ class Columns:
         return f"columns: {', '.join(parts)}; ignored: {', '.join(map(quote, self.ignored))}{hint}"
 
 
-class Role(NamedTuple):
+class ColumnRole(NamedTuple):
     """A role that a column may have. names: conventional ones, the most usual first. accepts: checks the cells."""
 
     key: Literal["texts", "label", "target", "input", "messages", "tools"]
@@ -201,20 +201,20 @@ class TableSample:
 
     def has_free_texts(self, name: str) -> bool:
         """Returns whether all filled cells are texts, neither constant nor classes, as answers may be."""
-        return self.has_varying_texts(name) and not self.count_classes(name)
+        return self.has_varying_texts(name) and not self.count_possible_classes(name)
 
     def is_constant(self, name: str) -> bool:
         """Returns whether a column has many filled cells, all equal."""
         cells = self.filled_cells(name)
         return len(cells) > MAX_INTEGER_CLASSES and all(cell == cells[0] for cell in cells)
 
-    def has_prose(self, name: str) -> bool:
-        return has_prose(self.cells[name])
+    def are_certainly_texts(self, name: str) -> bool:
+        return are_certainly_texts(self.cells[name])
 
-    def has_codes(self, name: str) -> bool:
-        return has_codes(self.cells[name])
+    def are_certainly_no_texts(self, name: str) -> bool:
+        return are_certainly_no_texts(self.cells[name])
 
-    def count_classes(self, name: str) -> int:
+    def count_possible_classes(self, name: str) -> int:
         """Counts the different cells if these may be classes: at most MAX_INTEGER_CLASSES that recur, none empty;
         returns 0 otherwise."""
         values = [normalize_label_cell(cell) for cell in self.cells[name]]
@@ -223,20 +223,20 @@ class TableSample:
 
     def find_named(self, names: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
         """Returns the column that has the first possible of these conventional names."""
-        return find_named_column(self.names, names, exclude)
+        return find_conventional_column(self.names, names, exclude)
 
     def find_pair(self, pairs: Sequence[tuple[str, str]], exclude: Sequence[str | None] = ()) -> tuple[str, ...]:
         """Returns the two columns that have the first possible of these pairs of conventional names; or nothing."""
         columns = {normalize_name(name): name for name in reversed(self.names) if name not in exclude}
         return next(((columns[a], columns[b]) for a, b in pairs if a in columns and b in columns), ())
 
-    def assign_roles(
-        self, roles: Sequence[Role], labelled: bool, by_user: Mapping[str, Sequence[str]]
+    def assign_columns_to_roles(
+        self, roles: Sequence[ColumnRole], labelled: bool, columns_by_user: Mapping[str, Sequence[str]]
     ) -> dict[str, list[str]]:
         """Returns the columns that the user named by role, and conventionally named columns for other roles."""
-        found = {key: list(names) for key, names in by_user.items()}
+        found = {key: list(names) for key, names in columns_by_user.items()}
         for role in roles:
-            if role.key in by_user or (role.key in LABEL_ROLES and not labelled):
+            if role.key in columns_by_user or (role.key in LABEL_ROLES and not labelled):
                 continue
             taken = [*chain.from_iterable(found.values())]
             candidates = filter(None, (self.find_named([name], taken) for name in role.names))
@@ -244,9 +244,9 @@ class TableSample:
                 found.setdefault(role.key, []).append(column)
         return found
 
-    def assign_all_roles(self, roles: Sequence[Role], labelled: bool) -> dict[str, list[str]] | None:
+    def try_to_assign_all_roles(self, roles: Sequence[ColumnRole], labelled: bool) -> dict[str, list[str]] | None:
         """Returns a conventionally named column for each role; None if a required role has none."""
-        found = self.assign_roles(roles, labelled, {})
+        found = self.assign_columns_to_roles(roles, labelled, {})
         needed = [role.key for role in roles if not role.is_optional and (labelled or role.key not in LABEL_ROLES)]
         return found if all(len(found.get(key, ())) >= needed.count(key) for key in needed) else None
 
@@ -256,10 +256,12 @@ class TableSample:
         by_format: dict[type, RowKind] = {ConllFile: "words", SquadFile: "questions", DelimitedFile: "texts"}
         if type(self.table.file) in by_format:
             return by_format[type(self.table.file)]
-        return next((kind for kind, roles in ANNOTATED_ROLES.items() if self.assign_all_roles(roles, True)), "texts")
+        return next(
+            (kind for kind, roles in ANNOTATED_ROLES.items() if self.try_to_assign_all_roles(roles, True)), "texts"
+        )
 
     @cached_property
-    def _words(self) -> dict[str, list[list[str]]]:
+    def _words_of_first_texts(self) -> dict[str, list[list[str]]]:
         """The words of the first texts of each column."""
         return {
             name: [re.findall(r"\w+", cell.casefold()) if isinstance(cell, str) else [] for cell in cells]
@@ -268,7 +270,10 @@ class TableSample:
 
     def have_same_texts(self, name: str, other: str) -> bool:
         """Returns whether two columns hold the same texts, apart from case, punctuation, parse trees and additions."""
-        both = (sorted(pair, key=len) for pair in zip(self._words[name], self._words[other], strict=True))
+        both = (
+            sorted(pair, key=len)
+            for pair in zip(self._words_of_first_texts[name], self._words_of_first_texts[other], strict=True)
+        )
         pairs = [(short, long) for short, long in both if len(short) > 1]
         n = sum(
             f" {' '.join(a)} " in f" {' '.join(b)} " or (len(b) <= 2 * len(a) and _is_subsequence(a, b))
@@ -289,35 +294,37 @@ LABEL_ROLES = ("label", "target")
 """Roles that only tables for training and evaluation have."""
 TAG_NAMES = ("tags", "nertags", "ner", "labels", "postags", "pos", "upos", "chunktags", "slots")
 CONVERSATION_ROLES = (
-    Role("messages", ("messages", "conversations", "conversation"), lambda *_: True),
-    Role("tools", ("tools",), lambda *_: True, is_optional=True),
+    ColumnRole("messages", ("messages", "conversations", "conversation"), lambda *_: True),
+    ColumnRole("tools", ("tools",), lambda *_: True, is_optional=True),
 )
 INSTRUCTION_ROLES = (
-    Role("texts", ("instruction",), TableSample.has_texts),
-    Role("input", ("input", "context"), TableSample.has_texts, is_optional=True),
-    Role("target", ("output", "response", "completion", "answer"), TableSample.has_texts),
+    ColumnRole("texts", ("instruction",), TableSample.has_texts),
+    ColumnRole("input", ("input", "context"), TableSample.has_texts, is_optional=True),
+    ColumnRole("target", ("output", "response", "completion", "answer"), TableSample.has_texts),
 )
-ANNOTATED_ROLES: dict[RowKind, tuple[Role, ...]] = {
+ANNOTATED_ROLES: dict[RowKind, tuple[ColumnRole, ...]] = {
     "words": (
-        Role("texts", ("tokens", "words"), TableSample.has_lists),
-        Role("label", TAG_NAMES, TableSample.has_lists),
+        ColumnRole("texts", ("tokens", "words"), TableSample.has_lists),
+        ColumnRole("label", TAG_NAMES, TableSample.has_lists),
     ),
     "questions": (
-        Role("texts", ("question",), TableSample.has_texts),
-        Role("texts", ("context",), TableSample.has_texts),
-        Role("label", ("answers",), TableSample.has_answers),
+        ColumnRole("texts", ("question",), TableSample.has_texts),
+        ColumnRole("texts", ("context",), TableSample.has_texts),
+        ColumnRole("label", ("answers",), TableSample.has_answers),
     ),
 }
 SOURCE_TARGET_ROLES = [
     (
-        Role("texts", ("question",), TableSample.has_texts),
-        Role("input", ("context",), TableSample.has_texts),
-        Role("target", ("answer",), TableSample.has_free_texts),
+        ColumnRole("texts", ("question",), TableSample.has_texts),
+        ColumnRole("input", ("context",), TableSample.has_texts),
+        ColumnRole("target", ("answer",), TableSample.has_free_texts),
     ),
     *(
         (
-            Role("texts", (source,), TableSample.has_varying_texts),
-            Role("target", (to,), TableSample.has_free_texts if to == "answer" else TableSample.has_varying_texts),
+            ColumnRole("texts", (source,), TableSample.has_varying_texts),
+            ColumnRole(
+                "target", (to,), TableSample.has_free_texts if to == "answer" else TableSample.has_varying_texts
+            ),
         )
         for source, to in SOURCE_TARGET_NAMES
     ),
@@ -357,7 +364,7 @@ def choose_columns(
         DataError: for missing and ambiguous columns, and for rows that no task learns.
         UsageError: for contradictory options.
     """
-    sample, named = TableSample(table), _match_names(table, requested or Data())
+    sample, named = TableSample(table), _match_requested_columns(table, requested or Data())
     kind = kind or sample.row_kind
     is_known = kind in ANNOTATED_ROWS or (kind == "texts" and isinstance(table.file, ConllFile | SquadFile))
     if is_known and sample.row_kind != kind and sample.row_kind in ANNOTATED_ROWS:
@@ -369,18 +376,18 @@ def choose_columns(
     if kind != "texts":
         return _choose_annotated_columns(sample, kind, named, labelled)
     if named.messages_column:
-        found = sample.assign_roles(CONVERSATION_ROLES, labelled, {"messages": [named.messages_column]})
+        found = sample.assign_columns_to_roles(CONVERSATION_ROLES, labelled, {"messages": [named.messages_column]})
         return _make_columns(found, by_user=("messages", "tools"))
     if named.source_column or named.target_column or named.input_column:
         return _choose_source_target_columns(sample, named, labelled)
     if named.text_columns or named.label_column:
         return _choose_text_label_columns(sample, named, labelled)
     if labelled:
-        _refuse_unsupported(sample)
+        _refuse_unsupported_table(sample)
     is_delimited = isinstance(table.file, DelimitedFile)
-    if not is_delimited and (conversation := sample.assign_all_roles(CONVERSATION_ROLES, labelled)):
+    if not is_delimited and (conversation := sample.try_to_assign_all_roles(CONVERSATION_ROLES, labelled)):
         return _make_columns(conversation)
-    if instruction := sample.assign_all_roles(INSTRUCTION_ROLES, labelled):
+    if instruction := sample.try_to_assign_all_roles(INSTRUCTION_ROLES, labelled):
         return _make_columns(instruction)
     label = sample.find_named(LABEL_NAMES, exclude=sample.find_pair(SOURCE_TARGET_NAMES))
     if pair := _find_source_target(sample, labelled):
@@ -404,7 +411,7 @@ def _make_columns(
     return Columns(tuple(columns.get("texts", ())), **single, kind=kind, reasons=reasons)
 
 
-def _match_names(table: Table, requested: Data) -> Data:
+def _match_requested_columns(table: Table, requested: Data) -> Data:
     """Returns the requested columns as the table spells them. Raises as `choose_columns` does."""
     pair = requested.source_column or requested.target_column
     if pair and (requested.text_columns or requested.label_column):
@@ -428,7 +435,7 @@ def _match_names(table: Table, requested: Data) -> Data:
     return requested.with_values({"text_columns": tuple(columns[:n_texts]), **values})
 
 
-def _refuse_unsupported(sample: TableSample) -> None:
+def _refuse_unsupported_table(sample: TableSample) -> None:
     """Raises DataError for rows of UNSUPPORTED_TABLES."""
     for what, n_needed, names, numbered in UNSUPPORTED_TABLES:
         found = [
@@ -448,7 +455,7 @@ def _choose_related_columns(sample: TableSample, named: Data, labelled: bool) ->
     texts = by_user or _find_related_texts(sample)
     label = named.label_column or (sample.find_named(LABEL_NAMES, exclude=texts) if labelled else None)
     if not texts:
-        texts, _ = _find_texts_by_name(sample, label, labelled)
+        texts, _ = _find_read_and_ignored_texts_by_name(sample, label, labelled)
     if len(texts) < 1 + (label is None and labelled):
         raise _unknown_columns_error(sample, {"--text-column or --label-column": "another text or a label"})
     ignored = () if by_user else tuple(name for name in sample.names if name not in (*texts, label))
@@ -470,13 +477,13 @@ def _find_related_texts(sample: TableSample) -> tuple[str, ...]:
         return (*pair, *negatives)
     if pair := _find_language_pair(sample):
         return pair
-    prose = sample.drop_repeated_texts([name for name in sample.names if sample.has_prose(name)])
+    prose = sample.drop_repeated_texts([name for name in sample.names if sample.are_certainly_texts(name)])
     differ = all(len(set(sample.cells[name])) > PROSE_SHARE * len(sample.cells[name]) for name in prose)
     return tuple(prose) if len(prose) == 2 and differ else ()
 
 
-def has_related_texts(table: Table, requested: Data, scored: bool) -> bool:
-    """Returns whether rows are related texts without a label; if `scored`, also with a label that is a number.
+def has_related_texts(table: Table, requested: Data, allow_scores: bool) -> bool:
+    """Returns whether rows are related texts without a label; if `allow_scores`, also with a label that is a number.
 
     Rows with other labels, conversations and instructions are not.
     """
@@ -488,7 +495,7 @@ def has_related_texts(table: Table, requested: Data, scored: bool) -> bool:
     if len(texts) < 2 or others or are_answers or sample.row_kind != "texts":
         return False
     label = requested.label_column or sample.find_named(LABEL_NAMES, exclude=texts)
-    if label is None or not scored:
+    if label is None or not allow_scores:
         return label is None
     cells = map(normalize_label_cell, sample.cells[find_matching_column(label, table.names) or label])
     return infer_label_kind([cell for cell in cells if cell]) == "number"
@@ -498,7 +505,7 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
     """Chooses the columns of sentences with tags, or of questions."""
     names = {"texts": named.text_columns, "label": [named.label_column] if named.label_column else ()}
     by_user = {role: columns for role, columns in names.items() if columns}
-    found = sample.assign_roles(ANNOTATED_ROLES[kind], labelled, by_user)
+    found = sample.assign_columns_to_roles(ANNOTATED_ROLES[kind], labelled, by_user)
     _, texts, label = ANNOTATED_ROWS[kind]
     if len(found.get("texts", ())) != sum(role.key == "texts" for role in ANNOTATED_ROLES[kind]):
         raise _unknown_columns_error(sample, {"--text-column": f"the {texts}"})
@@ -512,7 +519,7 @@ def _choose_annotated_columns(sample: TableSample, kind: RowKind, named: Data, l
 def _find_source_target(sample: TableSample, labelled: bool) -> Columns | None:
     """Finds the columns of a source and its target by their names."""
     for roles in SOURCE_TARGET_ROLES if labelled else ():
-        if found := sample.assign_all_roles(roles, labelled=True):
+        if found := sample.try_to_assign_all_roles(roles, labelled=True):
             return _make_columns(found)
     pair = (() if labelled else sample.find_pair(SOURCE_TARGET_NAMES)) or _find_language_pair(sample)
     return _make_columns({"texts": pair[:1]} | ({"target": pair[1:]} if labelled else {})) if pair else None
@@ -524,7 +531,11 @@ def _find_language_pair(sample: TableSample) -> tuple[str, ...]:
     languages = [name for name in sample.names if normalize_name(name) in LANGUAGE_NAMES]
     if len(languages) == 2:
         return tuple(languages)
-    words = {name: split_column_name(name) for name in sample.names if get_last_word(name) and sample.has_prose(name)}
+    words = {
+        name: split_column_name(name)
+        for name in sample.names
+        if get_last_word(name) and sample.are_certainly_texts(name)
+    }
     for one, two in combinations(words, 2):
         (first, *rest), (second, *others) = words[one], words[two]
         is_pair = (first, second) in SOURCE_TARGET_NAMES or {first, second} <= LANGUAGE_NAMES
@@ -539,7 +550,7 @@ def _find_numbered_pair(sample: TableSample, exclude: Sequence[str | None] = ())
     for (first, one), (second, two) in combinations(plain.items(), 2):
         base, third = first[:-1], {"12": "3", "ab": "c"}.get(first[-1:] + second[-1:])
         are_two = base == second[:-1] and third is not None and base + third not in plain
-        if are_two and (base in TEXT_NAMES or (sample.has_prose(one) and sample.has_prose(two))):
+        if are_two and (base in TEXT_NAMES or (sample.are_certainly_texts(one) and sample.are_certainly_texts(two))):
             return one, two
     return ()
 
@@ -547,7 +558,7 @@ def _find_numbered_pair(sample: TableSample, exclude: Sequence[str | None] = ())
 def _choose_source_target_columns(sample: TableSample, named: Data, labelled: bool) -> Columns:
     """Chooses the columns of a source, of its target, and of an input, at least one of which the user named."""
     source, target = named.source_column, named.target_column
-    instruction = sample.assign_all_roles(INSTRUCTION_ROLES, labelled) or {}
+    instruction = sample.try_to_assign_all_roles(INSTRUCTION_ROLES, labelled) or {}
     pair = [*instruction.get("texts", ()), *instruction.get("target", ())]
     pair = pair or list(sample.find_pair(SOURCE_TARGET_NAMES) or _find_language_pair(sample))
     rest = [name for name in sample.names if name not in (source, target)]
@@ -572,8 +583,8 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
     texts, ignored = named.text_columns, tuple[str, ...]()
     if not texts:
         if labelled:
-            _refuse_lists(sample, label)
-        texts, ignored = _find_texts_by_name(sample, label, labelled)
+            _refuse_lists_as_texts(sample, label)
+        texts, ignored = _find_read_and_ignored_texts_by_name(sample, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and normalize_name(texts[0]) not in TEXT_NAMES:
             texts = ()  # either column may be the text
         reasons = dict.fromkeys(texts, BY_NAME) | reasons
@@ -582,8 +593,8 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
     if labelled and label is None:
         label = _find_label_by_cells(sample, texts, reasons)
     if not texts and (label or not labelled):
-        rest = [name for name in sample.names if name != label and not sample.has_codes(name)]
-        texts = tuple(rest) if len(rest) == 1 and not sample.count_classes(rest[0]) else ()
+        rest = [name for name in sample.names if name != label and not sample.are_certainly_no_texts(name)]
+        texts = tuple(rest) if len(rest) == 1 and not sample.count_possible_classes(rest[0]) else ()
         reasons |= dict.fromkeys(texts, "is the only one of words")
     unknown = {} if texts else {"--text-column": "the text"}
     unknown |= {"--label-column": "the label"} if labelled and label is None else {}
@@ -592,7 +603,7 @@ def _choose_text_label_columns(sample: TableSample, named: Data, labelled: bool)
     return Columns(texts, label, ignored=tuple(name for name in ignored if labelled and name != label), reasons=reasons)
 
 
-def _find_texts_by_name(
+def _find_read_and_ignored_texts_by_name(
     sample: TableSample, label: str | None, labelled: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Finds the columns of texts by their names; returns them, and other columns of texts."""
@@ -606,24 +617,31 @@ def _find_texts_by_name(
     if not texts:
         # A single column with the name of a text is the text, whatever it holds; of several, codes are not.
         ranked = sorted(usual, key=lambda name: TEXT_NAMES.index(normalize_name(name)))
-        if labelled and label is None and any(map(sample.has_prose, ranked)):
+        if labelled and label is None and any(map(sample.are_certainly_texts, ranked)):
             # One that holds classes may be the label.
-            ranked = [name for name in ranked if sample.has_prose(name) or not sample.count_classes(name)]
-        kept = sample.drop_repeated_texts([name for name in ranked if not sample.has_codes(name)]) or ranked[:1]
+            ranked = [
+                name for name in ranked if sample.are_certainly_texts(name) or not sample.count_possible_classes(name)
+            ]
+        kept = (
+            sample.drop_repeated_texts([name for name in ranked if not sample.are_certainly_no_texts(name)])
+            or ranked[:1]
+        )
         if TITLE_NAMES.issuperset(map(normalize_name, kept)):
             ends = (name for name in others if name not in usual and get_last_word(name) in TEXT_NAMES)
-            kept = sample.drop_repeated_texts([*kept, *(name for name in ends if not sample.has_codes(name))])
+            kept = sample.drop_repeated_texts(
+                [*kept, *(name for name in ends if not sample.are_certainly_no_texts(name))]
+            )
         texts = tuple(name for name in others if name in kept)
     return texts, tuple(name for name in _find_other_texts(sample, texts) if name != label) if texts else ()
 
 
 def _find_other_texts(sample: TableSample, read: Sequence[str]) -> tuple[str, ...]:
     """Finds columns of prose that hold other texts than the columns that are read."""
-    prose = (name for name in sample.names if name not in read and sample.has_prose(name))
+    prose = (name for name in sample.names if name not in read and sample.are_certainly_texts(name))
     return tuple(sample.drop_repeated_texts([*read, *prose])[len(sample.drop_repeated_texts(read)) :])
 
 
-def _refuse_lists(sample: TableSample, label: str | None) -> None:
+def _refuse_lists_as_texts(sample: TableSample, label: str | None) -> None:
     """Raises DataError if a column with the name of a text holds lists or objects."""
     usual = {*TEXT_NAMES, *chain(*TEXT_PAIR_NAMES, *SOURCE_TARGET_NAMES)} - {*LABEL_NAMES}
     for name in set(sample.names) - {label}:
@@ -636,7 +654,7 @@ def _refuse_lists(sample: TableSample, label: str | None) -> None:
 
 def _find_texts_by_cells(sample: TableSample, label: str | None, reasons: dict[str, str]) -> tuple[str, ...]:
     """Finds the column of prose; several only if the table has no header, because one may be about another."""
-    prose = [name for name in sample.names if name != label and sample.has_prose(name)]
+    prose = [name for name in sample.names if name != label and sample.are_certainly_texts(name)]
     prose = sample.drop_repeated_texts(sorted(prose, key=lambda name: sum(map(len, map(str, sample.cells[name])))))
     if len(prose) > 1 and sample.has_header:
         return ()
@@ -648,16 +666,18 @@ def _can_be_label(sample: TableSample, name: str) -> bool:
     """Returns whether a column may be the label of texts: its cells recur, or are numbers or lists, not objects."""
     cells, plain = sample.filled_cells(name), normalize_name(name)
     if plain in LABEL_SYNONYMS:
-        return plain.removesuffix("s") != "target" or len(cells) <= MAX_INTEGER_CLASSES or not has_prose(cells)
+        return (
+            plain.removesuffix("s") != "target" or len(cells) <= MAX_INTEGER_CLASSES or not are_certainly_texts(cells)
+        )
     if len(cells) <= MAX_INTEGER_CLASSES or not all(isinstance(cell, str) for cell in cells):
         return not any(isinstance(cell, dict) for cell in cells)
-    return len(set(cells)) <= PROSE_SHARE * len(cells) or has_codes(cells)
+    return len(set(cells)) <= PROSE_SHARE * len(cells) or are_certainly_no_texts(cells)
 
 
 def _find_label_by_name(sample: TableSample, texts: Sequence[str], reasons: dict[str, str]) -> str | None:
     """Finds the column that is called a label. Raises DataError if there are several candidates."""
     candidates = [name for name in sample.names if name not in texts and _can_be_label(sample, name)]
-    if synonym := find_named_column(candidates, LABEL_SYNONYMS):
+    if synonym := find_conventional_column(candidates, LABEL_SYNONYMS):
         reasons[synonym] = BY_NAME
         return synonym
     ratings, categories = (
@@ -689,7 +709,7 @@ def _are_row_numbers(cells: Sequence[Value]) -> bool:
 
 def _count_classes_by_column(sample: TableSample, texts: Sequence[str]) -> dict[str, int]:
     """Counts the classes of each column that may be a label; 0 for a column of numbers with fractions."""
-    found = {name: sample.count_classes(name) for name in sample.names if name not in texts}
+    found = {name: sample.count_possible_classes(name) for name in sample.names if name not in texts}
     if not sample.has_header:
         return {name: n for name, n in found.items() if n}
     found = {name: n for name, n in found.items() if get_last_word(name) not in METADATA_SUFFIXES}
@@ -706,10 +726,12 @@ def _find_label_by_cells(sample: TableSample, texts: Sequence[str], reasons: dic
     rest = [name for name in sample.names if name not in texts]
     if sample.has_header and texts and len(rest) == 1:
         cells, reasons[rest[0]] = sample.filled_cells(rest[0]), BY_ELIMINATION
-        are_texts = len(cells) > MAX_INTEGER_CLASSES and has_prose(cells)
+        are_texts = len(cells) > MAX_INTEGER_CLASSES and are_certainly_texts(cells)
         if are_texts or any(isinstance(cell, list | dict) for cell in cells):
             return None
-        is_id = _are_row_numbers(cells) or (get_last_word(rest[0]) in ID_SUFFIXES and not sample.count_classes(rest[0]))
+        is_id = _are_row_numbers(cells) or (
+            get_last_word(rest[0]) in ID_SUFFIXES and not sample.count_possible_classes(rest[0])
+        )
         return None if is_id else rest[0]
     found = _count_classes_by_column(sample, texts)
     if sample.has_header and len(found) > 1:
@@ -724,7 +746,7 @@ def _find_label_by_cells(sample: TableSample, texts: Sequence[str], reasons: dic
 
 def find_label_by_name(table: Table) -> str | None:
     """Returns the column that has a conventional name of labels."""
-    return find_named_column(table.names, LABEL_NAMES)
+    return find_conventional_column(table.names, LABEL_NAMES)
 
 
 def infer_label_column(table: Table, requested: Data) -> str | None:
@@ -768,7 +790,7 @@ def _ambiguous_label_error(sample: TableSample, names: Sequence[str]) -> DataErr
     return DataError(what, where=display_path(sample.table.path), fix="name it with --label-column")
 
 
-def has_codes(cells: Sequence[Value]) -> bool:
+def are_certainly_no_texts(cells: Sequence[Value]) -> bool:
     """Returns whether cells are certainly no texts: not strings, or numbers, dates, words with digits, or all equal.
 
     Empty cells do not count.
@@ -785,12 +807,12 @@ def has_codes(cells: Sequence[Value]) -> bool:
     return n_codes >= MAJORITY_SHARE * len(texts) or (len(texts) > 1 and len(set(texts)) == 1)
 
 
-def has_prose(cells: Sequence[Value]) -> bool:
+def are_certainly_texts(cells: Sequence[Value]) -> bool:
     """Returns whether cells are certainly texts: of several words, and no categories."""
     texts = _filled_texts(cells)
     n_several = sum(count_words(text) > 1 for text in texts)
     half = PROSE_SHARE * len(texts)
-    return not has_codes(cells) and n_several >= half and len(set(texts)) > min(MAX_INTEGER_CLASSES, half)
+    return not are_certainly_no_texts(cells) and n_several >= half and len(set(texts)) > min(MAX_INTEGER_CLASSES, half)
 
 
 def _filled_texts(cells: Sequence[Value]) -> list[str]:

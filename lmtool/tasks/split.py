@@ -21,7 +21,7 @@ def hold_out(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
     Raises DataError if no row can be held out.
     """
     held_out: set[int] = set()
-    for groups in _shuffle_strata(rows, seed):
+    for groups in _group_and_shuffle_strata(rows, seed):
         target = max(1, round(fraction * sum(map(len, groups))))
         n_taken = 0
         for group in groups[:-1]:
@@ -48,7 +48,7 @@ def draw_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[i
     There are fewer folds if there are fewer different texts.
     """
     folds: list[set[int]] = [set() for _ in range(n_folds)]
-    for groups in _shuffle_strata(rows, seed):
+    for groups in _group_and_shuffle_strata(rows, seed):
         n_taken = [0] * n_folds
         for group in groups:
             smallest = min(range(n_folds), key=lambda k: (n_taken[k], len(folds[k])))
@@ -68,7 +68,7 @@ def apply_split(rows: LabelledTable, split: TableSplit) -> tuple[LabelledTable, 
     raise CheckpointError(what, where=display_path(rows.table.path), fix=fix)
 
 
-def _shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[int]]]:
+def _group_and_shuffle_strata(rows: LabelledTable, seed: int) -> list[list[list[int]]]:
     """Returns the row indices of each stratum, in groups that stay in the same part, shuffled by the seed."""
     by_context = rows.columns.kind == "questions" and len({item.texts[1] for item in rows.items}) > 1
     groups: dict[tuple[str, ...], list[int]] = {}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.model.heads import Tagger
 from lmtool.recipe.spec.objective import Tagging
 from lmtool.tasks.cells import OUTSIDE_TAG
@@ -51,7 +51,7 @@ class TaggingTask(Task):
         return "tags"
 
     @classmethod
-    def resolve(cls, spec: Tagging, train: LabelledTable) -> Tagging:
+    def resolve_spec_from_rows(cls, spec: Tagging, train: LabelledTable) -> Tagging:
         return spec.with_values({"labels": cast(LabelMap, train.labels).names})
 
     @classmethod
@@ -72,7 +72,7 @@ class TaggingTask(Task):
         tokens, segments, is_truncated = self.prompt_format.encode_row([np.array(ids, dtype=np.int64)])
         first = len(self.prompt_format.before)
         n_kept = len(tokens) - first - len(self.prompt_format.after) if ids else 0
-        placed_W, first_W = _find_first_tokens(item.texts, spans[:n_kept])
+        placed_W, first_W = _find_words_and_first_tokens(item.texts, spans[:n_kept])
         tags = cast(Tags | None, item.label)
         label = None
         if tags is not None:
@@ -80,7 +80,7 @@ class TaggingTask(Task):
         row = EncodedRow(item.row, tokens, is_truncated, segments, label, word_starts=first_W + first)
         return TaggedRow(**vars(row), words=item.texts, tags=tags, placed_W=placed_W)
 
-    def _predict_tags(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[list[Tags], float]:
+    def _predict_tags_and_loss(self, model: TaskModel, rows: Sequence[EncodedRow]) -> tuple[list[Tags], float]:
         """Predicts the tags of rows; returns them and the mean loss of a word, NaN if the rows have no tags."""
         sentences = cast(Sequence[TaggedRow], rows)
 
@@ -90,20 +90,22 @@ class TaggingTask(Task):
             return [tags_BW[n, : len(sentences[i].placed_W)] for n, i in enumerate(indices)]
 
         evaluated = model.evaluate(rows, decode_tags)
-        return [self._name_tags(*pair) for pair in zip(sentences, evaluated.arrays, strict=True)], evaluated.loss
+        return [
+            self._name_tags_with_default(*pair) for pair in zip(sentences, evaluated.arrays, strict=True)
+        ], evaluated.loss
 
-    def _name_tags(self, row: TaggedRow, tags_W: NDArray[np.float64]) -> Tags:
+    def _name_tags_with_default(self, row: TaggedRow, tags_W: NDArray[np.float64]) -> Tags:
         names = [self._default_tag] * len(row.words)
         for word, tag in zip(row.placed_W.tolist(), tags_W.astype(int).tolist(), strict=True):
             names[word] = self.labels[tag]
         return tuple(names)
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
-        predicted, loss = self._predict_tags(model, rows)
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
+        predicted, loss = self._predict_tags_and_loss(model, rows)
         return self.make_validation(loss, self.compute_metrics(_get_true_tags(rows), predicted))
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        predicted, loss = self._predict_tags(model, rows)
+        predicted, loss = self._predict_tags_and_loss(model, rows)
         true = _get_true_tags(rows)
         n_wrong = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(true, predicted, strict=True)]
         worst = sorted((i for i in range(len(rows)) if n_wrong[i]), key=lambda i: (-n_wrong[i], i))[:MAX_LISTED_ROWS]
@@ -123,11 +125,11 @@ class TaggingTask(Task):
         return Results(part, step, len(rows), loss, self.compute_metrics(true, predicted), listed, self.labels)
 
     def predict_cells(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        return [(list(tags),) for tags in self._predict_tags(model, rows)[0]]
+        return [(list(tags),) for tags in self._predict_tags_and_loss(model, rows)[0]]
 
     def predict(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
         sentences = cast(Sequence[TaggedRow], rows)
-        tags_of_rows = self._predict_tags(model, rows)[0]
+        tags_of_rows = self._predict_tags_and_loss(model, rows)[0]
         return [Prediction(tags, {}, row.words) for tags, row in zip(tags_of_rows, sentences, strict=True)]
 
     def find_spans(self, tags: Tags) -> set[tuple[str, int, int]]:
@@ -158,7 +160,7 @@ def _get_true_tags(rows: Sequence[EncodedRow]) -> list[Tags]:
     return [cast(Tags, cast(TaggedRow, row).tags) for row in rows]
 
 
-def _find_first_tokens(
+def _find_words_and_first_tokens(
     words: Sequence[str], spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the indices of the words that have a token, and of the first token of each (W, W).

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
-from lmtool.inference.evaluation import EvaluationItems, EvaluationSums, Validation, evaluate_items
+from lmtool.inference.evaluation import EvaluationItems, EvaluationSums, ValidationResult, evaluate_items
 from lmtool.model import LanguageModel
 from lmtool.model.heads import HeadedModel
 from lmtool.objective import Loss, Objective
-from lmtool.objective.heads import RowObjective
+from lmtool.objective.heads import HeadObjective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.reading import LabelledRow, LabelledTable
@@ -90,7 +90,7 @@ class TaskModel:
             batch = self.objective.collate([rows[i].example() for i in indices]).to(self.compute.device)
             if read_scores is None:
                 return self.objective.score(self.lm, batch), ()
-            objective, is_labelled = cast(RowObjective, self.objective), rows[indices[0]].label is not None
+            objective, is_labelled = cast(HeadObjective, self.objective), rows[indices[0]].label is not None
             scores = cast(HeadedModel, self.lm).run_head(batch).scores
             loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
             return loss, read_scores(scores, batch, indices)
@@ -99,18 +99,18 @@ class TaskModel:
 
 
 def list_worst_and_best(
-    name: str, scores: Sequence[float], get_row: Callable[[int], tuple[int, str, str, str]]
+    score_name: str, scores: Sequence[float], get_row: Callable[[int], tuple[int, str, str, str]]
 ) -> list[dict[str, Any]]:
     """Lists the rows with the MAX_LISTED_ROWS lowest and highest scores, the lowest first.
 
-    name: of the scores. get_row: returns number, source, target and predicted text of the row with an index.
+    score_name: of the scores. get_row: returns number, source, target and predicted text of the row with an index.
     """
     order = sorted(range(len(scores)), key=lambda i: scores[i])
     listed = []
     for i in order if len(order) <= 2 * MAX_LISTED_ROWS else [*order[:MAX_LISTED_ROWS], *order[-MAX_LISTED_ROWS:]]:
         row, *texts = get_row(i)
         shown = zip(("source", "target", "predicted"), (text[:MAX_TEXT_CHARACTERS] for text in texts), strict=True)
-        listed.append({"row": row, **dict(shown), name: scores[i]})
+        listed.append({"row": row, **dict(shown), score_name: scores[i]})
     return listed
 
 
@@ -145,7 +145,7 @@ class Task(ABC):
         return None
 
     @classmethod
-    def resolve(cls, spec: Any, train: LabelledTable) -> Any:
+    def resolve_spec_from_rows(cls, spec: Any, train: LabelledTable) -> Any:
         """Returns the objective with what follows from the training rows. Raises UsageError if it does not fit them."""
         return spec
 
@@ -168,13 +168,13 @@ class Task(ABC):
         """Encodes rows as token ids, in order; unknown labels and targets are None."""
 
     @abstractmethod
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
         """Computes the loss and the metrics of a model on labelled rows."""
 
-    def make_validation(self, loss: float, figures: Mapping[str, Any]) -> Validation:
+    def make_validation(self, loss: float, figures: Mapping[str, Any]) -> ValidationResult:
         """Returns the loss, and the metrics of the task among these figures."""
         chosen = {metric: figures[name] for metric, name in self.metrics.items()}
-        return Validation(loss, {metric: math.nan if v is None else float(v) for metric, v in chosen.items()})
+        return ValidationResult(loss, {metric: math.nan if v is None else float(v) for metric, v in chosen.items()})
 
     @abstractmethod
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:

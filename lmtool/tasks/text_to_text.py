@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmtool.errors import UsageError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tasks import metrics
@@ -93,14 +93,14 @@ class TextToTextTask(Task):
             rows.append(row)
         return rows
 
-    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> Validation:
+    def validate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> ValidationResult:
         """Computes the mean of -log p over the tokens of all targets, in nats."""
-        return Validation(model.evaluate(rows).loss)
+        return ValidationResult(model.evaluate(rows).loss)
 
     def measure(self, model: TaskModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         loss, answers = self.validate(model, rows).loss, self.generate(model, rows)
         decoding = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
-        sentences = [] if self.labels else self._list_texts(answers, rows)
+        sentences = [] if self.labels else self._list_worst_and_best_texts(answers, rows)
         figures = self._compute_metrics(answers, rows)
         return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, decoding, sentences=sentences)
 
@@ -110,8 +110,8 @@ class TextToTextTask(Task):
     def generate(self, model: TaskModel, rows: Sequence[EncodedRow]) -> list[str]:
         """Generates the text of each row: by beam search, or greedily with one beam.
 
-        Returns the best hypothesis of a beam search that repeats no phrase; see `choose_unrepeated`. A text ends at
-        [EOS], or at the number of tokens that the longest source of its batch leaves in the context.
+        Returns the best hypothesis of a beam search that repeats no phrase; see `choose_hypothesis_without_repeats`. A
+        text ends at [EOS], or at the number of tokens that the longest source of its batch leaves in the context.
         """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
         groups = [order[start : start + GENERATION_BATCH_ROWS] for start in range(0, len(order), GENERATION_BATCH_ROWS)]
@@ -138,10 +138,13 @@ class TextToTextTask(Task):
                     hypotheses.append([])
                 hypotheses[-1].append(completion.text)
         decode = self.prompt_format.tokenizer.decode
-        texts = [choose_unrepeated(some, decode(source)) for some, source in zip(hypotheses, sources, strict=True)]
+        texts = [
+            choose_hypothesis_without_repeats(some, decode(source))
+            for some, source in zip(hypotheses, sources, strict=True)
+        ]
         return [text.strip() for text in texts] if self.prompt_format.chat is not None else texts
 
-    def _list_texts(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
+    def _list_worst_and_best_texts(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
         """Lists the worst and the best generated texts by their chrF, the worst first."""
         scores = metrics.compute_chrf_scores(answers, [row.answer for row in rows])
         return list_worst_and_best(
@@ -160,14 +163,14 @@ class TextToTextTask(Task):
         return metrics.class_metrics(np.array([index[name] for name in true]), predicted_R, names)
 
 
-def choose_unrepeated(hypotheses: Sequence[str], source: str) -> str:
+def choose_hypothesis_without_repeats(hypotheses: Sequence[str], source: str) -> str:
     """Returns the first hypothesis that repeats no phrase; the first of all if every one does, or the source itself.
 
     The mean log-probability favours hypotheses that say a phrase twice, because the second time costs little.
     """
-    if metrics.has_repeated_phrase(source):
+    if metrics.has_consecutively_repeated_phrase(source):
         return hypotheses[0]
-    return next((text for text in hypotheses if not metrics.has_repeated_phrase(text)), hypotheses[0])
+    return next((text for text in hypotheses if not metrics.has_consecutively_repeated_phrase(text)), hypotheses[0])
 
 
 def format_source(task: str, columns: Sequence[str], texts: Sequence[str]) -> str:

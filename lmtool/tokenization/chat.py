@@ -79,7 +79,7 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
 
 
-def add_tool_calls(message: Message, source: Mapping[str, Any], message_number: int) -> Message:
+def add_tool_fields_(message: Message, source: Mapping[str, Any], message_number: int) -> Message:
     """Adds the calls in `source`, or the id of the call that the message answers, to it. Raises UsageError."""
     if calls := parse_tool_calls(source.get("tool_calls"), message_number):
         if message["role"] != "assistant":
@@ -151,35 +151,35 @@ class ChatFormat:
 
     @cached_property
     def call_syntax(self) -> CallSyntax:
-        """How the template writes calls. Raises ToolsUnsupportedError."""
-        convention = find_call_syntax(self._source)
-        stream = self._tokenizer.make_stream_decoder(self._call_markers(convention))
-        read = "".join(map(stream.push, self._restore_ids(self._encode([convention.example_call])))) + stream.flush()
-        if not ToolCallParser(convention, {"now"}).push(read, is_last=True)[1]:
+        """Returns how the template writes calls. Raises ToolsUnsupportedError."""
+        syntax = find_call_syntax(self._source)
+        stream = self._tokenizer.make_stream_decoder(self._call_markers(syntax))
+        read = "".join(map(stream.push, self._restore_ids(self._encode([syntax.example_call])))) + stream.flush()
+        if not ToolCallParser(syntax, {"now"}).push(read, is_last=True)[1]:
             raise ToolsUnsupportedError("its tokenizer does not keep the text of a call")
-        return convention
+        return syntax
 
-    def make_call_parser(self, id_key: str = "") -> ToolCallParser | None:
+    def make_tool_call_parser(self, id_key: str = "") -> ToolCallParser | None:
         """Returns a parser of the calls in an answer; None without tools. id_key: see `ToolCallParser`."""
         if self.tools is None:
             return None
         return ToolCallParser(self.call_syntax, {tool["function"]["name"] for tool in self.tools}, id_key)
 
-    def build_grammar(self, tools: Sequence[dict[str, Any]], *, several: bool) -> str:
-        """All answers that call these tools, once or `several` times; see `Convention.grammar`."""
-        return self.call_syntax.build_grammar(tools, self._special_ids, several=several)
+    def build_lark_grammar(self, tools: Sequence[dict[str, Any]], *, several: bool) -> str:
+        """Returns a grammar of all answers that call these tools; see `CallSyntax.build_lark_grammar`."""
+        return self.call_syntax.build_lark_grammar(tools, self._special_ids, several=several)
 
     @property
     def visible_special_tokens(self) -> dict[int, str]:
         """Returns the special tokens around calls with their names, which are part of the assistant's text."""
         return {} if self.tools is None else self._call_markers(self.call_syntax)
 
-    def _call_markers(self, convention: CallSyntax) -> dict[int, str]:
-        return {self._special_ids[name]: name for name in self._special_regex.findall(convention.delimiters)}
+    def _call_markers(self, syntax: CallSyntax) -> dict[int, str]:
+        return {self._special_ids[name]: name for name in self._special_regex.findall(syntax.delimiters)}
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Encodes the messages up to where the assistant's next turn begins."""
-        return self._restore_ids(self._encode([self._render(messages, asks=True)]))
+        return self._restore_ids(self._encode([self._render(messages, add_generation_prompt=True)]))
 
     def encode_conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Encodes the whole conversation, and marks the ids that the assistant writes: content and end of each turn.
@@ -188,9 +188,9 @@ class ChatFormat:
         of each turn.
         """
         text, spans = (
-            self._render_with_marks(messages)
+            self._render_with_generation_spans(messages)
             if self._template.marks_generation
-            else self._render_by_comparison(messages)
+            else self._render_with_assistant_spans(messages)
         )
         cuts = [0, *(at for span in spans for at in span), len(text)]
         parts = [text[start:stop] for start, stop in pairwise(cuts)]
@@ -226,10 +226,15 @@ class ChatFormat:
         """Raises MessagesRefusedError when the template refuses the messages."""
         self._render(messages)
 
-    def _render(self, messages: Sequence[Message], *, asks: bool = False, marks: Sequence[str] = ()) -> str:
+    def _render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = False, generation_marks: Sequence[str] = ()
+    ) -> str:
         """Renders the template, with texts of messages that spell a special token escaped."""
-        values = {"messages": self._to_template_messages(messages), "tools": self._escape(self.tools) or None}
-        values |= {"documents": None, "add_generation_prompt": asks, "marks": marks}
+        values = {
+            "messages": self._to_template_messages(messages),
+            "tools": self._escape_special_tokens(self.tools) or None,
+        }
+        values |= {"documents": None, "add_generation_prompt": add_generation_prompt, "marks": generation_marks}
         try:
             return self._template.render(**values, **self._tokens)
         except TemplateRefusal as refusal:
@@ -242,9 +247,12 @@ class ChatFormat:
         """Converts messages for the template: those of tools get id and name of the call that they answer."""
         seen, waiting = list[dict[str, Any]](), list[ToolCall]()
         for message in messages:
-            one: dict[str, Any] = {"role": message["role"], "content": self._escape(message["content"])}
+            one: dict[str, Any] = {"role": message["role"], "content": self._escape_special_tokens(message["content"])}
             if (calls := message.get("tool_calls")) and self.call_syntax:  # which raises ToolsUnsupportedError
-                written = [ToolCall(call.name, self._escape(call.arguments), make_short_id(call.id)) for call in calls]
+                written = [
+                    ToolCall(call.name, self._escape_special_tokens(call.arguments), make_short_id(call.id))
+                    for call in calls
+                ]
                 one["tool_calls"] = [call.to_openai(as_text=False) for call in written]
                 waiting += calls
             wanted = message.get("tool_call_id")
@@ -258,11 +266,11 @@ class ChatFormat:
             seen.append(one)
         return seen
 
-    def _render_with_marks(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+    def _render_with_generation_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """Returns the text and the character offsets of its {% generation %} blocks."""
         opens, closes = f"<{self._key}o>", f"<{self._key}c>"
         text, spans = "", []
-        before, *turns = self._render(messages, marks=(opens, closes)).split(opens)
+        before, *turns = self._render(messages, generation_marks=(opens, closes)).split(opens)
         text += before
         for turn in turns:
             written, _, after = turn.partition(closes)
@@ -270,12 +278,12 @@ class ChatFormat:
             text += written + after
         return text, spans
 
-    def _render_by_comparison(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+    def _render_with_assistant_spans(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """Returns the text and the offsets of the assistant's turns, by comparison with the texts of fewer messages."""
         text, spans = self._render(messages), []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                before, after = self._render(messages[:i], asks=True), self._render(messages[: i + 1])
+                before, after = self._render(messages[:i], add_generation_prompt=True), self._render(messages[: i + 1])
                 if not (text.startswith(after) and after.startswith(before)):
                     raise CheckpointError(
                         "the chat template writes a turn in another way when others follow it, or than it asks for it",
@@ -304,15 +312,17 @@ class ChatFormat:
         begun = {name[:n] for name in self._special_ids for n in range(1, len(name))}
         return re.compile(rf"{self._special_regex.pattern}|(?:{_match_any(begun).pattern})\Z")
 
-    def _escape(self, value: Any) -> Any:
+    def _escape_special_tokens(self, value: Any) -> Any:
         """Returns a JSON value in which no text spells a special token."""
         if isinstance(value, dict):
             return {
-                self._special_regex.sub(self._encode_as_hex, replace_surrogates(key)): self._escape(value[key])
+                self._special_regex.sub(self._encode_as_hex, replace_surrogates(key)): self._escape_special_tokens(
+                    value[key]
+                )
                 for key in value
             }
         if isinstance(value, list | tuple):
-            return [self._escape(one) for one in value]
+            return [self._escape_special_tokens(one) for one in value]
         return (
             self._escaped_regex.sub(self._encode_as_hex, replace_surrogates(value)) if isinstance(value, str) else value
         )
@@ -329,7 +339,7 @@ class ChatFormat:
         return f"<{self._key}s{token}>"
 
     @cached_property
-    def _hidden_tokenizer(self) -> tuple[Inner, dict[int, int]]:
+    def _tokenizer_with_hidden_special_tokens(self) -> tuple[Inner, dict[int, int]]:
         """Returns the tokenizer with other names for its special tokens, and the original ids of those that differ."""
         config = json.loads(self._tokenizer.to_json())
         added = {token["content"]: token for token in config["added_tokens"]}
@@ -350,11 +360,11 @@ class ChatFormat:
         return inner, {other: i for other, i in others if other is not None}
 
     def _encode(self, parts: Sequence[str]) -> Encoding:
-        """Parts of a rendered text as one text, in the ids of `_hidden_tokenizer`."""
-        return encode_text(self._hidden_tokenizer[0], "".join(map(self._unescape, parts)))
+        """Encodes the parts of a rendered text as one text, in the ids of `_tokenizer_with_hidden_special_tokens`."""
+        return encode_text(self._tokenizer_with_hidden_special_tokens[0], "".join(map(self._unescape, parts)))
 
     def _restore_ids(self, encoding: Encoding) -> list[int]:
-        others = self._hidden_tokenizer[1]
+        others = self._tokenizer_with_hidden_special_tokens[1]
         return [others.get(i, i) for i in encoding.ids]
 
 

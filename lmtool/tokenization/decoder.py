@@ -73,12 +73,12 @@ def decode_sentencepiece_name(name: str) -> bytes:
     return name.replace("\u2581", " ").encode()
 
 
-def list_word_spellings(name: str) -> tuple[bytes, ...]:
+def spell_with_and_without_space(token_name: str) -> tuple[bytes, ...]:
     """Returns the bytes that a word, a mark or a WordPiece may be in a text, the most common first."""
-    if name.startswith(CONTINUATION_PREFIX) and len(name) > len(CONTINUATION_PREFIX):
-        return (name[len(CONTINUATION_PREFIX) :].encode(),)
-    with_space, without = f" {name}".encode(), name.encode()
-    return () if not name else (with_space, without) if name[0].isalnum() else (without, with_space)
+    if token_name.startswith(CONTINUATION_PREFIX) and len(token_name) > len(CONTINUATION_PREFIX):
+        return (token_name[len(CONTINUATION_PREFIX) :].encode(),)
+    with_space, without = f" {token_name}".encode(), token_name.encode()
+    return () if not token_name else (with_space, without) if token_name[0].isalnum() else (without, with_space)
 
 
 class WordDecoder:
@@ -108,16 +108,16 @@ class WordDecoder:
         if piece in _APOSTROPHES and not self._glued and self._previous[-1:].isalnum():
             self._held = piece
             return text
-        return text + self._add_space(piece)
+        return text + self._prepend_space_if_needed(piece)
 
     def flush(self) -> str:
         return self._flush_held_mark()
 
     def _flush_held_mark(self) -> str:
         mark, self._held = self._held, ""
-        return self._add_space(mark) if mark else ""
+        return self._prepend_space_if_needed(mark) if mark else ""
 
-    def _add_space(self, piece: str) -> str:
+    def _prepend_space_if_needed(self, piece: str) -> str:
         closes_quote = piece in _QUOTES and piece in self._open_quotes
         follows = piece in _CLOSING_MARKS or piece in _JOINING_MARKS or closes_quote
         unspaced = _UNSPACED_SCRIPT.match(piece) and _UNSPACED_SCRIPT.match(self._previous[-1:])
@@ -129,7 +129,7 @@ class WordDecoder:
         return space + piece
 
 
-class MarkerDecoder:
+class VisibleSpecialTokenDecoder:
     """Wraps a decoder to show some special tokens. names: the text of each."""
 
     def __init__(self, stream: StreamDecoder, names: Mapping[int, str]) -> None:

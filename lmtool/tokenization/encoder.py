@@ -102,7 +102,9 @@ def make_char_encoder(characters: Sequence[str], unk_id: int, normalize: Callabl
     return encode
 
 
-def make_tiktoken_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder) -> BatchEncoder | None:
+def make_equivalent_tiktoken_encoder(
+    inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder
+) -> BatchEncoder | None:
     """Returns an encoder of the byte-level BPE `inner` that uses tiktoken, or None if its ids might differ.
 
     tiktoken merges two tokens whenever their concatenation is a token, `tokenizers` only when the merge was learned.
@@ -137,21 +139,21 @@ def make_tiktoken_encoder(inner: Inner, pieces: Sequence[bytes], reference: Batc
     return encode
 
 
-def is_gpt2_bpe(config: dict[str, Any]) -> bool:
+def is_gpt2_bpe(tokenizer_json: dict[str, Any]) -> bool:
     """Returns whether a published tokenizer.json is byte-level BPE like that of GPT-2.
 
     It has only the pattern of GPT-2, no text among its added tokens, and ids in the order of merges, which tiktoken
     takes for their priorities.
     """
-    model, split = config["model"], config["pre_tokenizer"] or {}
+    model, split = tokenizer_json["model"], tokenizer_json["pre_tokenizer"] or {}
     gpt2_split = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
     ranks = [model["vocab"].get("".join(merge)) for merge in model["merges"]]
     return (
-        config["normalizer"] is None
+        tokenizer_json["normalizer"] is None
         and {key: split.get(key) for key in gpt2_split} == gpt2_split
         and not any(model.get(option) for option in options)
-        and all(token["special"] for token in config["added_tokens"])
+        and all(token["special"] for token in tokenizer_json["added_tokens"])
         and None not in ranks
         and all(a < b for a, b in pairwise(ranks))
     )

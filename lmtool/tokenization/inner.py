@@ -42,7 +42,7 @@ WORD_PATTERN = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
 TokenizerKind = Literal["bpe", "wordpiece", "char", "word", "sentencepiece"]
 
 
-class RowTemplate(NamedTuple):
+class SpecialTokenTemplate(NamedTuple):
     """The special tokens of a published model before, between and after texts."""
 
     before: tuple[int, ...]
@@ -59,7 +59,7 @@ class SpecialTokenRoles:
     starts: begin the target of a source.
     ends: end generated text, `eos` among them.
     specials: all tokens that are no text, with the `sentinels` of removed spans.
-    template: see `RowTemplate`; None for tokenizers trained here.
+    template: see `SpecialTokenTemplate`; None for tokenizers trained here.
     named_bos: the published bos_token, also where the template does not put it before a text.
     """
 
@@ -74,7 +74,7 @@ class SpecialTokenRoles:
     ends: frozenset[int]
     sentinels: tuple[int, ...]
     specials: frozenset[int]
-    template: RowTemplate | None = None
+    template: SpecialTokenTemplate | None = None
     named_bos: int | None = None
 
 
@@ -98,13 +98,13 @@ def parse_tokenizer_json(content: str) -> Inner:
 
     Raises ValueError if the library cannot read it, would abort or panic (BPE whose merges do not continue with the
     prefix of continuing pieces, rules of normalization that point outside of themselves, templates with undefined
-    tokens), or if normalization makes texts too long; see `check_growth`.
+    tokens), or if normalization makes texts too long; see `check_normalizer_growth`.
     """
     described = json.loads(content)
     if isinstance(described, dict):
-        check_growth(described)
-        _check_merges(described.get("model"))
-        _check_templates(described.get("post_processor"))
+        check_normalizer_growth(described)
+        _check_merge_prefixes(described.get("model"))
+        _check_post_processor_templates(described.get("post_processor"))
     try:
         with convert_panics():
             return Inner.from_str(content)
@@ -112,7 +112,7 @@ def parse_tokenizer_json(content: str) -> Inner:
         raise ValueError(str(error)) from error
 
 
-def _check_merges(model: Any) -> None:
+def _check_merge_prefixes(model: Any) -> None:
     prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
     merges = model.get("merges") if prefix else None
     for merge in merges if isinstance(merges, list) else ():
@@ -121,15 +121,21 @@ def _check_merges(model: Any) -> None:
             raise ValueError(f"the merge {str(merge)[:40]!r} does not go on with {str(prefix)[:20]!r}")
 
 
-def check_growth(described: dict[str, Any]) -> None:
+def check_normalizer_growth(tokenizer_json: dict[str, Any]) -> None:
     """Raises ValueError when normalization may make a text more than MAX_GROWTH times as long.
 
     Each step can feed the next, so the maximal factors of all steps are multiplied.
     """
-    growth, steps = (1.0, [*find_objects(described.get("normalizer")), *find_objects(described.get("pre_tokenizer"))])
+    growth, steps = (
+        1.0,
+        [
+            *find_nested_objects(tokenizer_json.get("normalizer")),
+            *find_nested_objects(tokenizer_json.get("pre_tokenizer")),
+        ],
+    )
     for step in steps:
         try:
-            growth *= _growth_factor(step)
+            growth *= _normalizer_growth_factor(step)
         except (binascii.Error, TypeError, AttributeError) as error:
             raise ValueError(f"normalizer: {error}") from error
         if growth > MAX_GROWTH:
@@ -139,7 +145,7 @@ def check_growth(described: dict[str, Any]) -> None:
         raise ValueError(f"its normalizer puts over {MAX_GROWTH:,} characters in front of a text")
 
 
-def _growth_factor(step: dict[str, Any]) -> float:
+def _normalizer_growth_factor(step: dict[str, Any]) -> float:
     """Returns the characters that a step may make of one. Raises ValueError, TypeError or AttributeError."""
     kind = step.get("type")
     if kind == "Precompiled":
@@ -178,21 +184,23 @@ def read_charsmap_replacements(charsmap: bytes) -> list[str]:
     return texts
 
 
-def _check_templates(processor: Any) -> None:
-    for template in find_objects(processor, "TemplateProcessing"):
+def _check_post_processor_templates(processor: Any) -> None:
+    for template in find_nested_objects(processor, "TemplateProcessing"):
         defined = template.get("special_tokens")
         for row in (template.get("single"), template.get("pair")):
-            texts = [text.get("id") for part in find_objects(row) if isinstance(text := part.get("Sequence"), dict)]
+            texts = [
+                text.get("id") for part in find_nested_objects(row) if isinstance(text := part.get("Sequence"), dict)
+            ]
             if texts.count("A") > 1 or texts.count("B") > 1:
                 raise ValueError("the template has a text more than once")
-        for part in find_objects([template.get("single"), template.get("pair")]):
+        for part in find_nested_objects([template.get("single"), template.get("pair")]):
             named = part.get("SpecialToken")
             name = named.get("id") if isinstance(named, dict) else None
             if name is not None and not (isinstance(defined, dict) and name in defined):
                 raise ValueError(f"the template has a token {str(name)[:40]!r} that it does not define")
 
 
-def find_objects(component: Any, kind: str | None = None) -> Iterator[dict[str, Any]]:
+def find_nested_objects(component: Any, kind: str | None = None) -> Iterator[dict[str, Any]]:
     """Yields all objects inside a component of a tokenizer.json, such as the normalizer, or those of type `kind`."""
     pending = [component]
     while pending:
@@ -216,7 +224,7 @@ def list_token_names(inner: Inner) -> list[str]:
     return names
 
 
-def trained_roles(names: list[str]) -> SpecialTokenRoles:
+def trained_special_token_roles(names: list[str]) -> SpecialTokenRoles:
     """Returns the roles of a tokenizer trained by lmtool. Raises ValueError when `names` are not those of one."""
     first = len(SPECIAL_TOKENS)
     if tuple(names[:first]) != SPECIAL_TOKENS or "" in names:
@@ -230,29 +238,33 @@ def trained_roles(names: list[str]) -> SpecialTokenRoles:
     )
 
 
-def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str, Any]) -> SpecialTokenRoles:
+def published_special_token_roles(
+    inner: Inner, tokenizer_json: dict[str, Any], tokenizer_config: Mapping[str, Any]
+) -> SpecialTokenRoles:
     """Returns the roles of a published model's special tokens; another token has the roles that are missing.
 
-    config: content of tokenizer.json. published: of tokenizer_config.json. Raises ValueError without an end token.
+    tokenizer_json: content of tokenizer.json. tokenizer_config: of tokenizer_config.json. Raises ValueError
+    without an end token.
     """
     named = {
         key.removesuffix("_token"): i
         for key in ROLE_KEYS
-        if (i := _find_token_id(inner, published.get(key))) is not None
+        if (i := _find_token_id(inner, tokenizer_config.get(key))) is not None
     }
     eos = named.get("eos", named.get("sep"))
     if eos is None:
         raise ValueError("its tokenizer_config.json names no eos_token, which ends a text")
-    template = _infer_row_template(inner)
+    template = _infer_special_token_template(inner)
     bos = named["bos"] if named.get("bos") in template.before else eos
     starts, ends = (
-        [_find_token_id(inner, name) for name in published.get(key, ())] for key in ("start_tokens", "end_tokens")
+        [_find_token_id(inner, name) for name in tokenizer_config.get(key, ())]
+        for key in ("start_tokens", "end_tokens")
     )
     begin = tuple(i for i in starts if i is not None) or (bos,)
     end = frozenset({eos, *(i for i in ends if i is not None)})
     numbered: Iterator[Any] = (inner.token_to_id(f"<extra_id_{n}>") for n in count())
     sentinels = tuple(takewhile(lambda token: token is not None, numbered))
-    marked = {token["id"] for token in config["added_tokens"] if token["special"]}
+    marked = {token["id"] for token in tokenizer_json["added_tokens"] if token["special"]}
     specials = frozenset({*marked, *named.values(), *sentinels})
     pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
     cls, named_bos = named.get("cls", bos), named.get("bos")
@@ -272,13 +284,13 @@ def _find_token_id(inner: Inner, named: object) -> int | None:
     return token
 
 
-def _infer_row_template(inner: Inner) -> RowTemplate:
+def _infer_special_token_template(inner: Inner) -> SpecialTokenTemplate:
     one, two = inner.encode("a"), inner.encode("a", "a")
     alone, first, second = _find_text_positions(one, 0), _find_text_positions(two, 0), _find_text_positions(two, 1)
     if not (alone and first and second):
         raise ValueError("its template loses the text")
     between = two.ids[first[-1] + 1 : second[0]]
-    return RowTemplate(tuple(one.ids[: alone[0]]), tuple(between), tuple(one.ids[alone[-1] + 1 :]))
+    return SpecialTokenTemplate(tuple(one.ids[: alone[0]]), tuple(between), tuple(one.ids[alone[-1] + 1 :]))
 
 
 def _find_text_positions(encoding: Encoding, part: int) -> list[int]:
@@ -287,16 +299,18 @@ def _find_text_positions(encoding: Encoding, part: int) -> list[int]:
     return [i for i, (n, is_special) in enumerate(tokens) if n == part and not is_special]
 
 
-def infer_tokenizer_kind(config: dict[str, Any]) -> TokenizerKind:
+def infer_tokenizer_kind(tokenizer_json: dict[str, Any]) -> TokenizerKind:
     """Returns the kind of a tokenizer.json. Raises ValueError for other kinds."""
-    parts = {part.get("type") for part in find_objects([config["pre_tokenizer"], config["decoder"]])}
-    match config["model"]["type"]:
+    parts = {
+        part.get("type") for part in find_nested_objects([tokenizer_json["pre_tokenizer"], tokenizer_json["decoder"]])
+    }
+    match tokenizer_json["model"]["type"]:
         case "BPE" if "ByteLevel" in parts:
             return "bpe"
         case "BPE" | "Unigram":
             return "sentencepiece"
         case "WordPiece":
             return "wordpiece"
-        case "WordLevel" if config["pre_tokenizer"]["type"] == "Split":
-            return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == CHARACTER_PATTERN else "word"
+        case "WordLevel" if tokenizer_json["pre_tokenizer"]["type"] == "Split":
+            return "char" if tokenizer_json["pre_tokenizer"]["pattern"]["Regex"] == CHARACTER_PATTERN else "word"
     raise ValueError("its model is neither BPE, WordPiece nor Unigram")

@@ -41,7 +41,7 @@ class MergedWord:
         return self.merges[-1].pieces_after if self.merges else self.initial_pieces
 
 
-def _apply_merges(
+def _apply_merges_(
     pieces: list[str], ranks: Mapping[tuple[str, str], int], should_skip: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[int, str, str]]:
     """Merges the pieces of a word in place, the lowest rank first; yields rank, left and right piece of each merge.
@@ -74,7 +74,7 @@ def trace_merges(tokenizer: Tokenizer, text: str) -> list[MergedWord]:
     merged = []
     for pieces in map(list, words):
         word = MergedWord([id_of[piece] for piece in pieces], [])
-        for priority, left, right in _apply_merges(pieces, priority_of):
+        for priority, left, right in _apply_merges_(pieces, priority_of):
             word.merges.append(Merge(priority, id_of[left], id_of[right], [id_of[piece] for piece in pieces]))
         merged.append(word)
     is_same = [token for word in merged for token in word.pieces] == tokenizer.encode(text)
@@ -99,7 +99,7 @@ class BpeDropout:
         self._id_of = {tokenizer.token_name(i): i for i in range(tokenizer.vocab_size)}
         self._rank_of = {merge: rank for rank, merge in enumerate(tokenizer.merges)}
         self._rate, self._seed = rate, seed
-        self._cached_segment = lru_cache(MAX_CACHED_SEGMENTATIONS)(self._segment)
+        self._cached_segment = lru_cache(MAX_CACHED_SEGMENTATIONS)(self._sample_segmentation)
 
     def __call__(self, text: str, rng: np.random.Generator) -> NDArray[np.int64]:
         """Encodes a text, each word in one of its random segmentations."""
@@ -108,9 +108,9 @@ class BpeDropout:
         ids = [i for word, k in zip(words, drawn, strict=True) for i in self._cached_segment(word, k)]
         return np.array(ids, dtype=np.int64)
 
-    def _segment(self, word: str, k: int) -> tuple[int, ...]:
+    def _sample_segmentation(self, word: str, sample_number: int) -> tuple[int, ...]:
         """Skips each possible merge with probability `rate` before each merge, until none is left."""
-        chance, pieces = random.Random(f"{self._seed} {k} {word}"), list(word)
-        for _ in _apply_merges(pieces, self._rank_of, lambda: chance.random() < self._rate):
+        chance, pieces = random.Random(f"{self._seed} {sample_number} {word}"), list(word)
+        for _ in _apply_merges_(pieces, self._rank_of, lambda: chance.random() < self._rate):
             pass
         return tuple(self._id_of[piece] for piece in pieces)

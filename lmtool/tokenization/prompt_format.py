@@ -25,7 +25,7 @@ TEMPLATE_DATE = datetime(2024, 7, 26)
 """Date in chat templates of fine-tuned models, fixed so that equal rows have equal ids."""
 
 
-class FramedRow(NamedTuple):
+class RowWithSpecialTokens(NamedTuple):
     """Texts as one row. segments: 0 or 1 for each token, None if the model has no segments. cut: whether truncated."""
 
     tokens: TokenIds
@@ -33,7 +33,7 @@ class FramedRow(NamedTuple):
     cut: bool
 
 
-class EncodedTurn(NamedTuple):
+class EncodedSourceAndTarget(NamedTuple):
     """A source and its target as complete ids.
 
     target: None if it is unknown.
@@ -181,17 +181,20 @@ class PromptFormat:
         stream = self.tokenizer.make_stream_decoder(self.visible_special_tokens)
         return "".join(map(stream.push, ids)) + stream.flush()
 
-    def make_prompt(self, text: str, prefix: str = "") -> Prompt:
+    def make_prompt(self, text: str, generated_prefix: str = "") -> Prompt:
         """Makes the model's input from a text: [BOS] for an empty prompt, or [EOS] for an empty source.
 
-        prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not UTF-8.
+        generated_prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not
+        UTF-8.
         """
         if self.chat is not None:
             source = self.chat.encode_prompt([Message(role="user", content=check_utf8(text))])
-            return self.make_answer_prompt(source, self._encode(prefix))
+            return self.make_answer_prompt(source, self._encode(generated_prefix))
         if self.answers:
-            return self.make_answer_prompt(self._delimit_source(self._encode(text)), self._encode(prefix))
-        return self.make_prompt_from_ids([*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id])
+            return self.make_answer_prompt(self._delimit_source(self._encode(text)), self._encode(generated_prefix))
+        return self.make_prompt_from_ids(
+            [*self.opening, *self._encode(text + generated_prefix)] or [self.tokenizer.bos_id]
+        )
 
     def make_prompt_from_ids(self, ids: Sequence[int]) -> Prompt:
         """Makes the model's input from at least one id, with all special tokens."""
@@ -201,18 +204,18 @@ class PromptFormat:
             return Prompt(tuple(ids))
         return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
 
-    def make_answer_prompt(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
+    def make_answer_prompt(self, source: Sequence[int], target_prefix: Sequence[int] = ()) -> Prompt:
         """Makes the model's input from a source with its special tokens and the first ids of its target."""
         if self.reads == "past":
-            return Prompt((*source, *begun), n_question=len(source))
-        return Prompt((*self.tokenizer.roles.starts, *begun), tuple(source))
+            return Prompt((*source, *target_prefix), n_question=len(source))
+        return Prompt((*self.tokenizer.roles.starts, *target_prefix), tuple(source))
 
     def _delimit_source(self, source: Sequence[int]) -> tuple[int, ...]:
         """Adds the special tokens around a source; returns [EOS] for an empty one."""
         return (*self.source_delimiters[0], *source, *self.source_delimiters[1]) or (self.tokenizer.eos_id,)
 
-    def make_masked_prompt(self, text: str, *, placeholder: str | None, length: int) -> tuple[int, ...]:
-        """Encodes a text with [MASK] for each placeholder, and `length` masks after it.
+    def encode_masked_prompt(self, text: str, *, placeholder: str | None, n_appended_masks: int) -> tuple[int, ...]:
+        """Encodes a text with [MASK] for each placeholder, and `n_appended_masks` masks after it.
 
         Byte-level tokens begin with the space before a word, so a space before a placeholder belongs to the mask.
         Raises UsageError when there is nothing to fill, and when the text has bytes that are not UTF-8.
@@ -221,7 +224,7 @@ class PromptFormat:
         if placeholder == "":
             raise UsageError("the placeholder of a mask is empty", fix="give it at least one character")
         parts = [text] if placeholder is None else text.split(placeholder)
-        if len(parts) == 1 and not length:
+        if len(parts) == 1 and not n_appended_masks:
             what = "no mask to fill" if placeholder is None else f"no {placeholder!r:.40} to fill"
             fix = "mark positions with --mask TEXT, or ask for new text with --length N"
             raise UsageError(f"the prompt has {what}", fix=fix)
@@ -230,12 +233,12 @@ class PromptFormat:
             followed = i < len(parts) - 1
             ids += self._encode(part.removesuffix(" ") if followed and t.kind == "bpe" else part)
             ids += [t.mask_id] * followed
-        ids += [t.mask_id] * length
+        ids += [t.mask_id] * n_appended_masks
         if self.documents:
             ids = [t.bos_id, *ids, t.eos_id]
         return (*self.before, *ids, *self.after)
 
-    def encode_row(self, texts: Sequence[TokenIds]) -> FramedRow:
+    def encode_row(self, texts: Sequence[TokenIds]) -> RowWithSpecialTokens:
         """Encodes texts as one row that is never empty, with special tokens.
 
         Truncates texts at the end, the longest first, if they are too long for the context.
@@ -252,9 +255,9 @@ class PromptFormat:
         if not len(tokens):
             tokens = np.array(self.between, dtype=np.int64)
         is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
-        return FramedRow(tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut)
+        return RowWithSpecialTokens(tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut)
 
-    def encode_pair(self, source: TokenIds, answer: TokenIds | None) -> EncodedTurn:
+    def encode_pair(self, source: TokenIds, answer: TokenIds | None) -> EncodedSourceAndTarget:
         """Adds special tokens to source and target, [EOS] to an empty source, and truncates them to the context.
 
         An encoder-decoder has the full context for each. In a prefix LM and a decoder both share one row, where the
@@ -267,9 +270,9 @@ class PromptFormat:
         target = None if answer is None else np.concatenate((answer, end))
         fitted, kept = self._truncate(whole, target, marks)
         is_cut = len(fitted) < len(whole) or (kept is not None and target is not None and len(kept) < len(target))
-        return EncodedTurn(np.array(self._delimit_source(fitted.tolist()), dtype=np.int64), kept, is_cut)
+        return EncodedSourceAndTarget(np.array(self._delimit_source(fitted.tolist()), dtype=np.int64), kept, is_cut)
 
-    def encode_conversation(self, messages: Sequence[Message]) -> EncodedTurn:
+    def encode_conversation(self, messages: Sequence[Message]) -> EncodedSourceAndTarget:
         """Encodes a conversation by the chat template; an assistant's message at its end is the target.
 
         Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.encode_conversation` does.
@@ -292,13 +295,17 @@ class PromptFormat:
         at = len(source) - len(rest)
         is_cut = at > first or (kept is not None and target is not None and len(kept) < len(target))
         learned = np.concatenate((learned[:first], learned[at:]))
-        return EncodedTurn(np.concatenate((source[:first], rest)), kept, is_cut, learned if learned.any() else None)
+        return EncodedSourceAndTarget(
+            np.concatenate((source[:first], rest)), kept, is_cut, learned if learned.any() else None
+        )
 
-    def _truncate(self, source: TokenIds, target: TokenIds | None, marks: int) -> tuple[TokenIds, TokenIds | None]:
-        """Truncates source and target to the context less `marks` special tokens; see `encode_pair`."""
+    def _truncate(
+        self, source: TokenIds, target: TokenIds | None, n_special_tokens: int
+    ) -> tuple[TokenIds, TokenIds | None]:
+        """Truncates source and target to the context less `n_special_tokens` special tokens; see `encode_pair`."""
         if self.context is None:
             return source, target
-        room = self.context - marks
+        room = self.context - n_special_tokens
         if not self.shares_row:
             return source[:room], None if target is None else target[: self.context]
         if target is None:
@@ -309,12 +316,12 @@ class PromptFormat:
             n_source = len(short)
         return source[len(source) - n_source :] if self.reads == "past" else source[:n_source], target
 
-    def max_answer_tokens(self, n_source: int) -> int:
+    def max_answer_tokens(self, n_source_tokens: int) -> int:
         """Returns the maximum target length for a source: three times its tokens plus 30, within the context."""
-        n_tokens = 3 * n_source + 30
+        n_tokens = 3 * n_source_tokens + 30
         if self.context is None:
             return n_tokens
-        return max(1, min(n_tokens, self.context - (n_source if self.shares_row else 0)))
+        return max(1, min(n_tokens, self.context - (n_source_tokens if self.shares_row else 0)))
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(check_utf8(text))

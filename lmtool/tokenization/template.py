@@ -2,7 +2,7 @@
 
 Templates have the blocks, filters and functions that Transformers gives to chat templates, so equal messages give equal
 text. The sandbox refuses kinds of nodes, types of values, methods, filters and tests that are not listed here, and
-charges the others with their worst-case cost first (`_BudgetedEnvironment`, `_wrap_filter`,
+charges the others with their worst-case cost first (`_BudgetedEnvironment`, `_wrap_filter_with_charges`,
 `_wrap_test`). So no single operation runs long, and between two of them the clock is looked at. See
 `docs/decisions/published-models.md`.
 """
@@ -127,7 +127,7 @@ class SandboxedTemplate:
             raise SecurityError(f"it has {len(source):,} characters, more than {MAX_SOURCE_CHARACTERS:,}")
         environment = _BudgetedEnvironment(now)
         self.marks_generation = bool(_GENERATION.search(source))
-        with _new_budget():
+        with _use_new_budget():
             tree = _CostInstrumenter().visit(environment.parse(source))
             self._template = environment.from_string(tree)
 
@@ -136,11 +136,11 @@ class SandboxedTemplate:
 
         marks: a pair of texts that surround the text of {% generation %} blocks; none by default.
         """
-        with _new_budget():
+        with _use_new_budget():
             return self._template.render(**variables)
 
 
-class _Budget:
+class _RenderingBudget:
     """The remaining units and time of one rendering."""
 
     def __init__(self) -> None:
@@ -151,9 +151,9 @@ class _Budget:
         self._left -= amount
         if self._left < max(0, self._unchecked):
             self._unchecked = self._left - _CHECK_INTERVAL_UNITS
-            self.check()
+            self.raise_if_exceeded()
 
-    def check(self, amount: int = 0) -> None:
+    def raise_if_exceeded(self, amount: int = 0) -> None:
         """Raises SecurityError when fewer than `amount` units are left, or when time is up."""
         if self._left < amount:
             raise SecurityError(f"it handles more than {MAX_WORK_UNITS:,} characters and items")
@@ -161,12 +161,12 @@ class _Budget:
             raise SecurityError(f"it takes more than {MAX_SECONDS:g} seconds")
 
 
-_CURRENT: ContextVar[_Budget] = ContextVar("budget")
+_CURRENT: ContextVar[_RenderingBudget] = ContextVar("budget")
 
 
 @contextmanager
-def _new_budget() -> Iterator[None]:
-    token = _CURRENT.set(_Budget())
+def _use_new_budget() -> Iterator[None]:
+    token = _CURRENT.set(_RenderingBudget())
     try:
         yield
     finally:
@@ -177,10 +177,11 @@ def _charge(amount: int) -> None:
     _CURRENT.get().charge(amount)
 
 
-def _measure_size_and_depth(value: object, *, is_data: bool = True) -> tuple[int, int]:
+def _measure_size_and_depth(value: object, *, refuse_objects: bool = True) -> tuple[int, int]:
     """Counts the characters and items inside a value, each as often as it occurs; also returns the depth of nesting.
 
-    is_data: refuses objects that are no data, such as namespaces, which would become text; else they count as one item.
+    refuse_objects: refuses objects that are no data, such as namespaces, which would become text; else they count as
+    one item.
     Raises SecurityError as soon as the count exceeds the budget.
     """
     budget = _CURRENT.get()
@@ -190,7 +191,7 @@ def _measure_size_and_depth(value: object, *, is_data: bool = True) -> tuple[int
         for one in inside[-1]:
             n += 1
             if n > checked:
-                budget.check(n)
+                budget.raise_if_exceeded(n)
                 checked = n + _CHECK_INTERVAL_UNITS
             kind = type(one)
             if kind is str:
@@ -204,7 +205,7 @@ def _measure_size_and_depth(value: object, *, is_data: bool = True) -> tuple[int
                 break
             elif isinstance(one, str):
                 n += len(one)
-            elif is_data and not isinstance(one, Undefined):
+            elif refuse_objects and not isinstance(one, Undefined):
                 raise SecurityError(f"it reads a {kind.__name__}, which is no text, number or list")
         else:
             inside.pop()
@@ -214,8 +215,8 @@ def _measure_size_and_depth(value: object, *, is_data: bool = True) -> tuple[int
     return n, deepest
 
 
-def _units(value: object, *, is_data: bool = True) -> int:
-    return _measure_size_and_depth(value, is_data=is_data)[0]
+def _units(value: object, *, refuse_objects: bool = True) -> int:
+    return _measure_size_and_depth(value, refuse_objects=refuse_objects)[0]
 
 
 def _text_units(value: object) -> int:
@@ -234,14 +235,14 @@ def _materialize(value: Any) -> Any:
     return items
 
 
-def _charge_result(result: Any, paid: int) -> Any:
-    """Charges the memory of a new value and returns it. paid: units that are charged for it already.
+def _charge_result(result: Any, paid_units: int) -> Any:
+    """Charges the memory of a new value and returns it. paid_units: units that are charged for it already.
 
     Computes the items of an iterator now, because later computations would not be charged.
     """
     match result:
         case str():
-            _charge(max(0, len(result) - paid))
+            _charge(max(0, len(result) - paid_units))
         case list():
             _charge(_OBJECT_UNITS * len(result))
         case dict():
@@ -265,26 +266,26 @@ def _replacement_cost(n: int, given: Sequence[Any]) -> int:
 def _hashing_cost(keys: Sequence[Any]) -> int:
     """Returns the cost of hashing. Keys that are no text may be chosen so that all of them collide."""
     others = [key for key in keys if not isinstance(key, str)]
-    return len(keys) + _units(others, is_data=False) + len(others) ** 2 // 8
+    return len(keys) + _units(others, refuse_objects=False) + len(others) ** 2 // 8
 
 
-def _compare(name: str, left: Any, right: Any) -> Any:
+def _charge_and_compare(operator_name: str, left: Any, right: Any) -> Any:
     """Charges and runs an operator."""
-    if name in ("in", "notin"):
+    if operator_name in ("in", "notin"):
         right = _materialize(right)
         match right:
             case str():
                 cost = _search_cost(len(right), _units(left)) // 8
             case dict():
-                cost = _units(left, is_data=False)
+                cost = _units(left, refuse_objects=False)
             case _:
-                cost = _units(left, is_data=False) + _units(right, is_data=False)
+                cost = _units(left, refuse_objects=False) + _units(right, refuse_objects=False)
     elif isinstance(left, str) and isinstance(right, str):
         cost = min(len(left), len(right)) // 8
     else:
-        cost = _units(left, is_data=False) + _units(right, is_data=False)
+        cost = _units(left, refuse_objects=False) + _units(right, refuse_objects=False)
     _charge(1 + cost)
-    return _COMPARISONS[name](left, right)
+    return _COMPARISONS[operator_name](left, right)
 
 
 def _check_integer(value: Any) -> None:
@@ -422,12 +423,12 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         named = _CHEAP_FILTERS | _ITEM_FILTERS | _ORDERING_FILTERS | _LINEAR_FILTERS
-        self.filters = {name: _wrap_filter(name, self.filters[name]) for name in named}
+        self.filters = {name: _wrap_filter_with_charges(name, self.filters[name]) for name in named}
         tests: dict[str, Any] = self.tests
-        operators: dict[str, Any] = {name: partial(_compare, of) for name, of in _OPERATOR_TESTS.items()}
+        operators: dict[str, Any] = {name: partial(_charge_and_compare, of) for name, of in _OPERATOR_TESTS.items()}
         self.tests = {
             **{name: tests[name] for name in _TYPE_TESTS},
-            **{name: _wrap_test(tests[name], _check_operands) for name in _NUMBER_TESTS},
+            **{name: _wrap_test(tests[name], _check_are_numbers) for name in _NUMBER_TESTS},
             **{name: _wrap_test(tests[name], lambda text: _charge(_text_units(text))) for name in _TEXT_TESTS},
             **operators,
         }
@@ -437,7 +438,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
             return now().strftime(form)
 
         self.globals = {
-            "range": _make_range,
+            "range": _make_bounded_range,
             "dict": _make_dict,
             "namespace": _Namespace,
             "raise_exception": _raise_refusal,
@@ -455,7 +456,7 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         """rest: an operator and a value, once or several times, as in `a < b < c`."""
         result: Any = True
         for name, right in zip(rest[::2], rest[1::2], strict=True):
-            result = _compare(name, left, right)
+            result = _charge_and_compare(name, left, right)
             if not result:
                 break
             left = right
@@ -483,7 +484,9 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        _charge(_LOOKUP_UNITS if isinstance(argument, str | int) else _LOOKUP_UNITS + _units(argument, is_data=False))
+        _charge(
+            _LOOKUP_UNITS if isinstance(argument, str | int) else _LOOKUP_UNITS + _units(argument, refuse_objects=False)
+        )
         return super().getitem(obj, argument)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -513,9 +516,9 @@ class _BudgetedEnvironment(ImmutableSandboxedEnvironment):
                 if obj.__name__ == "join":
                     cost += len(owner) * sum(length_hint(one) for one in given)
             case list() | tuple():
-                cost = _units(owner, is_data=False) + _units((args, own), is_data=False)
+                cost = _units(owner, refuse_objects=False) + _units((args, own), refuse_objects=False)
             case dict() | LoopContext():
-                cost = _units((args, own), is_data=False)
+                cost = _units((args, own), refuse_objects=False)
             case _ if isinstance(obj, Macro | BlockReference | LoopContext | Undefined) or isinstance(owner, Extension):
                 cost = len(args) + len(own)
             case _ if any(obj is one for one in self.globals.values()):
@@ -553,7 +556,7 @@ def _charge_output(_: Context, value: object) -> object:
     return value
 
 
-def _wrap_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_filter_with_charges(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a filter so that it charges its cost before it runs, and then the cost of its result."""
     passes = getattr(function, "jinja_pass_arg", None)
 
@@ -579,20 +582,20 @@ def _wrap_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _filter_cost(name: str, value: Any, given: Sequence[Any]) -> int:
+def _filter_cost(name: str, value: Any, arguments: Sequence[Any]) -> int:
     """Returns the worst-case cost of a filter that reads all of a value."""
     size, depth = _measure_size_and_depth(value)
-    m = _units(given)
+    m = _units(arguments)
     n = size if isinstance(value, str) else 4 * size
     length = length_hint(value)
-    widths = [len(one) if isinstance(one, str) else one for one in given if isinstance(one, str | int)]
+    widths = [len(one) if isinstance(one, str) else one for one in arguments if isinstance(one, str | int)]
     match name:
         case "join":
             return n + length * m
         case "list":
             return _OBJECT_UNITS * length
         case "replace":
-            return _search_cost(n, m) + _replacement_cost(n, given)
+            return _search_cost(n, m) + _replacement_cost(n, arguments)
         case "title":
             return 8 * n  # it keeps each word with two objects
         case "trim":
@@ -602,7 +605,7 @@ def _filter_cost(name: str, value: Any, given: Sequence[Any]) -> int:
         case "tojson":
             return n + size * (m + depth * max(map(abs, widths), default=0))
         case "unique":
-            others = length if given else sum(not isinstance(one, str) for one in value or ())
+            others = length if arguments else sum(not isinstance(one, str) for one in value or ())
             return 2 * n + m + others**2 // 8
         case _ if name in _ORDERING_FILTERS:
             return n * (1 + length.bit_length()) + m
@@ -617,7 +620,7 @@ def _wrap_test(function: Callable[..., bool], check: Callable[..., None]) -> Cal
     return run
 
 
-def _check_operands(*numbers: Any) -> None:
+def _check_are_numbers(*numbers: Any) -> None:
     """Raises SecurityError unless these are numbers, because texts would be formatted to any width."""
     for one in numbers:
         _check_integer(one)
@@ -650,7 +653,7 @@ def _check_namespace_key(name: object) -> None:
         raise SecurityError("it hides a name of a namespace")
 
 
-def _make_range(*args: int) -> range:
+def _make_bounded_range(*args: int) -> range:
     numbers = range(*args)
     if len(numbers) > MAX_RANGE_LENGTH:
         raise SecurityError(f"it loops over a range of {len(numbers):,}")

@@ -30,8 +30,8 @@ from lmtool.tokenization.inner import (
     infer_tokenizer_kind,
     list_token_names,
     parse_tokenizer_json,
-    published_roles,
-    trained_roles,
+    published_special_token_roles,
+    trained_special_token_roles,
 )
 from lmtool.tokenization.training import train_inner_tokenizer
 
@@ -65,7 +65,9 @@ class Tokenizer:
         self._names = list_token_names(inner)
         self.published = None if published is None else dict(published)
         self.roles = (
-            trained_roles(self._names) if published is None else published_roles(inner, self._config, published)
+            trained_special_token_roles(self._names)
+            if published is None
+            else published_special_token_roles(inner, self._config, published)
         )
         self.kind = infer_tokenizer_kind(self._config)
         self.vocab_size = len(self._names)
@@ -196,7 +198,7 @@ class Tokenizer:
         with encoder.convert_encoding_errors():
             return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(replace_surrogates(text))]
 
-    def find_word_continuations(self) -> NDArray[np.bool_] | None:
+    def find_continuing_and_continuable_tokens(self) -> NDArray[np.bool_] | None:
         """Returns (2, V): whether each token can continue a word, and whether the next token can continue its word.
 
         WordPieces continue a word if they have a mark (##). Other tokens do if they begin, and can be continued if they
@@ -238,7 +240,7 @@ class Tokenizer:
     def make_stream_decoder(self, visible_tokens: Mapping[int, str] | None = None) -> decoder.StreamDecoder:
         """Returns an incremental decoder for one sequence. visible_tokens: text of special tokens that are shown."""
         if visible_tokens:
-            return decoder.MarkerDecoder(self.make_stream_decoder(), visible_tokens)
+            return decoder.VisibleSpecialTokenDecoder(self.make_stream_decoder(), visible_tokens)
         match self.kind:
             case "bpe" | "char":
                 return decoder.ByteDecoder(self._bytes)
@@ -269,7 +271,7 @@ class Tokenizer:
         Words and WordPieces that begin a word are spelled with and without a space before them.
         """
         if self.kind in ("word", "wordpiece"):
-            return [decoder.list_word_spellings(name) for name in self._texts]
+            return [decoder.spell_with_and_without_space(name) for name in self._texts]
         return [(piece,) if piece else () for piece in self._bytes]
 
     @cached_property
@@ -300,7 +302,7 @@ class Tokenizer:
     def _encoder(self) -> encoder.BatchEncoder:
         reference = encoder.make_reference_encoder(self._inner)
         if self.kind == "bpe" and (self.published is None or encoder.is_gpt2_bpe(self._config)):
-            return encoder.make_tiktoken_encoder(self._inner, self._bytes, reference) or reference
+            return encoder.make_equivalent_tiktoken_encoder(self._inner, self._bytes, reference) or reference
         if self.kind == "char":
             normalizer = self._inner.normalizer
             return encoder.make_char_encoder(self._texts, self.unk_id, normalizer and normalizer.normalize_str)

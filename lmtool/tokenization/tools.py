@@ -71,7 +71,7 @@ def make_short_id(key: str) -> str:
 
 def validate_tools(value: Any) -> tuple[dict[str, Any], ...]:
     """Validates definitions of functions in the format of OpenAI, a list or its JSON. Raises UsageError."""
-    tools = _parse_json(value)
+    tools = _parse_json_or_none(value)
     names = [one.function.name for one in _validate_functions(tools, "tools", "parameters")]
     if len(set(names)) < len(names):
         raise UsageError("tools: two have the same name", fix="rename one")
@@ -117,7 +117,7 @@ def _validate_functions(value: Any, list_name: str, key: str) -> list[_FunctionE
     return entries
 
 
-def _parse_json(value: Any) -> Any:
+def _parse_json_or_none(value: Any) -> Any:
     """Parses a JSON text, or returns None if it is none; returns other values unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -131,7 +131,7 @@ def _dump_json(value: Any) -> str:
 
 def _parse_arguments(value: Any) -> dict[str, Any] | None:
     """Returns an object, also one in a JSON text; None for other values, and for numbers that JSON does not have."""
-    value = _parse_json(value)
+    value = _parse_json_or_none(value)
     try:
         value = None if is_nested_deeper(value, MAX_NESTING) else json.loads(replace_surrogates(_dump_json(value)))
     except ValueError:
@@ -176,7 +176,7 @@ class CallSyntax:
         arguments = _parse_arguments(value.get(self.arguments_key, {})) if name in names else None
         return None if arguments is None else ToolCall(name, arguments, make_short_id(str(value.get("id") or id_key)))
 
-    def build_grammar(
+    def build_lark_grammar(
         self, tools: Sequence[Mapping[str, Any]], special_ids: Mapping[str, int], *, several: bool
     ) -> str:
         """Returns a Lark grammar of llguidance for all answers that are calls of these tools.
@@ -231,7 +231,7 @@ UNSUPPORTED = {
 
 
 def find_call_syntax(template: str) -> CallSyntax:
-    """The convention of the source of a chat template. Raises ToolsUnsupportedError."""
+    """Returns the call syntax of the source of a chat template. Raises ToolsUnsupportedError."""
     if "tool_calls" not in template or "tools" not in template.replace("tool_calls", ""):
         raise ToolsUnsupportedError("it writes no tools, or no calls of them")
     for mark, name in UNSUPPORTED.items():
@@ -258,17 +258,15 @@ class ToolCallParser:
     the possible beginning of a call is held back until it is decided.
     """
 
-    def __init__(self, convention: CallSyntax, names: Collection[str], id_key: str = "") -> None:
+    def __init__(self, syntax: CallSyntax, names: Collection[str], id_key: str = "") -> None:
         """names: of the functions. id_key: identifies the answer, so that ids of calls in other answers differ."""
-        self._convention, self._names, self._id_key = convention, names, id_key
-        begin, end, more = (
-            _pattern_ignoring_space(text or "") for text in (convention.begin, convention.end, convention.between)
-        )
+        self._syntax, self._names, self._id_key = syntax, names, id_key
+        begin, end, more = (_pattern_ignoring_space(text or "") for text in (syntax.begin, syntax.end, syntax.between))
         opening = rf"\s*+{begin}" if begin else r"\A\s*+(?={)"
         self._begin = re.compile(rf"{begin}\s*+(?={{)" if begin else opening)
-        self._more = re.compile(r"(?!)" if convention.between is None else rf"\s*+{more}\s*+(?={{)")
+        self._more = re.compile(r"(?!)" if syntax.between is None else rf"\s*+{more}\s*+(?={{)")
         self._end = re.compile(rf"\s*+(?:{end})?\s*+")
-        self._begun = re.compile(rf"\s*+(?:{_pattern_of_prefixes(convention.begin)})?\s*+\Z|{opening}")
+        self._begun = re.compile(rf"\s*+(?:{_pattern_of_prefixes(syntax.begin)})?\s*+\Z|{opening}")
         self._answer, self._n_shown, self._n_calls = "", 0, 0
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
@@ -289,7 +287,7 @@ class ToolCallParser:
             value, stop = _decode_object(self._answer, match.end())
             if value is None and not is_last:
                 break
-            call = self._convention.parse_call(value, self._names, f"{self._id_key} {len(calls)}")
+            call = self._syntax.parse_call(value, self._names, f"{self._id_key} {len(calls)}")
             if call:
                 shown += self._answer[start : match.start()].rstrip()
                 calls.append(call)

@@ -60,14 +60,14 @@ def _make_special_tokens(names: list[str]) -> list[AddedToken]:
     return [AddedToken(name, special=True, normalized=False) for name in names]
 
 
-def _check_vocab_size(vocab_size: int, n_specials: int, alphabet: int) -> None:
+def _check_vocab_size(vocab_size: int, n_specials: int, n_alphabet: int) -> None:
     if vocab_size > MAX_VOCAB_SIZE:
         what = f"a vocabulary of {vocab_size:,} entries is too large: at most {MAX_VOCAB_SIZE:,} can be trained"
         fix = "4,096 suits a megabyte of text, 50,000 suits gigabytes"
         raise UsageError(what, where="tokenizer.vocab_size", fix=fix)
-    if vocab_size < n_specials + alphabet:
-        what = f"vocab_size {vocab_size} is too small: {n_specials} special tokens and at least {alphabet} others"
-        raise UsageError(what, where="tokenizer.vocab_size", fix=f"set it to {n_specials + alphabet} or more")
+    if vocab_size < n_specials + n_alphabet:
+        what = f"vocab_size {vocab_size} is too small: {n_specials} special tokens and at least {n_alphabet} others"
+        raise UsageError(what, where="tokenizer.vocab_size", fix=f"set it to {n_specials + n_alphabet} or more")
 
 
 def _train_bpe(spec: BpeTokenizer, texts: Iterator[str]) -> Inner:

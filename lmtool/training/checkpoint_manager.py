@@ -13,10 +13,10 @@ from torch import Tensor
 from lmtool.compute.processes import PeerEnded
 from lmtool.compute.shards import select_own_tensors
 from lmtool.errors import ResourceError
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.model import LanguageModel
-from lmtool.model.lora import tensors_to_save
-from lmtool.recipe.changes import selection_criteria
+from lmtool.model.lora import adapter_or_full_state_dict
+from lmtool.recipe.changes import checkpoint_selection_values
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
@@ -26,9 +26,9 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.files import SavedState, ValidationState, read_saved_state
 from lmtool.run.log import LogRecord
-from lmtool.run.saving import Snapshot, save_shard
-from lmtool.training.events import Logged, Sampled, Saved, Warn
-from lmtool.training.fit import Step
+from lmtool.run.saving import Snapshot, save_shard_for_main_process
+from lmtool.training.events import EndReason, Logged, Sampled, Saved, Warn
+from lmtool.training.fit import CompletedStep
 
 NO_BEST_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale": 0}
 """The fields of a state about the best validation, before there is one."""
@@ -40,27 +40,36 @@ class TrainingState(SavedState, frozen=False):
     recipe: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, noted: ValidationState | None, recipe: Recipe) -> Self:
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, saved_validation: ValidationState | None, new_recipe: Recipe
+    ) -> Self:
         """Reads the state of a checkpoint, updated by the noted validation after it, if there is one.
 
         recipe: for the steps to come. If it selects the best checkpoint by other criteria, there is none yet, and the
         last validation is pending again. Raises CheckpointError as `read_saved_state` does.
         """
         state = cls(**read_saved_state(checkpoint).model_dump(exclude_unset=True))
-        before, now = selection_criteria(state.recipe), selection_criteria(recipe.model_dump(mode="json"))
+        before, now = (
+            checkpoint_selection_values(state.recipe),
+            checkpoint_selection_values(new_recipe.model_dump(mode="json")),
+        )
         if before != now:
             state = state.model_copy(update=NO_BEST_YET)
-        is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
-        if state.pending is not None and noted is not None and is_noted:
-            return state.model_copy(update=noted.model_dump(include=set(NO_BEST_YET)) | {"pending": None})
+        is_noted = (
+            saved_validation is not None
+            and saved_validation.step == checkpoint.step
+            and (saved_validation.yardstick or before) == now
+        )
+        if state.pending is not None and saved_validation is not None and is_noted:
+            return state.model_copy(update=saved_validation.model_dump(include=set(NO_BEST_YET)) | {"pending": None})
         return state
 
-    def note(self, step: int) -> ValidationState:
+    def make_validation_state(self, step: int) -> ValidationState:
         """Returns the note of the validation of a step, for `read`."""
         best = self.model_dump(include=set(NO_BEST_YET))
-        return ValidationState(step=step, **best, yardstick=selection_criteria(self.recipe))
+        return ValidationState(step=step, **best, yardstick=checkpoint_selection_values(self.recipe))
 
-    def advance(self, step: Step, peak_speed: float | None = None) -> LogRecord:
+    def add_step(self, step: CompletedStep, peak_tokens_per_second: float | None = None) -> LogRecord:
         """Adds a completed step. Returns its record, in the format of metrics.jsonl.
 
         peak_speed: tokens per second at the peak of the devices, if it is known.
@@ -77,10 +86,14 @@ class TrainingState(SavedState, frozen=False):
             "tokens": self.tokens,
             "tokens_per_second": round(step.n_computed / step.seconds),
             "seconds": round(self.seconds, 3),
-            **({} if peak_speed is None else {"mfu": round(step.n_computed / step.seconds / peak_speed, 4)}),
+            **(
+                {}
+                if peak_tokens_per_second is None
+                else {"mfu": round(step.n_computed / step.seconds / peak_tokens_per_second, 4)}
+            ),
         }
 
-    def update_best(self, step: int, validation: Validation, metric: str) -> bool:
+    def update_best(self, step: int, validation: ValidationResult, metric: str) -> bool:
         """Records a validation as the best one if it is. Returns whether it is; see `is_better`."""
         is_best = self.is_better(validation, metric)
         if is_best:
@@ -90,7 +103,7 @@ class TrainingState(SavedState, frozen=False):
             self.stale += 1
         return is_best
 
-    def is_better(self, validation: Validation, metric: str) -> bool:
+    def is_better(self, validation: ValidationResult, metric: str) -> bool:
         """Whether a validation is better than the best so far: by a higher metric, or a lower loss.
 
         Of equal metrics the one with the lower loss is better. A value that is not finite is never better.
@@ -128,64 +141,68 @@ class CheckpointManager:
     _log_failed: bool = False
 
     @property
-    def saved(self) -> str:
+    def saved_description(self) -> str:
         """A description of what is saved; empty in a process that does not write."""
         if self.run is None:
             return ""
         return f"{self.checkpoint.path.name} is saved" if self.checkpoint else "no checkpoint is saved yet"
 
-    def log(self, record: Mapping[str, object]) -> Iterator[Logged | Warn]:
+    def log_metrics(self, record: Mapping[str, object]) -> Iterator[Logged | Warn]:
         """Appends the record of a step to the metrics."""
         if self.run is not None:
-            yield from self._append(self.run.metrics.append, record)
+            yield from self._append_and_warn_once(self.run.metrics.append, record)
             yield Logged(dict(record))
 
     def write_recipe(self, recipe: Recipe) -> Iterator[Warn]:
         """Replaces the recipe of the run."""
-        return self._attempt(lambda run: run.write_recipe(dump(recipe)))
+        return self._write_or_warn(lambda run: run.replace_recipe(dump(recipe)))
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
         """Appends a text to the samples."""
         if self.run is not None:
-            yield from self._append(self.run.samples.append, asdict(sampled))
+            yield from self._append_and_warn_once(self.run.samples.append, asdict(sampled))
 
-    def _append(self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]) -> Iterator[Warn]:
-        failures = list(self._attempt(lambda run: append(record)))
+    def _append_and_warn_once(
+        self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]
+    ) -> Iterator[Warn]:
+        failures = list(self._write_or_warn(lambda run: append(record)))
         if not self._log_failed:
             yield from failures
         self._log_failed = bool(failures)
 
-    def _attempt(self, write: Callable[[Run], None], failure: str = "") -> Iterator[Warn]:
+    def _write_or_warn(self, write: Callable[[Run], None], warning_prefix: str = "") -> Iterator[Warn]:
         """Writes to the run, if this process has one. Yields a warning on failure. failure: its first words."""
         try:
             if self.run is not None:
                 write(self.run)
         except ResourceError as error:
             what = f"{error.what} ({error.where})"
-            yield Warn(f"{failure}: {what}" if failure else f"{what}; training continues")
+            yield Warn(f"{warning_prefix}: {what}" if warning_prefix else f"{what}; training continues")
 
-    def save(
+    def save_checkpoint(
         self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
     ) -> Iterator[Saved | Warn]:
         """Saves a checkpoint, or starts to if the recipe saves in the background.
 
         A process without a run writes its part of a sharded model.
         """
-        yield from self.finish_pending()
+        yield from self.finish_pending_save()
         if self.run is None and self.peers.size == 1:
             return
-        model, optimizer = (select_own_tensors(part, self.peers.rank) for part in (tensors_to_save(lm), moments))
+        model, optimizer = (
+            select_own_tensors(part, self.peers.rank) for part in (adapter_or_full_state_dict(lm), moments)
+        )
         if self.spec.background:
             model, optimizer = tensors.copy_to_cpu(model), tensors.copy_to_cpu(optimizer)
         snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)
-        save: Callable[[], Checkpoint | None] = partial(save_shard, snapshot, self.peers)
+        save: Callable[[], Checkpoint | None] = partial(save_shard_for_main_process, snapshot, self.peers)
         if self.run is not None:
             save = partial(self.run.save_checkpoint, snapshot, self.spec.keep_last, self.interrupted_step, self.peers)
         self._saving = self.thread.submit(save).result if self.spec.background else save
         if not self.spec.background:
-            yield from self.finish_pending()
+            yield from self.finish_pending_save()
 
-    def finish_pending(self) -> Iterator[Saved | Warn]:
+    def finish_pending_save(self) -> Iterator[Saved | Warn]:
         """Waits for the checkpoint that is being saved, if there is one. Yields what became of it."""
         finish, self._saving = self._saving, None
         if finish is None:
@@ -196,37 +213,39 @@ class CheckpointManager:
             raise
         except ResourceError as error:
             self._unsaved = error
-            yield Warn(f"{error.what} ({error.fix}); training continues; {self.saved}")
+            yield Warn(f"{error.what} ({error.fix}); training continues; {self.saved_description}")
         else:
             self._unsaved = None
             if saved is not None:
                 self.checkpoint = saved
                 yield Saved(saved.path)
 
-    def write_validation_result(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
+    def write_validation_state(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
         """Writes the result of the validation after a checkpoint, once that is saved."""
-        yield from self.finish_pending()
-        yield from self._attempt(
-            lambda run: run.save_validation(state.note(step), self.spec.keep_last, self.interrupted_step)
+        yield from self.finish_pending_save()
+        yield from self._write_or_warn(
+            lambda run: run.save_validation_and_prune(
+                state.make_validation_state(step), self.spec.keep_last, self.interrupted_step
+            )
         )
 
-    def remove_leftovers(self) -> Iterator[Warn]:
+    def remove_leftover_checkpoints(self) -> Iterator[Warn]:
         """Removes the checkpoints that a killed session should have removed."""
-        return self._attempt(
+        return self._write_or_warn(
             lambda run: run.remove_leftover_checkpoints(self.spec.keep_last, self.interrupted_step),
             "older checkpoints could not be removed",
         )
 
-    def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
+    def end_session(self, reason: EndReason, interruption_metrics: Mapping[str, object] | None = None) -> None:
         """Ends the session. validation: see `Run.end_session`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """
         if (error := self._unsaved) is not None:
-            raise ResourceError(f"{error.what}; {self.saved}", where=error.where, fix=error.fix) from error
+            raise ResourceError(f"{error.what}; {self.saved_description}", where=error.where, fix=error.fix) from error
         if self.run is not None:
-            self.run.end_session("stopped" if reason in ("interrupted", "below") else "finished", validation)
+            self.run.end_session("stopped" if reason in ("interrupted", "below") else "finished", interruption_metrics)
 
     def remove_optimizer_states(self) -> Iterator[Warn]:
         """Removes the optimizer states of a finished run."""
-        return self._attempt(Run.remove_optimizer_states, "the optimizer state could not be removed")
+        return self._write_or_warn(Run.remove_optimizer_states, "the optimizer state could not be removed")

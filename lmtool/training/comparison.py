@@ -5,6 +5,7 @@ Shapes: N scored tokens of a text, M of some windows, D model width.
 
 import math
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +13,11 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
-from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.inference.perplexity import EvaluationWindows
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.language_model import CountingModel, LanguageModel, evaluation_mode
 from lmtool.model.ngram import NGramModel
 from lmtool.objective.base import Objective
-from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.recipe.spec.words import NGram
 from lmtool.training.windows import Windows
 
@@ -51,7 +50,7 @@ COUNTING_SECONDS_PER_TOKEN = 2e-6
 
 
 @dataclass(frozen=True)
-class TextResults:
+class BitsPerByteResults:
     """Bits per byte of the best checkpoint on the validation text.
 
     loss: nats per token.
@@ -88,7 +87,7 @@ class TextResults:
         others += "" if limit is None else f"; the best possible model: {limit:.3f}"
         return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){others}"]
 
-    def warnings(self) -> list[str]:
+    def warn_if_worse_than_ngrams(self) -> list[str]:
         """Warns if the model is worse than counting."""
         if self.ngram_bits_per_byte is None or self.bits_per_byte < self.ngram_bits_per_byte:
             return []
@@ -96,25 +95,13 @@ class TextResults:
         return [f"counting {ORDER}-grams predicts this text better; {fix}"]
 
 
-def tokenize_for_ngrams(prepared: TokenizedData, seed: int) -> TokenizedData:
-    """Returns the text in tokens that suit an n-gram model.
-
-    They are its own tokens if these are byte pairs, or the characters of a list. Otherwise it is tokenized by byte
-    pairs, since five characters of running text are a short context.
-    """
-    kind, data = prepared.tokenizer.kind, prepared.data
-    if kind == "bpe" or (kind == "char" and data.documents == "line"):
-        return prepared
-    return tokenize_data(data, BpeTokenizer(), seed=seed)
-
-
-def count_ngrams(windows: Windows, vocab_size: int) -> NGramModel:
+def count_ngram_model(windows: Windows, vocab_size: int) -> NGramModel:
     """Returns the n-gram model of a text."""
     model = NGramModel(NGram(kind="ngram", order=ORDER, context=NGRAM_WINDOW), vocab_size)
     n = windows.n_tokens
     model.fit_counts_(
         (
-            windows.read_in_order(a, min(n, a + COUNTED_TOKENS_PER_BATCH), model.n_context_tokens)
+            windows.read_span(a, min(n, a + COUNTED_TOKENS_PER_BATCH), model.n_context_tokens)
             for a in range(0, n, COUNTED_TOKENS_PER_BATCH)
         ),
         n,
@@ -143,21 +130,35 @@ def compute_log_probabilities(
     return np.concatenate(parts)
 
 
-def interpolate(model_N: NDArray[np.float64], ngram_N: NDArray[np.float64]) -> tuple[float, float]:
-    """Returns nats per token of p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980), and the mean w.
+class LossWithNGramWeight(NamedTuple):
+    """The loss of an interpolation, and the mean weight of the n-gram model in it."""
 
-    model_N, ngram_N: log p of the same tokens. w is estimated by maximum likelihood on the other half of the tokens.
+    nats_per_token: float
+    ngram_weight: float
+
+
+def cross_fit_ngram_weight(
+    model_log_p_N: NDArray[np.float64], ngram_log_p_N: NDArray[np.float64]
+) -> LossWithNGramWeight:
+    """Fits the weight w of p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980), and returns the loss of p.
+
+    model_log_p_N, ngram_log_p_N: of the same tokens. On each half of the tokens w is the estimate by maximum likelihood
+    of the other half.
     """
-    halves = [slice(0, len(model_N) // 2), slice(len(model_N) // 2, None)]
+    halves = [slice(0, len(model_log_p_N) // 2), slice(len(model_log_p_N) // 2, None)]
     nats, weights = 0.0, []
     for estimated_on, scored_on in zip(halves, halves[::-1], strict=True):
         weight = 0.5
         for _ in range(EM_ITERATIONS):
-            ngram = math.log(weight) + ngram_N[estimated_on]
-            weight = float(np.exp(ngram - np.logaddexp(ngram, math.log1p(-weight) + model_N[estimated_on])).mean())
+            ngram = math.log(weight) + ngram_log_p_N[estimated_on]
+            weight = float(
+                np.exp(ngram - np.logaddexp(ngram, math.log1p(-weight) + model_log_p_N[estimated_on])).mean()
+            )
             weight = min(max(weight, MIN_WEIGHT), 1 - MIN_WEIGHT)
         nats -= float(
-            np.logaddexp(math.log(weight) + ngram_N[scored_on], math.log1p(-weight) + model_N[scored_on]).sum()
+            np.logaddexp(
+                math.log(weight) + ngram_log_p_N[scored_on], math.log1p(-weight) + model_log_p_N[scored_on]
+            ).sum()
         )
         weights.append(weight)
-    return nats / len(model_N), sum(weights) / 2
+    return LossWithNGramWeight(nats / len(model_log_p_N), sum(weights) / 2)

@@ -24,23 +24,23 @@ def should_compile(recipe: Recipe, compute: Compute) -> bool:
     return compute.device.type == "cuda" and tokens >= MIN_COMPILED_TOKENS
 
 
-def compile_model(model: LanguageModel, batch: Batch, compute: Compute) -> str:
+def compile_or_warn_(model: LanguageModel, sample_batch: Batch, compute: Compute) -> str | None:
     """Compiles a model in place, and undoes it if this fails or changes the hidden states of a batch.
 
-    Returns a warning that says why it is undone, else "".
+    Returns a warning that says why it is undone, else None.
     """
     # what fails later is computed without being compiled; private names, read in torch 2.13
     torch._dynamo.config.suppress_errors = True
     with torch.no_grad(), evaluation_mode(model), compute.autocast():
-        plain_BTD = model(batch).hidden_BTD
+        plain_BTD = model(sample_batch).hidden_BTD
         model.compile()
         try:
-            compiled_BTD = model(batch).hidden_BTD
+            compiled_BTD = model(sample_batch).hidden_BTD
         except Exception as error:  # a compiler's, of any kind
             why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
         else:
             if agrees(compiled_BTD, plain_BTD, in_float32=compute.dtype == torch.float32):
-                return ""
+                return None
             why = f"differs by {100 * relative_difference(compiled_BTD, plain_BTD):.0f} % when it is compiled"
     model._compiled_call_impl = None
     return f"the model {why}, and is trained without: training.compile=false"

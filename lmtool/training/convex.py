@@ -69,7 +69,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class FittedHead:
+class HeadFitSummary:
     """The result of fitting a head.
 
     loss: mean over rows. l2: as in the recipe. n_rows: number of rows that it was fitted to. score: headline metric in
@@ -91,9 +91,9 @@ class FittedHead:
 class ChosenPenalty:
     """A penalty that cross-validation chose.
 
-    from_naive_bayes: see `HeadProblem`. factor: on scores, which minimizes the mean loss of held-out rows: 1 / T of
-    temperature scaling (Guo et al. 2017). loss: this loss; score: headline metric on the same rows; None if nothing was
-    held out. start_FC: weights that were fitted to a fold.
+    from_naive_bayes: see `HeadFittingProblem`. factor: on scores, which minimizes the mean loss of held-out rows: 1 / T
+    of temperature scaling (Guo et al. 2017). loss: this loss; score: headline metric on the same rows; None if nothing
+    was held out. start_FC: weights that were fitted to a fold.
     """
 
     l2: float
@@ -104,8 +104,8 @@ class ChosenPenalty:
     start_FC: Floats | None = None
 
 
-class LinearMap(NamedTuple):
-    """The features as `HeadProblem.fit` multiplies them with weights.
+class FeatureProducts(NamedTuple):
+    """The features as `HeadFittingProblem.minimize` multiplies them with weights.
 
     forward: from weights (F, C) to scores (R, C). backward: from gradients of scores (R, C) to those of weights (F, C).
     squares_FC: sums over rows of squared features; (F, 1) if they are the same for all scores. n_products:
@@ -128,8 +128,22 @@ class RowBasis(NamedTuple):
     to_row_weights_CRR: Floats
 
 
+class HeadWeightsWithLoss(NamedTuple):
+    """The weights at a minimum, with the biases as their last row (F + 1, C), and the mean loss of the rows there."""
+
+    weight_FC: Floats
+    mean_loss: float
+
+
+class ScoreFactorWithLoss(NamedTuple):
+    """A factor on scores, and the summed loss of the rows with it."""
+
+    factor: float
+    total_loss: float
+
+
 @dataclass(frozen=True)
-class HeadProblem:
+class HeadFittingProblem:
     """A minimization problem: the objective's loss, summed over rows, and the penalty of the weights.
 
     features: (R, F), dense or sparse, scaled so that the mean squared norm of the rows is 1. labels: a batch with the
@@ -162,18 +176,20 @@ class HeadProblem:
         return np.asarray(self.labels.values_BC, dtype=np.float64)
 
     @cached_property
-    def scale_FC(self) -> Any:
+    def log_ratio_scale_FC(self) -> Any:
         """Factors on the weights: log ratios of naive Bayes, or 1."""
         if not self.from_naive_bayes:
             return 1.0
         return np.ascontiguousarray(log_count_ratios(self.features, self.target_RC).T)
 
-    def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
+    def select_rows(self, rows: NDArray[np.int64]) -> "HeadFittingProblem":
         """Returns the problem of some of the rows."""
-        return replace(self, features=self.features[rows], labels=_take_labels(self.labels, torch.from_numpy(rows)))
+        return replace(
+            self, features=self.features[rows], labels=_select_label_rows(self.labels, torch.from_numpy(rows))
+        )
 
     @cached_property
-    def joining_FG(self) -> Any:
+    def singleton_merging_FG(self) -> Any:
         """The matrix that joins the features that only one row has into one, and drops those of no row; None if dense.
 
         Its columns are orthonormal, and the joined features differ only in their values, so the minimum is the same.
@@ -205,7 +221,7 @@ class HeadProblem:
         if n_features <= 2 * n_rows or n_bases * n_rows**2 > MAX_BASIS_PRODUCTS:
             return None
         features = self.features.astype(np.float64)  # the decomposition needs double precision
-        scaled = [features * scale_F for scale_F in self.scale_FC.T] if self.from_naive_bayes else [features]
+        scaled = [features * scale_F for scale_F in self.log_ratio_scale_FC.T] if self.from_naive_bayes else [features]
         products = [each @ each.T for each in scaled]
         with _single_thread():
             value_CR, vector_CRR = np.linalg.eigh([p if isinstance(p, np.ndarray) else p.toarray() for p in products])
@@ -215,7 +231,7 @@ class HeadProblem:
         return RowBasis(vector_CRR * (root_C1R * is_in_C1R), vector_CRR * inverse_C1R)
 
     @cached_property
-    def curvature_C(self) -> Floats:
+    def loss_curvature_C(self) -> Floats:
         """Approximate second derivative of the loss of a row by each score: the variance of its targets."""
         factor = 2.0 if self.spec.task == "number" else 1.0
         # a single score is that of the second class
@@ -223,42 +239,47 @@ class HeadProblem:
         return np.asarray(factor * np.maximum(target_RC.var(0), 1 / self.n_rows))
 
     @cached_property
-    def linear_map(self) -> LinearMap:
-        """The features, in the basis of the rows or joined, as `fit` multiplies them."""
+    def feature_products(self) -> FeatureProducts:
+        """The features, in the basis of the rows or joined, as `minimize` multiplies them."""
         if self.row_basis is not None:
             rows_CRS = torch.from_numpy(self.row_basis.coordinates_CRR)
             square_SC = rows_CRS.square().sum(1).T
             if len(rows_CRS) == 1:
-                return LinearMap(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
-            return LinearMap(
+                return FeatureProducts(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
+            return FeatureProducts(
                 lambda weight_SC: torch.einsum("crs,sc->rc", rows_CRS, weight_SC),
                 lambda slope_RC: torch.einsum("crs,rc->sc", rows_CRS, slope_RC),
                 square_SC,
                 self.n_rows**2,
             )
-        features, scale = self.features, self.scale_FC
-        if self.joining_FG is not None:
+        features, scale = self.features, self.log_ratio_scale_FC
+        if self.singleton_merging_FG is not None:
             # the joined features of a row have the same ratio
-            scale = scale[self.joining_FG.argmax(0)] if self.from_naive_bayes else scale
-            features = (features @ self.joining_FG).astype(features.dtype)
-        rows, columns = _to_tensor(features), _to_tensor(features.T)
+            scale = scale[self.singleton_merging_FG.argmax(0)] if self.from_naive_bayes else scale
+            features = (features @ self.singleton_merging_FG).astype(features.dtype)
+        rows, columns = _to_dense_or_csr_tensor(features), _to_dense_or_csr_tensor(features.T)
         scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
         square_F1 = torch.from_numpy(np.asarray((features * features).sum(0))).to(rows.dtype)[:, None]
-        return LinearMap(
+        return FeatureProducts(
             lambda weight_FC: rows @ (weight_FC * scale_FC),
             lambda slope_RC: (columns @ slope_RC) * scale_FC,
             square_F1 * scale_FC.square(),
             int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
         )
 
-    def fit(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
-        """Returns the weights at the minimum, with the biases as their last row (F + 1, C), and the mean loss.
+    def minimize(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> HeadWeightsWithLoss:
+        """Searches for the weights of the smallest loss by L-BFGS.
 
         start_FC: initial weights. The search is for the weights' difference from their origin, in units in which the
         loss has about the same curvature in all directions.
         """
-        features, scale, basis, n_scores = self.features, self.scale_FC, self.row_basis, self.model.head.out_features
-        linear, joining = self.linear_map, self.joining_FG if basis is None else None
+        features, scale, basis, n_scores = (
+            self.features,
+            self.log_ratio_scale_FC,
+            self.row_basis,
+            self.model.head.out_features,
+        )
+        linear, joining = self.feature_products, self.singleton_merging_FG if basis is None else None
         has_bias = self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:
@@ -279,7 +300,7 @@ class HeadProblem:
         n_features = len(linear.squares_FC)
         l2_F1 = torch.full((n_features + 1, 1), l2, dtype=dtype)
         l2_F1[-1] = l2 * self.from_naive_bayes
-        curvature_C = torch.as_tensor(self.curvature_C, dtype=dtype)
+        curvature_C = torch.as_tensor(self.loss_curvature_C, dtype=dtype)
         squares_FC = torch.cat((linear.squares_FC, torch.full((1, linear.squares_FC.shape[1]), self.n_rows)))
         unit_FC = (squares_FC * curvature_C + l2_F1).rsqrt()
         away_FC = torch.zeros(n_features + 1, n_scores, dtype=dtype)
@@ -316,11 +337,12 @@ class HeadProblem:
                 if before - loss <= tolerance * self.n_rows:
                     break
         found = away_FC.double().numpy()
-        return np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:])), loss / self.n_rows
+        weights = np.concatenate((expand(found[:-1]) + self.from_naive_bayes, found[-1:]))
+        return HeadWeightsWithLoss(weights, loss / self.n_rows)
 
     def compute_scores(self, weight_FC: Floats, features: Any) -> Floats:
-        """Computes the scores (R, C) of other rows by weights that `fit` returned."""
-        scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
+        """Computes the scores (R, C) of other rows by weights that `minimize` returned."""
+        scores_RC = np.asarray(features @ (weight_FC[:-1] * self.log_ratio_scale_FC) + weight_FC[-1])
         return np.asarray(self.model.expand_single_score(torch.from_numpy(scores_RC)))
 
     def choose_penalty(self, seed: int) -> ChosenPenalty:
@@ -335,24 +357,29 @@ class HeadProblem:
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MAX_PENALTY_ROWS]
         is_many = len(rows) > MANY_PENALTY_ROWS
         folds = (
-            list(self._folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1)) if len(rows) > 1 else []
+            list(self._split_folds(rows, seed, N_DIVISIONS if len(rows) < FEW_PENALTY_ROWS else 1))
+            if len(rows) > 1
+            else []
         )
         folds = folds[: 1 if is_many else None]
         best, min_loss = ChosenPenalty(1.0, self.from_naive_bayes), float("inf")
         if not folds:
             return best
-        held_out = self.take(np.concatenate([other for _, other in folds]))
+        held_out = self.select_rows(np.concatenate([other for _, other in folds]))
         for from_naive_bayes in (True, False) if self.from_naive_bayes and not is_many else (self.from_naive_bayes,):
-            parts = [replace(self.take(fitted).rounded, from_naive_bayes=from_naive_bayes) for fitted, _ in folds]
+            parts = [
+                replace(self.select_rows(fitted).with_float32_sparse_features, from_naive_bayes=from_naive_bayes)
+                for fitted, _ in folds
+            ]
             weights: list[Floats | None] = [None] * len(folds)
             before = float("inf")
             for l2 in PENALTIES if from_naive_bayes else PENALTIES[2:]:
                 scores = []
                 for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
-                    weight_FC = weights[i] = part.fit(l2, weights[i], ROUGH_TOLERANCE)[0]
+                    weight_FC = weights[i] = part.minimize(l2, weights[i], ROUGH_TOLERANCE).weight_FC
                     scores.append(part.compute_scores(weight_FC, self.features[other]))
                 scores_RC = np.concatenate(scores)
-                factor, loss = held_out.best_factor(scores_RC)
+                factor, loss = held_out.fit_score_factor(scores_RC)
                 if loss < min_loss:
                     score, min_loss = compute_main_metric(held_out.target_RC, scores_RC, self._kind), loss
                     best = ChosenPenalty(l2, from_naive_bayes, factor, loss / held_out.n_rows, score, weight_FC)
@@ -362,13 +389,13 @@ class HeadProblem:
         return best
 
     @property
-    def rounded(self) -> "HeadProblem":
+    def with_float32_sparse_features(self) -> "HeadFittingProblem":
         """The same problem with sparse features in single precision, whose products take half the time."""
         from scipy.sparse import issparse
 
         return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
-    def best_factor(self, scores_RC: Floats) -> tuple[float, float]:
+    def fit_score_factor(self, scores_RC: Floats) -> ScoreFactorWithLoss:
         """Returns the factor on scores of these rows that minimizes their loss, and this loss. It is 1 for numbers."""
         from scipy.optimize import minimize_scalar
 
@@ -377,23 +404,23 @@ class HeadProblem:
             return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
 
         if self._kind == "number":
-            return 1.0, loss(0.0)
+            return ScoreFactorWithLoss(1.0, loss(0.0))
         best = minimize_scalar(loss, bounds=(-MAX_LOG_FACTOR, MAX_LOG_FACTOR), method="bounded")
-        return float(np.exp(best.x)), float(best.fun)
+        return ScoreFactorWithLoss(float(np.exp(best.x)), float(best.fun))
 
     @property
     def _kind(self) -> Any:
         return self.spec.task
 
-    def _folds(
-        self, rows: NDArray[np.int64], seed: int, divisions: int
+    def _split_folds(
+        self, rows: NDArray[np.int64], seed: int, n_repeats: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yields the rows to fit and the held-out rows of each fold. Folds are stratified if each row has one class."""
         from sklearn.model_selection import KFold, StratifiedKFold
 
         n_folds, class_R = min(N_PENALTY_FOLDS, len(rows)), self.target_RC[rows].argmax(1)
         smallest_class = int(np.unique(class_R, return_counts=True)[1].min())
-        for division in range(divisions):
+        for division in range(n_repeats):
             options: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
             stratified = self._kind == "class" and smallest_class > 1
             folds = (
@@ -404,10 +431,10 @@ class HeadProblem:
 
 
 @dataclass(frozen=True)
-class ModelHeadProblem:
+class ModelHeadFitter:
     """The fit of a model's head. used_F: the features of the model that occur. scale: what they are divided by."""
 
-    problem: HeadProblem
+    problem: HeadFittingProblem
     used_F: NDArray[np.int64]
     scale: float
 
@@ -415,39 +442,43 @@ class ModelHeadProblem:
     @torch.no_grad()
     def from_batches(
         cls, model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
-    ) -> "ModelHeadProblem":
+    ) -> "ModelHeadFitter":
         """Computes the features. batches: all labelled rows, on the CPU."""
         device = model.head.weight.device
         is_linear = isinstance(model.head, NaiveBayesHead) or model.pool is None
         with evaluation_mode(model):
             model.to("cpu" if is_linear else device)
-            features = model.feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
+            features = model.head_feature_vectors(batches if is_linear else [batch.to(device) for batch in batches])
             model.to(device)
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
         used_F = np.unique(features.nonzero()[1]) if is_linear else np.arange(features.shape[1])
         # log ratios tell one class from the others, and do not suit several labels
         labels, from_naive_bayes = (
-            _join_labels(batches),
+            _concatenate_labels(batches),
             isinstance(model.head, NaiveBayesHead) and objective.spec.task == "class",
         )
-        return cls(HeadProblem(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale)
+        return cls(
+            HeadFittingProblem(model, objective, features[:, used_F] / scale, labels, from_naive_bayes), used_F, scale
+        )
 
-    def take(self, rows: NDArray[np.int64]) -> "ModelHeadProblem":
+    def select_rows(self, rows: NDArray[np.int64]) -> "ModelHeadFitter":
         """Returns the problem of some of the rows."""
-        return replace(self, problem=self.problem.take(rows))
+        return replace(self, problem=self.problem.select_rows(rows))
 
     @torch.no_grad()
-    def fit_head(self, l2: float | None, seed: int) -> FittedHead:
+    def fit_head_(self, l2: float | None, seed: int) -> HeadFitSummary:
         """Fits the head in place; see `Lbfgs`. Other weights do not change. l2: None to choose it."""
         problem, head = self.problem, self.problem.model.head
         with torch.enable_grad():
             if l2 is None:  # fitted as roughly as the heads for which the factor was chosen
                 choice = problem.choose_penalty(seed)
                 problem = replace(problem, from_naive_bayes=choice.from_naive_bayes)
-                weights, loss = problem.rounded.fit(choice.l2, choice.start_FC, ROUGH_TOLERANCE)
+                weights, loss = problem.with_float32_sparse_features.minimize(
+                    choice.l2, choice.start_FC, ROUGH_TOLERANCE
+                )
             else:
                 choice = ChosenPenalty(l2, problem.from_naive_bayes)
-                weights, loss = problem.fit(l2)
+                weights, loss = problem.minimize(l2)
         weights *= choice.factor
         weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.from_naive_bayes else self.scale))
         if not problem.from_naive_bayes:
@@ -457,28 +488,28 @@ class ModelHeadProblem:
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:
             head.bias.copy_(torch.from_numpy(weights[-1]))
-        return FittedHead(loss, choice.l2, problem.n_rows, choice.score)
+        return HeadFitSummary(loss, choice.l2, problem.n_rows, choice.score)
 
 
-def fit_head(
+def fit_head_(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float | None, seed: int
-) -> FittedHead:
-    """Fits the head of a model to labelled rows, in place; see `ModelHeadProblem.fit_head`.
+) -> HeadFitSummary:
+    """Fits the head of a model to labelled rows, in place; see `ModelHeadFitter.fit_head_`.
 
     If the head reads a scalar mix of layers, the penalty is chosen for their plain mean, the mix is fitted with this
     penalty, and the head is fitted to the result.
     """
     if model.mix is None:
-        return ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
+        return ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed)
     with torch.no_grad():
         model.mix.scalars_L.zero_()
         model.mix.gamma.fill_(1.0)
-    l2_of_mean = ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed).l2
-    fit_mix_(model, objective, batches, l2_of_mean)
-    return ModelHeadProblem.from_batches(model, objective, batches).fit_head(l2, seed)
+    l2_of_mean = ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed).l2
+    fit_layer_mix_(model, objective, batches, l2_of_mean)
+    return ModelHeadFitter.from_batches(model, objective, batches).fit_head_(l2, seed)
 
 
-def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:
+def fit_layer_mix_(model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], l2: float) -> None:
     """Sets the scalars of a model's mix of layers to those with which a linear head has the smallest loss, and its
     factor gamma so that the mean squared norm of the pooled states is 1.
 
@@ -488,8 +519,8 @@ def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Seq
     assert model.mix is not None
     device = model.head.weight.device
     with evaluation_mode(model):
-        layers_LRF = model.pooled_layers([batch.to(device) for batch in batches]).double()
-    labels, n_rows = _join_labels(batches), layers_LRF.shape[1]
+        layers_LRF = model.pool_each_mixed_layer([batch.to(device) for batch in batches]).double()
+    labels, n_rows = _concatenate_labels(batches), layers_LRF.shape[1]
     scalars_L = torch.zeros(len(layers_LRF), dtype=torch.float64, requires_grad=True)
     weight_FC = torch.zeros(layers_LRF.shape[2], model.head.out_features, dtype=torch.float64, requires_grad=True)
     bias_C = torch.zeros(model.head.out_features, dtype=torch.float64, requires_grad=model.head.bias is not None)
@@ -524,14 +555,14 @@ def fit_mix_(model: Classifier, objective: ClassificationObjective, batches: Seq
         model.mix.gamma.copy_(mix_layers()[1])
 
 
-def cross_validate_head(
+def cross_validate_head_penalty(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
 ) -> ChosenPenalty:
     """Chooses the penalty of the head of a model by cross-validation, without fitting it."""
-    return ModelHeadProblem.from_batches(model, objective, batches).problem.choose_penalty(seed)
+    return ModelHeadFitter.from_batches(model, objective, batches).problem.choose_penalty(seed)
 
 
-def _to_tensor(features: Any) -> Tensor:
+def _to_dense_or_csr_tensor(features: Any) -> Tensor:
     """Converts a matrix of NumPy or SciPy to torch, which multiplies sparse ones with several threads."""
     from scipy.sparse import csr_array, issparse
 
@@ -567,7 +598,7 @@ def _multiply_each(matrices: Floats, columns: Floats) -> Floats:
     return products
 
 
-def _join_labels(batches: Sequence[Batch]) -> Batch:
+def _concatenate_labels(batches: Sequence[Batch]) -> Batch:
     """Returns the labels of all rows, as one batch without texts."""
     labels = [batch.labels_B for batch in batches if batch.labels_B is not None]
     values = [batch.values_BC for batch in batches if batch.values_BC is not None]
@@ -578,7 +609,7 @@ def _join_labels(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _take_labels(labels: Batch, rows: Tensor) -> Batch:
+def _select_label_rows(labels: Batch, rows: Tensor) -> Batch:
     """Returns the labels of some rows."""
     return replace(
         labels,

@@ -17,7 +17,7 @@ from lmtool.training.windows import ExampleSource, Windows
 COUNTED_TOKENS_PER_BATCH = 1 << 16
 
 
-class CountedPairs(ExampleSource):
+class CooccurrenceExamples(ExampleSource):
     """Ordered pairs of words with X_ij, the sum of 1 / d over their distances d in a text; see `ExampleSource`.
 
     An example has `length` pairs: the words i as tokens, the words j as the other part, and X as label. An epoch is a
@@ -35,16 +35,18 @@ class CountedPairs(ExampleSource):
         self._seed = seed
 
     @classmethod
-    def count(cls, text: Windows, is_word_V: NDArray[np.bool_], window: int, length: int, seed: int) -> Self:
+    def count_pairs(
+        cls, text: Windows, is_word_V: NDArray[np.bool_], window: int, pairs_per_example: int, seed: int
+    ) -> Self:
         """Counts the pairs of words of a text that are at most `window` tokens apart in a document.
 
         is_word_V: which tokens are words. length: pairs of an example.
         """
         pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
         for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):
-            batch = text.read_in_order(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
+            batch = text.read_span(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
             pairs.add_batch(batch, is_word_V, window, by_distance=True)
-        return cls(*pairs.merge(), len(is_word_V), length, seed)
+        return cls(*pairs.merge(), len(is_word_V), pairs_per_example, seed)
 
     @property
     def per_epoch(self) -> int:
@@ -63,6 +65,6 @@ class CountedPairs(ExampleSource):
             examples.append(Example(words, rng, second=contexts, label=self._sums_P[chosen]))
         return examples
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the blocks, from 0 in each epoch."""
         return sorted(set((sample_S % self.per_epoch).tolist()))

@@ -4,42 +4,43 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.analysis.gradients import compute_gradient_norms
+from lmtool.analysis.gradients import compute_norms_by_steps_back
 from lmtool.checks.text import find_text_problems
-from lmtool.compute.device import Compute, choose_compute
+from lmtool.compute.device import Compute, configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
-from lmtool.data.blocks import BlockStores
-from lmtool.data.prepare import TokenizedData, count_predicted, tokenize_data
+from lmtool.data.blocks import BackgroundBlockTokenizer
+from lmtool.data.prepare import TokenizedData, count_predicted_bytes_and_tokens, tokenize_data
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import DividedText, Progress
+from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.errors import DataError
-from lmtool.inference.evaluation import EvaluationItems, Validation, evaluate_items
-from lmtool.inference.perplexity import EvaluationWindows, compute_perplexity, entropy_limit
+from lmtool.inference.evaluation import EvaluationItems, ValidationResult, evaluate_items
+from lmtool.inference.perplexity import EvaluationWindows, bundled_entropy_bits_per_byte, compute_perplexity
 from lmtool.model import LanguageModel
 from lmtool.model.interpolation import NGramInterpolation
 from lmtool.model.layers.ngrams import find_ngram_embeddings
-from lmtool.objective import CausalObjective, Loss, Objective, TextCut, Vocabulary, build_objective
+from lmtool.objective import CausalObjective, Loss, Objective, TextCutSettings, VocabularyInfo, build_objective
 from lmtool.objective.skipgram import GloveObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import TokenizerFile
+from lmtool.recipe.spec.text import BpeTokenizer, TokenizerFile
 from lmtool.run.files import StreamPosition
 from lmtool.run.order import MixtureOrder, derive_seed
 from lmtool.tasks.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import comparison
-from lmtool.training.comparison import NGRAM_WINDOW, TextResults
-from lmtool.training.cooccurrences import CountedPairs
-from lmtool.training.streamed import StreamedMixture, StreamedWindows, open_streams
-from lmtool.training.windows import ExampleSource, Mixture, Windows
+from lmtool.training.comparison import NGRAM_WINDOW, BitsPerByteResults
+from lmtool.training.cooccurrences import CooccurrenceExamples
+from lmtool.training.streamed import StreamedMixture, StreamedWindows, open_block_stores
+from lmtool.training.windows import ExampleSource, TextMixture, Windows
 
 MAX_STEPS_BACK = 64
 """Maximum steps back over which gradient norms are logged."""
@@ -89,7 +90,7 @@ class TextData:
         continue where those of the step before ended. max_validation_tokens: that a validation computes. interpolates:
         whether an n-gram model is kept to interpolate with, if that gains. is_foreign: whether the tokenizer was not
         trained on this text."""
-        self._blocks: Sequence[BlockStores] = ()
+        self._blocks: Sequence[BackgroundBlockTokenizer] = ()
         self._marks: Sequence[StreamPosition] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
         self._context, self._batch_size, self._seed = context, batch_size, seed
@@ -102,7 +103,9 @@ class TextData:
         self._validation_pairs: Windows | None = None
 
     @contextmanager
-    def streaming(self, compute: Compute, marks: Sequence[StreamPosition] = ()) -> Iterator[None]:
+    def open_streams_for_training(
+        self, compute: Compute, resume_positions: Sequence[StreamPosition] = ()
+    ) -> Iterator[None]:
         """Returns a context in which streamed texts are read while a model trains.
 
         marks: the position in each text from which to go on, if any. Raises CheckpointError if what follows a mark has
@@ -111,15 +114,17 @@ class TextData:
         if not self._prepared.streamed:
             yield
             return
-        with open_streams(self._prepared, compute, marks) as self._blocks:
-            self._marks = marks
+        with open_block_stores(self._prepared, compute, resume_positions) as self._blocks:
+            self._marks = resume_positions
             yield
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         texts = self._prepared.texts
         if (
-            bundled.entropy_bound([file for parts in texts for part in parts for file in part.text.corpus.files])
+            bundled.bundled_entropy_bits_per_byte(
+                [file for parts in texts for part in parts for file in part.text.corpus.files]
+            )
             is not None
         ):
             return ()  # a bundled text, written by a program: its problems are known
@@ -135,7 +140,7 @@ class TextData:
         return tuple(messages)
 
     @property
-    def lines(self) -> tuple[str, ...]:
+    def description_lines(self) -> tuple[str, ...]:
         data = self._spec
         is_stream = data.split == "slice"
         held_out = f"{self._valid.n_documents:,} document{'s' * (self._valid.n_documents != 1)}"
@@ -172,19 +177,19 @@ class TextData:
     def bytes_per_token(self) -> float | None:
         if not self._is_causal:
             return None
-        n_bytes, n_tokens = count_predicted(self._valid, self.prompt_format.tokenizer)
+        n_bytes, n_tokens = count_predicted_bytes_and_tokens(self._valid, self.prompt_format.tokenizer)
         return n_bytes / n_tokens if n_tokens else None
 
     @property
     def beginning(self) -> str:
         """A prompt: the beginning of the validation text."""
-        return make_prompt(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
+        return make_prompt_from_beginning(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
 
     def token_counts(self) -> NDArray[np.int64]:
         """Returns the count of each token id in the training part, or in the head of a streamed one."""
         return self._train.count_each_token()
 
-    def set_statistics(self, lm: LanguageModel) -> None:
+    def initialize_from_data_(self, lm: LanguageModel) -> None:
         """Sets statistics of the data that a new model uses, if its family uses any."""
         if lm.counts_V is not None:
             counts = torch.from_numpy(self.token_counts())
@@ -194,29 +199,33 @@ class TextData:
         for ngrams in find_ngram_embeddings(lm):
             ngrams.select_ngrams_(torch.from_numpy(self._train.sample_evenly(MAX_EMBEDDING_NGRAM_TOKENS)))
 
-    def windows(self, objective: Objective) -> Windows:
+    def make_stored_windows(self, objective: Objective) -> Windows:
         """Returns windows of the training text: of the head of a streamed one, of the first text of a mixture."""
         tokenizer = self.prompt_format.tokenizer
-        cut, special_ids = objective.text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
+        cut, special_ids = objective.choose_text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self._seed, self._lanes, special_ids, self._spec.isolate_documents)
 
     def check(self) -> None:
         """Raises DataError if the training or the validation text has no example."""
-        self._make_windows(self.objective)
+        self._make_windows_and_validation_pairs(self.objective)
 
     def examples(self, objective: Objective) -> ExampleSource:
         """Returns the training examples for an objective."""
-        examples = self._make_windows(objective)
+        examples = self._make_windows_and_validation_pairs(objective)
         if isinstance(objective, GloveObjective):
             assert isinstance(examples, Windows)
             is_word_V = self.token_counts() > 0
             is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
-            return CountedPairs.count(examples, is_word_V, objective.spec.window, self._context, self._seed)
+            return CooccurrenceExamples.count_pairs(
+                examples, is_word_V, objective.spec.window, self._context, self._seed
+            )
         return examples
 
-    def _make_windows(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
+    def _make_windows_and_validation_pairs(
+        self, objective: Objective
+    ) -> Windows | TextMixture | StreamedWindows | StreamedMixture:
         """Returns the windows of the text that examples are made of. Raises DataError if there are none."""
-        cut = objective.text_cut(self._context)
+        cut = objective.choose_text_cut(self._context)
         special_ids = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
@@ -231,9 +240,9 @@ class TextData:
             return self._mix_texts(cut, special_ids)
         if self._blocks:
             return self._stream_text(0, cut, self._seed)
-        return self.windows(objective)
+        return self.make_stored_windows(objective)
 
-    def _mix_texts(self, cut: TextCut, special_ids: tuple[int, int]) -> Mixture | StreamedMixture:
+    def _mix_texts(self, cut: TextCutSettings, special_ids: tuple[int, int]) -> TextMixture | StreamedMixture:
         """Returns windows of each text of the mixture, in proportion to its weight."""
         parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
@@ -250,9 +259,9 @@ class TextData:
         texts = [
             Windows(part, cut, derive_seed(seed, "text", n), None, special_ids, apart) for n, part in enumerate(parts)
         ]
-        return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
+        return TextMixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
 
-    def _stream_text(self, n: int, cut: TextCut, seed: int) -> StreamedWindows:
+    def _stream_text(self, n: int, cut: TextCutSettings, seed: int) -> StreamedWindows:
         """Returns the windows of the n-th streamed text, from its mark on."""
         mark = self._marks[n] if self._marks else None
         return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, mark, self._spec.isolate_documents)
@@ -270,21 +279,17 @@ class TextData:
     @property
     def per_epoch(self) -> int:
         examples = self.examples(self.objective).per_epoch
-        return examples if self._blocks else max(1, round(examples / self._fraction_in_stores))
-
-    @property
-    def _fraction_in_stores(self) -> float:
-        """The fraction of the text that the token stores hold: less than 1 if it is streamed."""
-        if not self._prepared.streamed:
-            return 1.0
+        if self._blocks or not self._prepared.streamed:
+            return max(1, examples)
+        # the token stores hold the head of each text
         held = [len(part) for part in self._prepared.parts]
         whole = sum(n / text.head_fraction for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
-        return sum(held) / whole
+        return max(1, round(examples / (sum(held) / whole)))
 
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
+    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> ValidationResult:
         """Computes loss and metrics on the validation part, all processes together."""
         if self._validation_pairs is not None:
-            return _validate_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
+            return _validate_sentence_pairs(self._validation_pairs, self._max_validation_tokens, lm, objective, compute)
         if self._held_out is None:
             longest = objective.max_scored_tokens(self._context)
             self._held_out = EvaluationWindows.sample(self._valid, longest, self._max_validation_tokens, self._seed)
@@ -294,13 +299,13 @@ class TextData:
     def validation_tokens(self) -> int:
         return min(self._max_validation_tokens or len(self._valid), len(self._valid))
 
-    def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
-        """Returns `GradientNorms.norms` of a loss near the beginning of the validation text."""
+    def compute_gradient_norms_by_lag(self, lm: LanguageModel) -> dict[str, list[float | None]]:
+        """Returns `GradientNormsByStepsBack.norms` of a loss near the beginning of the validation text."""
         n_tokens = min(self._context, MAX_STEPS_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
-        return compute_gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
+        return compute_norms_by_steps_back(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
-    def estimate_final_seconds(self, validation_seconds: float) -> float:
+    def estimate_final_evaluation_seconds(self, validation_seconds: float) -> float:
         """Estimates the duration of `measure` from that of a validation."""
         if not self.is_measured:
             return 0.0
@@ -309,41 +314,46 @@ class TextData:
         # the second time to interpolate with the n-gram model
         return 2 * whole_text + comparison.COUNTING_SECONDS_PER_TOKEN * n_counted
 
-    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
+    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[BitsPerByteResults]:
         """Computes bits per byte of all validation text, all processes together, and in the main one of a 5-gram
         model."""
         tokenizer, context = self.prompt_format.tokenizer, self._context
         measured = compute_perplexity(lm, objective, self._valid, tokenizer, compute, context=context, stride=context)
         data = self._spec
         named = data.valid or data.sources
-        alone = TextResults(
+        alone = BitsPerByteResults(
             step=step,
             tokens=measured.tokens,
             loss=measured.loss,
             bits_per_byte=measured.bits_per_byte,
             ngram_bits_per_byte=None,
-            limit_bits_per_byte=entropy_limit(named, data),
+            limit_bits_per_byte=bundled_entropy_bits_per_byte(named, data),
         )
-        return [self._compare_ngrams(alone, lm, compute) if compute.world.is_main else alone]
+        return [self._add_ngram_results(alone, lm, compute) if compute.world.is_main else alone]
 
-    def _compare_ngrams(self, alone: TextResults, lm: LanguageModel, compute: Compute) -> TextResults:
+    def _add_ngram_results(
+        self, model_results: BitsPerByteResults, lm: LanguageModel, compute: Compute
+    ) -> BitsPerByteResults:
         """Adds the results of a 5-gram model of the training text, unless that is very long or streamed."""
         if self._prepared.streamed:
-            return alone
-        prepared = comparison.tokenize_for_ngrams(self._prepared, self._seed)
+            return model_results
+        prepared, kind = self._prepared, self._prepared.tokenizer.kind
+        if kind != "bpe" and not (kind == "char" and self._spec.documents == "line"):
+            # by byte pairs, since five characters of running text are a short context
+            prepared = tokenize_data(self._spec, BpeTokenizer(), seed=self._seed)
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > comparison.MAX_COUNTED_TOKENS:
-            return alone
+            return model_results
         causal = CausalObjective.from_vocabulary(
-            Causal(), Vocabulary.from_tokenizer(tokenizer, None), self._spec.isolate_documents
+            Causal(), VocabularyInfo.from_tokenizer(tokenizer, None), self._spec.isolate_documents
         )
-        windows = Windows(train, causal.text_cut(min(NGRAM_WINDOW, len(train) - 1)), self._seed)
-        model = comparison.count_ngrams(windows, tokenizer.check_embedding_rows(None))
-        exact = choose_compute("cpu", "float32")
+        windows = Windows(train, causal.choose_text_cut(min(NGRAM_WINDOW, len(train) - 1)), self._seed)
+        model = comparison.count_ngram_model(windows, tokenizer.check_embedding_rows(None))
+        exact = configure_compute("cpu", "float32")
         counts = compute_perplexity(
             model, causal, prepared.valid, tokenizer, exact, context=NGRAM_WINDOW, stride=NGRAM_WINDOW
         )
-        both = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
+        both = replace(model_results, ngram_bits_per_byte=counts.bits_per_byte)
         has_same_tokens = prepared is self._prepared and self._is_causal
         if not has_same_tokens or compute.world.size > 1 or counts.tokens < 2:
             return both
@@ -351,12 +361,12 @@ class TextData:
             EvaluationWindows.sample(self._valid, causal.max_scored_tokens(n), None, 0)
             for n in (self._context, NGRAM_WINDOW)
         ]
-        loss, weight = comparison.interpolate(
+        loss, weight = comparison.cross_fit_ngram_weight(
             comparison.compute_log_probabilities(lm, texts[0], causal, compute),
             comparison.compute_log_probabilities(model, texts[1], causal, exact),
         )
         bits_per_byte = replace(counts, nats=loss * counts.tokens).bits_per_byte
-        gains = bits_per_byte <= (1 - comparison.MIN_INTERPOLATION_GAIN) * alone.bits_per_byte
+        gains = bits_per_byte <= (1 - comparison.MIN_INTERPOLATION_GAIN) * model_results.bits_per_byte
         is_kept = self._interpolates and gains and len(model.counts_G) <= comparison.MAX_KEPT_NGRAMS
         interpolation = NGramInterpolation(model, weight) if is_kept else None
         return replace(both, interpolated_bits_per_byte=bits_per_byte, ngram_weight=weight, interpolation=interpolation)
@@ -373,14 +383,14 @@ def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
     return any(objective.collate_for_scoring([(store.read(*span), 1)]).n_targets for span in starts)
 
 
-def make_prompt(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
+def make_prompt_from_beginning(store: TokenStore, tokenizer: Tokenizer, skip_partial_line: bool) -> str:
     """Makes a prompt of the first words of a text: at most MAX_PROMPT_CHARACTERS, and a third of its first document.
 
     is_stream: whether the text may begin within a line, which is then left out.
     """
     start, stop = store.document_range(0)
     text = tokenizer.decode(store.read(start, min(stop, start + 20 * MAX_PROMPT_CHARACTERS)).tolist())
-    if is_stream:
+    if skip_partial_line:
         text = text.partition("\n")[2] or text.partition(" ")[2] or text
     text = text.strip()
     end = min(MAX_PROMPT_CHARACTERS, -(-len(text) // 3))
@@ -391,18 +401,28 @@ def make_prompt(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str
     return prompt.strip()
 
 
-def read_text(
-    recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Progress, divided: DividedText | None = None
-) -> tuple[Recipe, TextData]:
-    """Prepares the text that a recipe names. Returns the recipe, with the vocabulary size and how the text is divided,
-    and the text.
+class RecipeWithTextData(NamedTuple):
+    """A text, and its recipe with the vocabulary size and how the text is divided."""
 
-    tokenizer: of the base run; None to train that of the recipe. divided: as in `tokenize_data`.
+    recipe: Recipe
+    data: TextData
+
+
+def prepare_text(
+    recipe: Recipe,
+    tokenizer: Tokenizer | None,
+    world: World,
+    report: Progress,
+    scanned: ScannedTrainingText | None = None,
+) -> RecipeWithTextData:
+    """Tokenizes the text that a recipe names, or finds its tokens in the cache.
+
+    tokenizer: of the base run; None to train that of the recipe. scanned: as in `tokenize_data`.
     Raises DataError for a text that is too short for the model's context.
     """
     spec = tokenizer or recipe.tokenizer
     prepared = world.call_main_first(
-        lambda: tokenize_data(recipe.text, spec, seed=recipe.seed, report=report, divided=divided)
+        lambda: tokenize_data(recipe.resolved_data, spec, seed=recipe.seed, report=report, scanned=scanned)
     )
     context = recipe.model.context
     for part, store, min_length in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
@@ -415,7 +435,7 @@ def read_text(
     recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
     counts = torch.from_numpy(prepared.train.count_each_token()) if recipe.model.reads == "words" else None
-    return recipe, TextData(
+    data = TextData(
         prepared,
         PromptFormat.from_recipe(recipe, prepared.tokenizer),
         build_objective(recipe, prepared.tokenizer, counts),
@@ -428,17 +448,18 @@ def read_text(
         interpolates=recipe.evaluation.interpolate,
         is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
     )
+    return RecipeWithTextData(recipe, data)
 
 
-def _validate_pairs(
-    pairs: Windows, tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute
-) -> Validation:
+def _validate_sentence_pairs(
+    pairs: Windows, max_tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute
+) -> ValidationResult:
     """Validates next-sentence prediction on pairs with about so many tokens; on all pairs if None."""
-    n = pairs.per_epoch if tokens is None else min(pairs.per_epoch, -(-tokens // pairs.length))
+    n = pairs.per_epoch if max_tokens is None else min(pairs.per_epoch, -(-max_tokens // pairs.length))
 
     def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
         batch = objective.collate(pairs.read(np.array(chosen)))
         return objective.score(lm, batch.to(compute.device)), ()
 
     evaluated = evaluate_items(lm, EvaluationItems([(pairs.length,)] * n, read, objective.metric_names), compute)
-    return Validation(evaluated.loss, evaluated.metrics)
+    return ValidationResult(evaluated.loss, evaluated.metrics)

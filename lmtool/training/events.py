@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.log import LogRecord
 from lmtool.tasks.results import Results
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.training.comparison import TextResults
-from lmtool.training.fit import Step
+from lmtool.training.comparison import BitsPerByteResults
+from lmtool.training.fit import CompletedStep
 
 EndReason = Literal["finished", "early", "interrupted", "below"]
 """All steps were taken, patience ran out, a signal came, or validation is far below the baseline."""
@@ -107,8 +107,8 @@ class FitStarted(TrainingEvent):
 class Stepped(TrainingEvent):
     """A step was taken and logged. validation: None if the step ended without one."""
 
-    step: Step
-    validation: Validation | None
+    step: CompletedStep
+    validation: ValidationResult | None
     is_best: bool
 
 
@@ -162,4 +162,4 @@ class Ended(TrainingEvent):
     remedies: tuple[str, ...] = ()
 
 
-Event = TrainingEvent | Results | TextResults
+Event = TrainingEvent | Results | BitsPerByteResults

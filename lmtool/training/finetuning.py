@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from lmtool.checks.check import infer_subject
+from lmtool.checks.check import infer_check_subject
 from lmtool.data.survey import Progress
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.reference import Reference, resolve_model_names, resolve_reference
-from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableShape
+from lmtool.recipe.finetuning import FEW_ROWS, MAX_ROWS_OF_CLASS, HeadKind, TableProperties
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.resolve import CHARACTER_SETTINGS, LINEAR_RECIPE, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, supported_objectives
@@ -20,19 +20,25 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import TABLE_KEYS, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, known_word_share
+from lmtool.tasks.baseline import MIN_KNOWN_WORD_SHARE, compute_word_overlap_of_halves
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.language import choose_encoder
-from lmtool.tasks.prepare import TaskTables, mean_rows_per_class, open_tables, read_tables, sample_texts
+from lmtool.tasks.prepare import (
+    TaskTables,
+    mean_rows_per_class_or_zero,
+    open_tables,
+    read_and_encode_tables,
+    sample_texts,
+)
 from lmtool.tasks.schema import RowKind, has_related_texts
-from lmtool.training.folds import choose_features
+from lmtool.training.folds import cross_validate_features
 from lmtool.training.job import RecipeWithData
-from lmtool.training.plan import Plan, check_adapters_have_base, is_for_tables, plan_pretraining
+from lmtool.training.plan import TrainingPlan, check_adapters_have_base, is_for_tables, plan_pretraining
 
 
 def plan_finetuning(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress = ignore_progress
-) -> Plan:
+) -> TrainingPlan:
     """Opens the tables that the command line names, and resolves the recipe.
 
     source: the run to fine-tune. recipe: to train from scratch instead. Without both, a linear model of a table of
@@ -42,7 +48,7 @@ def plan_finetuning(
     if recipe is not None and source is not None:
         raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
     if recipe is not None:
-        plan = _plan_scratch(recipe, settings)
+        plan = _plan_from_scratch(recipe, settings)
     elif source is not None:
         plan = _plan_from_run(resolve_reference(source), settings)
     else:
@@ -50,9 +56,9 @@ def plan_finetuning(
     return replace(plan, resolved=resolve_model_names(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
-def plan_training(
+def plan_finetuning_or_pretraining(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
-) -> Plan:
+) -> TrainingPlan:
     """Plans what `lmtool finetune` would train if recipe or data are for it, or else `lmtool pretrain`.
 
     A recipe of texts may name none. report: see `plan_pretraining`.
@@ -69,7 +75,9 @@ def plan_training(
         sources = [*data.sources, *data.tasks]
         if not sources:
             raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
-        subject = infer_subject(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
+        subject = infer_check_subject(
+            data.train, data, is_text=any(setting.key == "data.column" for setting in about_data)
+        )
         if subject == "run":
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
@@ -81,33 +89,33 @@ def plan_training(
     return plan_pretraining(source if sources else None, recipe, settings, report)
 
 
-def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
+def _plan_from_scratch(recipe_name: str, settings: Sequence[Setting]) -> TrainingPlan:
     """Plans training from scratch with a recipe of this name."""
-    resolved = resolve(name, settings)
+    resolved = resolve(recipe_name, settings)
     recipe = resolved.recipe
     if not is_for_tables(recipe):
         what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
     check_adapters_have_base(recipe)
     tables = tuple(open_tables(recipe.data, get_row_kind(recipe.objective)))
-    if name == LINEAR_RECIPE:  # of few rows none are held out
-        resolved = resolve(name, settings, TableShape(tables[0].n_rows))
-    return Plan(resolved, tables=tables)
+    if recipe_name == LINEAR_RECIPE:  # of few rows none are held out
+        resolved = resolve(recipe_name, settings, TableProperties(tables[0].n_labelled_rows))
+    return TrainingPlan(resolved, tables=tables)
 
 
-def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> Plan:
+def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> TrainingPlan:
     """Plans fine-tuning of a run."""
     # settings of the data come first, since the others depend on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
     data = resolve(LINEAR_RECIPE, about_data).recipe.data
-    kind, choice = find_row_kind(settings), ""
-    if kind is None and (choice := _explain_embedding(base, data, settings)):
+    kind, choice = row_kind_from_objective_setting(settings), ""
+    if kind is None and (choice := _explain_embedding_choice(base, data, settings)):
         kind = "related"
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
-    n_rows = sum(task.n_rows for task in tables)
-    per_class = mean_rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
-    shape = TableShape(
+    n_rows = sum(task.n_labelled_rows for task in tables)
+    per_class = mean_rows_per_class_or_zero(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
+    shape = TableProperties(
         n_rows, bool(tables[0].name) or columns.has_targets, OBJECTIVE_OF_ROWS[columns.kind], per_class=per_class
     )
     resolved = resolve(None, settings, shape, base.parent)
@@ -117,7 +125,7 @@ def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> Plan:
         choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
     elif per_class > MAX_ROWS_OF_CLASS and isinstance(spec, Classification) and _trains_all(resolved.recipe):
         choice = f"{per_class:,.0f} rows of a class: all weights are trained; --freeze body trains the head alone"
-    return Plan(resolved, base, tables=tables, choice=choice)
+    return TrainingPlan(resolved, base, tables=tables, choice=choice)
 
 
 def _trains_all(recipe: Recipe) -> bool:
@@ -125,7 +133,7 @@ def _trains_all(recipe: Recipe) -> bool:
     return recipe.tuning == Tuning() and not isinstance(recipe.optimizer, Lbfgs)
 
 
-def _explain_embedding(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
+def _explain_embedding_choice(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
     """Explains why vectors of texts are trained although no objective is named; empty if they are not.
 
     They are for texts without labels, since an encoder cannot write the second one of a row, and, by a model that is
@@ -137,9 +145,9 @@ def _explain_embedding(base: Reference, data: Data, settings: Sequence[Setting])
     if any(setting.key.startswith("objective.") and setting.key not in embedding_keys for setting in settings):
         return ""
     table = open_table(data.train[0], data)
-    if has_related_texts(table, data, scored=False):
+    if has_related_texts(table, data, allow_scores=False):
         return "texts without a label: vectors of the texts of a row are trained to be near each other"
-    if isinstance(base.recipe.objective, Embedding) and has_related_texts(table, data, scored=True):
+    if isinstance(base.recipe.objective, Embedding) and has_related_texts(table, data, allow_scores=True):
         other = "-s objective.kind=classification trains a model that reads both texts at once"
         return f"texts with a number: vectors are trained to be as near as it says; {other}"
     return ""
@@ -154,7 +162,7 @@ OBJECTIVE_OF_ROWS: Mapping[RowKind, HeadKind] = {
 """The objective that trains a head on each kind of rows."""
 
 
-def find_row_kind(settings: Sequence[Setting]) -> RowKind | None:
+def row_kind_from_objective_setting(settings: Sequence[Setting]) -> RowKind | None:
     """Returns the kind of rows by the objective that the command line names; None if it names none."""
     objectives = [str(setting.value) for setting in settings if setting.key == "objective.kind"]
     if not objectives:
@@ -162,7 +170,7 @@ def find_row_kind(settings: Sequence[Setting]) -> RowKind | None:
     return next((kind for kind, objective in OBJECTIVE_OF_ROWS.items() if objective == objectives[-1]), "texts")
 
 
-def _describe_last_body() -> str:
+def _describe_last_pretrained_run() -> str:
     """Describes the last run if it is a pretrained model without a head; else empty."""
     try:
         base = resolve_reference("last")
@@ -196,24 +204,24 @@ FEATURE_SETTINGS = (
 """The settings of FEATURE_NAMES."""
 
 
-def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
+def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> TrainingPlan:
     """Plans a linear model of a labelled table, since neither a run nor a recipe is named."""
-    last = _describe_last_body()
+    last = _describe_last_pretrained_run()
     fix = "name one: --from RUN or --from hf:ORG/NAME"
     if last:
         fix = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=fix)
     data = resolve(LINEAR_RECIPE, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
-    tables = tuple(open_tables(data, find_row_kind(settings)))
+    tables = tuple(open_tables(data, row_kind_from_objective_setting(settings)))
     if tables[0].columns.kind != "texts":
-        return _plan_recipe_for_row_kind(tables[0].columns.kind, last, settings)
+        return _plan_default_recipe(tables[0].columns.kind, last, settings)
     if tables[0].name or tables[0].columns.has_targets:
         fix = f"{fix}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
     texts = sample_texts(tables[0], data.skip_bad_rows)
-    known_fraction = known_word_share(texts)
-    shape = TableShape(tables[0].n_rows, has_words=known_fraction >= MIN_KNOWN_WORD_SHARE)
+    known_fraction = compute_word_overlap_of_halves(texts)
+    shape = TableProperties(tables[0].n_labelled_rows, has_words=known_fraction >= MIN_KNOWN_WORD_SHARE)
     features: tuple[Setting, ...] = ()
     description = f"of {FEATURE_NAMES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
@@ -221,24 +229,25 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Plan:
     if (
         known_fraction >= MIN_KNOWN_FRACTION
         and not are_named
-        and (found := _choose_features(settings, word_shape, tables, sum(map(len, texts)) / len(texts), report))
+        and (found := _choose_text_features(settings, word_shape, tables, sum(map(len, texts)) / len(texts), report))
     ):
         best, why = found
         features, shape, description = FEATURE_SETTINGS[best], word_shape, f"of {FEATURE_NAMES[best]} ({why})"
         settings = [*features, *settings]
-    published = choose_encoder(texts) if tables[0].n_rows < FEW_ROWS else "hf:ORG/NAME"
-    choice = f"a linear model {description} is trained; {_suggest_models(last, published, 'a published model')}"
-    return Plan(resolve(None, settings, shape), tables=tables, choice=choice, chosen_settings=features)
+    published = choose_encoder(texts) if tables[0].n_labelled_rows < FEW_ROWS else "hf:ORG/NAME"
+    choice = f"a linear model {description} is trained; {_suggest_fine_tuning(last, published, 'a published model')}"
+    return TrainingPlan(resolve(None, settings, shape), tables=tables, choice=choice, chosen_settings=features)
 
 
-def _suggest_models(last: str, published: str, what: str) -> str:
-    """Says how to fine-tune a model instead. last: see `_describe_last_body`. published: its name; what: its kind."""
-    if last:
-        return f"--from last fine-tunes {last}, and --from {published} {what}"
-    return f"--from {published} fine-tunes {what}, and --from RUN one trained here"
+def _suggest_fine_tuning(last_run: str, published_name: str, published_kind: str) -> str:
+    """Says how to fine-tune a model instead: the last run, described by `_describe_last_pretrained_run`, or a published
+    one, of this name and kind."""
+    if last_run:
+        return f"--from last fine-tunes {last_run}, and --from {published_name} {published_kind}"
+    return f"--from {published_name} fine-tunes {published_kind}, and --from RUN one trained here"
 
 
-class FromScratch(NamedTuple):
+class DefaultTableRecipe(NamedTuple):
     """The recipe for a table without a model to fine-tune. settings: over the recipe. rows: what the table holds."""
 
     recipe: str
@@ -246,63 +255,87 @@ class FromScratch(NamedTuple):
     rows: str
 
 
-FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
-    "texts": FromScratch(LINEAR_RECIPE, (), "labelled texts"),
-    "words": FromScratch("tagger", (), "tagged words"),
-    "questions": FromScratch("bert-tiny", ("objective.kind=question-answering",), "questions"),
-    "related": FromScratch("bert-tiny", ("objective.kind=embedding",), "related texts"),
+FROM_SCRATCH: Mapping[RowKind, DefaultTableRecipe] = {
+    "texts": DefaultTableRecipe(LINEAR_RECIPE, (), "labelled texts"),
+    "words": DefaultTableRecipe("tagger", (), "tagged words"),
+    "questions": DefaultTableRecipe("bert-tiny", ("objective.kind=question-answering",), "questions"),
+    "related": DefaultTableRecipe("bert-tiny", ("objective.kind=embedding",), "related texts"),
 }
 
 
-def _plan_recipe_for_row_kind(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
+def _plan_default_recipe(row_kind: RowKind, last_run: str, settings: Sequence[Setting]) -> TrainingPlan:
     """Plans the default model of a table of other rows than labelled texts."""
-    chosen = FROM_SCRATCH[kind]
-    plan = _plan_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
+    chosen = FROM_SCRATCH[row_kind]
+    plan = _plan_from_scratch(chosen.recipe, [*parse_settings(chosen.settings), *settings])
     recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
     choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
-    choice += _suggest_models(last, "hf:ORG/NAME", "a published encoder of its language")
+    choice += _suggest_fine_tuning(last_run, "hf:ORG/NAME", "a published encoder of its language")
     return replace(plan, choice=choice)
 
 
-def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTables, ...]]:
-    """Opens the tables that the command line names. Returns the recipe of `lmtool finetune` without --from, and them.
+class RecipeWithTables(NamedTuple):
+    """A recipe, and the opened table of each of its tasks."""
+
+    recipe: Recipe
+    tables: tuple[TaskTables, ...]
+
+
+def open_finetuning_tables(settings: Sequence[Setting]) -> RecipeWithTables:
+    """Opens the tables that the command line names, with the recipe of `lmtool finetune` without --from.
 
     The features of a linear model are not chosen, since they are not needed to read the rows. Raises as
     `plan_finetuning`.
     """
     data_settings = [setting for setting in settings if setting.key != "objective.kind"]
-    tables = tuple(open_tables(resolve(LINEAR_RECIPE, data_settings).recipe.data, find_row_kind(settings)))
+    tables = tuple(
+        open_tables(resolve(LINEAR_RECIPE, data_settings).recipe.data, row_kind_from_objective_setting(settings))
+    )
     chosen = FROM_SCRATCH[tables[0].columns.kind]
     if chosen.recipe == LINEAR_RECIPE:
-        return resolve(LINEAR_RECIPE, data_settings, TableShape(tables[0].n_rows)).recipe, tables
-    return resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables
+        return RecipeWithTables(
+            resolve(LINEAR_RECIPE, data_settings, TableProperties(tables[0].n_labelled_rows)).recipe, tables
+        )
+    return RecipeWithTables(resolve(chosen.recipe, [*parse_settings(chosen.settings), *settings]).recipe, tables)
 
 
-def _choose_features(
-    settings: Sequence[Setting], shape: TableShape, tables: tuple[TaskTables, ...], mean_length: float, report: Progress
-) -> tuple[int, str] | None:
+class FeatureChoiceWithReason(NamedTuple):
+    """An index of FEATURE_NAMES, and the reason for it."""
+
+    best_index: int
+    reason: str
+
+
+def _choose_text_features(
+    settings: Sequence[Setting],
+    shape: TableProperties,
+    tables: tuple[TaskTables, ...],
+    mean_characters: float,
+    report: Progress,
+) -> FeatureChoiceWithReason | None:
     """Chooses the features of a linear model by cross-validation.
 
-    mean_length: characters of a text. Returns the index of FEATURE_NAMES and a reason; None if n-grams take too long.
+    mean_characters: characters of a text. None if n-grams take too long.
     """
     recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
-    if shape.n_rows * mean_length * 10 > MAX_NGRAM_PRODUCTS:
+    if shape.n_rows * mean_characters * 10 > MAX_NGRAM_PRODUCTS:
         return None
     if shape.n_rows < FEW_ROWS:
-        return 1, "too few rows to compare others"
+        return FeatureChoiceWithReason(1, "too few rows to compare others")
     if not recipes[0].data.holds_out:
-        return 1, "no rows are held out to compare others"
-    words = RecipeWithData(*read_tables(recipes[0], tables, None))
+        return FeatureChoiceWithReason(1, "no rows are held out to compare others")
+    words = RecipeWithData(*read_and_encode_tables(recipes[0], tables, None))
     n_rows, n_classes = len(words.data.tasks[0].train), len(cast(Classification, words.recipe.objective).labels or "1")
-    if n_rows * mean_length * (10 + n_classes) > MAX_NGRAM_PRODUCTS:
+    if n_rows * mean_characters * (10 + n_classes) > MAX_NGRAM_PRODUCTS:
         return None
     sample = random.Random(0).sample(range(n_rows), min(MAX_COMPARED_ROWS, n_rows))
     candidates = []
-    for recipe, data in (words, RecipeWithData(*read_tables(recipes[1], tables, None))):
+    for recipe, data in (words, RecipeWithData(*read_and_encode_tables(recipes[1], tables, None))):
         (task,) = data.tasks
         sampled = replace(task, train=[task.train[i] for i in sample])
         candidates.append(RecipeWithData(recipe, replace(data, tasks=[sampled])))
-    best, penalties = choose_features(candidates, report)
+    best, penalties = cross_validate_features(candidates, report)
     figures = [f"{FEATURE_NAMES[i]} {penalty.loss or 0.0:.4f}" for i, penalty in enumerate(penalties)]
     figures = [figures.pop(best).removeprefix(f"{FEATURE_NAMES[best]} "), *figures]
-    return best, f"chosen by cross-validation on {len(sample):,} rows: loss {', '.join(figures)}"
+    return FeatureChoiceWithReason(
+        best, f"chosen by cross-validation on {len(sample):,} rows: loss {', '.join(figures)}"
+    )

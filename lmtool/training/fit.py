@@ -21,9 +21,14 @@ from lmtool.inference.evaluation import group_by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
-from lmtool.model.layers.stack import enable_recomputation_
+from lmtool.model.layers.stack import enable_activation_recomputation_
 from lmtool.objective import Example, Objective
-from lmtool.objective.contrastive import BatchObjective, cached_gradients, surrogate_loss
+from lmtool.objective.contrastive import (
+    LossWithVectorGradients,
+    WholeBatchObjective,
+    compute_vector_gradients,
+    surrogate_loss,
+)
 from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.printable import format_count
 from lmtool.recipe.spec.recipe import Recipe
@@ -31,10 +36,10 @@ from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import derive_seed, sample_numbers_for_rank
 from lmtool.tasks.baseline import LABEL_KIND_METRICS
 from lmtool.tasks.labels import LabelKind
-from lmtool.training.convex import CONTRASTIVE_PENALTY, FittedHead, fit_head
+from lmtool.training.convex import CONTRASTIVE_PENALTY, HeadFitSummary, fit_head_
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import learning_rate_factor
-from lmtool.training.truncated_bptt import CarriedModel, make_initial_state, take_rows
+from lmtool.training.truncated_bptt import StateCarryingModel, make_initial_state, take_rows
 from lmtool.training.windows import ExampleSource, Windows
 
 MAX_SKIPPED_UPDATES = 25
@@ -45,7 +50,7 @@ N_AVERAGED_STEPS = 64
 
 
 @dataclass(frozen=True)
-class Step:
+class CompletedStep:
     """A completed step of the optimizer, or of counting.
 
     step: number of completed steps.
@@ -87,24 +92,24 @@ class LossModule(nn.Module):
         self.objective = objective
 
     def forward(
-        self, batch: Batch, initial_state: DecodeState | None = None, gradient_NKD: Tensor | None = None
+        self, batch: Batch, initial_state: DecodeState | None = None, vector_gradient_NKD: Tensor | None = None
     ) -> tuple[Tensor, DecodeState | None]:
         """Returns the summed loss, and the final states of the rows if they continue from an initial state.
 
-        gradient_NKD: gradient of the loss of the whole batch with respect to the vectors of these rows, if its rows
-        have a loss in common.
+        vector_gradient_NKD: gradient of the loss of the whole batch with respect to the vectors of these rows, if its
+        rows have a loss in common.
         """
-        if gradient_NKD is not None:
-            assert isinstance(self.objective, BatchObjective)
-            return surrogate_loss(self.objective.embed_rows(self.model, batch), gradient_NKD), None
+        if vector_gradient_NKD is not None:
+            assert isinstance(self.objective, WholeBatchObjective)
+            return surrogate_loss(self.objective.embed_rows(self.model, batch), vector_gradient_NKD), None
         if initial_state is None:
             return self.objective.loss(self.model, batch).total, None
-        carrying = CarriedModel(self.model, initial_state)
+        carrying = StateCarryingModel(self.model, initial_state)
         return self.objective.loss(carrying, batch).total, carrying.final_state
 
 
 @dataclass(frozen=True)
-class Trainable:
+class ModelAndOptimizers:
     """A model with everything that trains it.
 
     model: trained in place.
@@ -125,7 +130,7 @@ def never_stop() -> bool:
 
 
 def fit(
-    trainable: Trainable,
+    trainable: ModelAndOptimizers,
     examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
@@ -134,12 +139,12 @@ def fit(
     micro_batch: int | None = None,
     carried_state: DecodeState | None = None,
     should_stop: Callable[[], bool] = never_stop,
-) -> Generator[Step]:
+) -> Generator[CompletedStep]:
     """Trains a model in place up to the recipe's last step, and yields each completed step.
 
     steps_done: steps completed before. micro_batch: rows computed at once; by default that of the recipe.
     carried_state: the final states of the step before, if the recipe carries states. should_stop: asked after each
-    step; see `Step.stop`.
+    step; see `CompletedStep.stop`.
 
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
     from the seed and n. When memory runs out, activations are recomputed if the recipe allows it, else the rows
@@ -165,12 +170,12 @@ class Stepper(ABC):
         return
 
     @abstractmethod
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
         """Takes the step after the first `step` ones, and asks whether to stop."""
 
 
 def _make_stepper(
-    trainable: Trainable,
+    trainable: ModelAndOptimizers,
     examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
@@ -184,7 +189,7 @@ def _make_stepper(
     if isinstance(recipe.optimizer, Lbfgs):
         return HeadFittingSteps(trainable, examples, recipe, compute, recipe.optimizer.l2)
     if isinstance(trainable.objective, ContrastiveObjective):
-        return ContrastiveSteps(trainable, examples, recipe, compute, rows, carried_state)
+        return ContrastiveAndHeadSteps(trainable, examples, recipe, compute, rows, carried_state)
     return GradientSteps(trainable, examples, recipe, compute, rows, carried_state)
 
 
@@ -192,17 +197,17 @@ def _make_stepper(
 class HeadFittingSteps(Stepper):
     """A step fits a head to all rows, by L-BFGS. Every process fits the same head."""
 
-    trainable: Trainable
+    trainable: ModelAndOptimizers
     examples: ExampleSource
     recipe: Recipe
     compute: Compute
     l2: float | None
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
         started = time.perf_counter()
-        fitted, message, n_computed = _fit_head_to_all_rows(self.trainable, self.examples, self.recipe, self.l2)
+        fitted, message, n_computed = _fit_head_to_all_rows_(self.trainable, self.examples, self.recipe, self.l2)
         (stops,) = self.compute.world.all_reduce_sum((float(should_stop()),))
-        return Step(
+        return CompletedStep(
             step=step + 1,
             loss=fitted.loss,
             lr=None,
@@ -216,18 +221,26 @@ class HeadFittingSteps(Stepper):
         )
 
 
-def _fit_head_to_all_rows(
-    trainable: Trainable, examples: ExampleSource, recipe: Recipe, l2: float | None
-) -> tuple[FittedHead, str, int]:
-    """Fits a head to all rows. Returns the result, a line about it, and the number of tokens computed."""
+class HeadFitWithMessage(NamedTuple):
+    """The result of fitting a head to all rows. message: a line about it. n_computed: number of tokens computed."""
+
+    summary: HeadFitSummary
+    message: str
+    n_computed: int
+
+
+def _fit_head_to_all_rows_(
+    trainable: ModelAndOptimizers, examples: ExampleSource, recipe: Recipe, l2: float | None
+) -> HeadFitWithMessage:
+    """Fits the head of a model to all rows, in place."""
     model, objective, rows = cast(Classifier, trainable.model), trainable.objective, recipe.training.batch_size
     all_examples = examples.read(np.arange(examples.per_epoch))
     parts = split_into_micro_batches(all_examples, rows, recipe.training.micro_tokens)
     batches = [objective.collate(part) for part in parts]
     assert isinstance(objective, ClassificationObjective)
-    fitted = fit_head(model, objective, batches, l2, recipe.seed)
+    fitted = fit_head_(model, objective, batches, l2, recipe.seed)
     message = fitted.describe(LABEL_KIND_METRICS[cast(LabelKind, objective.spec.task)])
-    return fitted, message, sum(map(objective.count_computed_units, batches))
+    return HeadFitWithMessage(fitted, message, sum(map(objective.count_computed_units, batches)))
 
 
 def is_validation_step(recipe: Recipe, step: int) -> bool:
@@ -253,7 +266,7 @@ class CountingSteps(Stepper):
     compute: Compute
     rows: int
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
         """Counts a part. Its loss is the mean of -log p of its targets under the counts before it.
 
         Raises UsageError when the text is exhausted.
@@ -271,15 +284,15 @@ class CountingSteps(Stepper):
         def batches() -> Iterator[Batch]:
             nonlocal nats, n_targets
             for first in range(begin, end, at_once):
-                part = self.examples.read_in_order(first, min(end, first + at_once), model.n_context_tokens)
+                part = self.examples.read_span(first, min(end, first + at_once), model.n_context_tokens)
                 batch = part.to(self.compute.device)
-                nats += _sum_nats(model, batch)
+                nats += _sum_negative_log_probs(model, batch)
                 n_targets += batch.n_targets
                 yield batch
 
         model.fit_counts_(batches(), end - begin)
         (stops,) = self.compute.world.all_reduce_sum((float(should_stop()),))
-        return Step(
+        return CompletedStep(
             step=step + 1,
             loss=nats / max(1, n_targets),
             lr=None,
@@ -293,7 +306,7 @@ class CountingSteps(Stepper):
 
 
 @torch.no_grad()
-def _sum_nats(model: CountingModel, batch: Batch) -> float:
+def _sum_negative_log_probs(model: CountingModel, batch: Batch) -> float:
     """Returns the sum of -log p over the targets."""
     targets_BT = batch.required_targets_BT
     scored_BT = targets_BT != IGNORE
@@ -316,7 +329,7 @@ class GradientSteps(Stepper):
 
     def __init__(
         self,
-        trainable: Trainable,
+        trainable: ModelAndOptimizers,
         examples: ExampleSource,
         recipe: Recipe,
         compute: Compute,
@@ -336,7 +349,7 @@ class GradientSteps(Stepper):
         self.recomputes, self.n_skipped = False, 0
         self.model.train()
         if recipe.training.recompute == "layers":
-            enable_recomputation_(self.model)
+            enable_activation_recomputation_(self.model)
         self.threads = torch.get_num_threads()
 
     def __enter__(self) -> Self:
@@ -349,7 +362,7 @@ class GradientSteps(Stepper):
         if self.model.step_threads is not None:
             torch.set_num_threads(self.threads)
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
         started = time.perf_counter()
         training, compute, initial_state = self.recipe.training, self.compute, None
         if training.carry_state:
@@ -366,11 +379,11 @@ class GradientSteps(Stepper):
             raise self._nonfinite_error("loss", total, step)
         rate = learning_rate_factor(self.recipe.schedule, step, training.steps, self.recipe.model.d_model)
         # backward passes summed over targets, and the all-reduce averaged over processes
-        norm = self.optimizers.update(rate, self.world.size / n_targets, training.clip_norm, step)
+        norm = self.optimizers.clip_and_step(rate, self.world.size / n_targets, training.clip_norm, step)
         self.n_skipped = 0 if math.isfinite(norm) else self.n_skipped + 1
         if self.n_skipped and (not compute.needs_loss_scaling or self.n_skipped > MAX_SKIPPED_UPDATES):
             raise self._nonfinite_error("gradient", norm, step)
-        return Step(
+        return CompletedStep(
             step=step + 1,
             loss=total / n_targets,
             lr=self.optimizers.peak_rate * rate,
@@ -393,7 +406,7 @@ class GradientSteps(Stepper):
                 if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
                 alone = self.world.size == 1
-                if self.recipe.training.recompute == "auto" and alone and enable_recomputation_(self.model):
+                if self.recipe.training.recompute == "auto" and alone and enable_activation_recomputation_(self.model):
                     self.recomputes = True
                 elif self.rows > 1 and alone:
                     self.rows //= 2
@@ -414,46 +427,49 @@ class GradientSteps(Stepper):
         """
         losses, states, count, n_rows = [], [], 0, 0
         batches = self.prefetcher.get_micro_batches(step, self.rows)
-        batch_total, gradients = self._compute_whole_batch_loss(step, batches)
+        whole_batch = self._compute_whole_batch_gradients(step, batches)
         for index, batch in enumerate(batches):
             n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
             state = None if initial_state is None else take_rows(initial_state, n_before, n_rows)
+            gradient = None if whole_batch is None else whole_batch.by_micro_batch[index]
             self._seed_micro_batch(step, index)
             is_last = index == len(batches) - 1
             with convert_peer_errors(), nullcontext() if is_last else self.world.skip_gradient_sync(self.module):
                 with self.compute.autocast():
-                    total, final_state = self.module(batch.to(self.compute.device), state, gradients[index])
+                    total, final_state = self.module(batch.to(self.compute.device), state, gradient)
                 self.optimizers.backward(total)
             losses.append(total.detach())
             states += [] if final_state is None else [final_state]
             count += self.objective.count_targets(batch)
         self.carried_state = DecodeState.join_rows(states) if states else None
         n_computed = sum(map(self.objective.count_computed_units, batches))
-        total = torch.stack(losses).sum(dtype=torch.float32) if batch_total is None else batch_total
+        total = torch.stack(losses).sum(dtype=torch.float32) if whole_batch is None else whole_batch.loss_share
         return AccumulatedLoss(float(total), count, n_computed)
 
-    def _compute_whole_batch_loss(
-        self, step: int, batches: Sequence[Batch]
-    ) -> tuple[Tensor | None, Sequence[Tensor | None]]:
-        """Returns this process's part of a loss that all rows of a batch have in common, and its gradients with respect
-        to the vectors of each micro-batch; see `BatchObjective`. None if each micro-batch has a loss of its own."""
+    def _compute_whole_batch_gradients(self, step: int, batches: Sequence[Batch]) -> LossWithVectorGradients | None:
+        """Computes the gradients of a loss that all rows of a batch have in common, see `WholeBatchObjective`.
+
+        None if each micro-batch has its own loss.
+        """
         objective, is_one = self.objective, len(batches) == self.world.size == 1
-        if is_one or not isinstance(objective, BatchObjective):
-            return None, [None] * len(batches)
+        if is_one or not isinstance(objective, WholeBatchObjective):
+            return None
         vectors, on_device = [], [batch.to(self.compute.device) for batch in batches]
         for index, batch in enumerate(on_device):
             self._seed_micro_batch(step, index)
             with self.compute.autocast():
                 # with a graph, which is freed at once, since kernels without one may draw other dropout
                 vectors.append(objective.embed_rows(self.model, batch).detach())
-        return cached_gradients(objective, vectors, [objective.row_labels(batch) for batch in on_device], self.world)
+        return compute_vector_gradients(
+            objective, vectors, [objective.row_labels(batch) for batch in on_device], self.world
+        )
 
     def _seed_micro_batch(self, step: int, index: int) -> None:
         """Seeds the random numbers of a micro-batch, such as those of dropout."""
         torch.manual_seed(derive_seed(self.recipe.seed, "step", step, self.world.rank, index))
 
     def _nonfinite_error(self, quantity: str, value: float, step: int) -> NumericalError:
-        documents = self.examples.documents(sample_numbers_for_rank(step, self.recipe.training.batch_size))
+        documents = self.examples.find_document_numbers(sample_numbers_for_rank(step, self.recipe.training.batch_size))
         listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
         return NumericalError(
             f"the {quantity} of step {step + 1} is {value}; no weight was changed",
@@ -462,14 +478,14 @@ class GradientSteps(Stepper):
         )
 
 
-class ContrastiveSteps(GradientSteps):
+class ContrastiveAndHeadSteps(GradientSteps):
     """A step trains vectors by contrast. A head is fitted to them before each validation."""
 
-    def take_step(self, step: int, should_stop: Callable[[], bool]) -> Step:
+    def take_step(self, step: int, should_stop: Callable[[], bool]) -> CompletedStep:
         done = super().take_step(step, should_stop)
         if not is_validation_step(self.recipe, done.step):
             return done
-        message = _fit_head_to_all_rows(self.trainable, self.examples, self.recipe, CONTRASTIVE_PENALTY)[1]
+        message = _fit_head_to_all_rows_(self.trainable, self.examples, self.recipe, CONTRASTIVE_PENALTY).message
         return replace(done, message=message if done.step == self.recipe.training.steps else "")
 
 
@@ -490,15 +506,15 @@ class _BatchPrefetcher:
         Processes in step have equally many: those with fewer divide theirs, as all have the same number of rows.
         """
         prefetched = self._prefetched.pop((step, rows), None)
-        batches = self._read(step, rows) if prefetched is None else prefetched.result()
+        batches = self._read_and_collate(step, rows) if prefetched is None else prefetched.result()
         if self.compute.world.is_lockstep and self.training.micro_tokens is not None:
             n_parts = self.compute.world.all_reduce_max(len(batches))
-            batches = batches if len(batches) == n_parts else self._read(step, rows, n_parts)
+            batches = batches if len(batches) == n_parts else self._read_and_collate(step, rows, n_parts)
         if step + 1 < self.training.steps:
-            self._prefetched = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
+            self._prefetched = {(step + 1, rows): self._thread.submit(self._read_and_collate, step + 1, rows)}
         return batches
 
-    def _read(self, step: int, rows: int, min_parts: int = 1) -> list[Batch]:
+    def _read_and_collate(self, step: int, rows: int, min_parts: int = 1) -> list[Batch]:
         training, world = self.training, self.compute.world
         examples = self.examples.read(sample_numbers_for_rank(step, training.batch_size, world.rank, world.size))
         parts = split_into_micro_batches(examples, rows, training.micro_tokens, min_parts)
@@ -509,7 +525,7 @@ class _BatchPrefetcher:
         self._thread.shutdown(cancel_futures=True)
 
 
-def estimate_step_tokens(examples: ExampleSource, objective: Objective, recipe: Recipe) -> float:
+def estimate_tokens_per_step(examples: ExampleSource, objective: Objective, recipe: Recipe) -> float:
     """Estimates the mean number of tokens that a step computes, by steps throughout an epoch."""
     training = recipe.training
     n_steps = max(1, examples.per_epoch // training.batch_size)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.survey import Progress
 from lmtool.inference.evaluation import ignore_progress
-from lmtool.inference.pretrained import open_vectors
-from lmtool.inference.reference import find_base
+from lmtool.inference.pretrained import open_pretrained_vectors
+from lmtool.inference.reference import find_unchanged_base
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
@@ -23,9 +23,9 @@ from lmtool.run.uncertainty import N_FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import TaskModel
-from lmtool.training.convex import ChosenPenalty, ModelHeadProblem, cross_validate_head
-from lmtool.training.distillation import distill
-from lmtool.training.fit import Trainable, fit
+from lmtool.training.convex import ChosenPenalty, ModelHeadFitter, cross_validate_head_penalty
+from lmtool.training.distillation import add_distillation_loss
+from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.job import RecipeWithData, TrainingJob
 from lmtool.training.optimizer import Optimizers
 
@@ -51,7 +51,7 @@ def is_cross_validated(recipe: Recipe, data: TableData) -> bool:
     return isinstance(recipe.objective, Classification) and len(data.tasks[0].train) <= max_rows
 
 
-def count_scoring_models(recipe: Recipe, data: TableData) -> int:
+def count_fold_models(recipe: Recipe, data: TableData) -> int:
     """Returns how many models are trained for the score of one that is trained on all rows; 0 if rows are held out."""
     if not data.needs_folds:
         return 0
@@ -59,69 +59,81 @@ def count_scoring_models(recipe: Recipe, data: TableData) -> int:
 
 
 def train_folds(
-    job: TrainingJob, data: TableData, steps: int, should_stop: Callable[[], bool]
+    job: TrainingJob, data: TableData, n_steps: int, should_stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, TaskModel]]:
     """Yields the data of each fold, and a model trained on its training rows.
 
-    job, data, steps: of the model that is trained on all rows. Use a model before asking for the next one.
+    job, data, n_steps: of the model that is trained on all rows. Use a model before asking for the next one.
     Yields nothing if the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
     recipe, compute = job.recipe, job.compute
     n_parts, n_scored = (N_FOLDS, N_FOLDS) if is_cross_validated(recipe, data) else (N_QUARTERS, 1)
-    folds = data.folds(n_parts)[:n_scored]
+    folds = data.make_cross_validation_folds(n_parts)[:n_scored]
     if not folds:
         return
     mixes_layers = isinstance(recipe.objective, Classification) and recipe.objective.mixes_layers
     if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body" and not mixes_layers:
-        yield from _fit_heads(job, data, recipe.optimizer, folds, should_stop)
+        yield from _fit_fold_heads(job, data, recipe.optimizer, folds, should_stop)
         return
     for fold in folds:
-        lm, objective, _ = replace(job, data=fold).build()
-        distilled = distill(objective, recipe, fold.prompt_format.tokenizer, job.teacher, compute)
+        lm, objective, _ = replace(job, data=fold).build_model()
+        distilled = add_distillation_loss(objective, recipe, fold.prompt_format.tokenizer, job.teacher, compute)
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         for step in fit(
-            Trainable(lm, distilled, optimizers), fold.examples(objective), recipe, compute, should_stop=should_stop
+            ModelAndOptimizers(lm, distilled, optimizers),
+            fold.examples(objective),
+            recipe,
+            compute,
+            should_stop=should_stop,
         ):
             if step.stop:
                 raise ScoringStopped
-            if step.step >= steps:
+            if step.step >= n_steps:
                 break
         yield fold, TaskModel(lm.eval(), objective, compute)
 
 
-def _fit_heads(
+def _fit_fold_heads(
     job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], should_stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, TaskModel]]:
     """Does `train_folds` for heads on a frozen body, computing the vectors of all rows once."""
     compute = job.compute
-    lm, objective, _ = job.build()
+    lm, objective, _ = job.build_model()
     rows = data.tasks[0].train
     labelled_objective = cast(ClassificationObjective, objective)
-    problem = ModelHeadProblem.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
+    problem = ModelHeadFitter.from_batches(cast(Classifier, lm), labelled_objective, _collate_rows(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
-        fold_problem = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
-        fold_problem.fit_head(optimizer.l2, job.recipe.seed)
+        fold_problem = problem.select_rows(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
+        fold_problem.fit_head_(optimizer.l2, job.recipe.seed)
         if compute.world.all_reduce_sum((float(should_stop()),))[0]:
             raise ScoringStopped
         yield fold, TaskModel(lm.eval(), objective, compute)
 
 
-def choose_features(
+class BestFeaturesWithPenalties(NamedTuple):
+    """The index of the candidate with the smallest loss, and the penalty of each."""
+
+    best_index: int
+    penalties: list[ChosenPenalty]
+
+
+def cross_validate_features(
     candidates: Sequence[RecipeWithData], report: Progress = ignore_progress
-) -> tuple[int, list[ChosenPenalty]]:
+) -> BestFeaturesWithPenalties:
     """Chooses features of texts for a linear model by its loss in cross-validation.
 
-    candidates: the same rows with each of the features. Returns the index of the best one, and the penalty of each.
+    candidates: the same rows with each of the features.
     """
     penalties: list[ChosenPenalty] = []
     for recipe, data in candidates:
         report("choosing features", len(penalties), len(candidates))
-        lm, objective, _ = TrainingJob(recipe, data, CPU).build()
+        lm, objective, _ = TrainingJob(recipe, data, CPU).build_model()
         batches = _collate_rows(objective, data.tasks[0].train)
         labelled_objective = cast(ClassificationObjective, objective)
-        penalties.append(cross_validate_head(cast(Classifier, lm), labelled_objective, batches, recipe.seed))
-    return int(np.argmin([penalty.loss or 0.0 for penalty in penalties])), penalties
+        penalties.append(cross_validate_head_penalty(cast(Classifier, lm), labelled_objective, batches, recipe.seed))
+    best = int(np.argmin([penalty.loss or 0.0 for penalty in penalties]))
+    return BestFeaturesWithPenalties(best, penalties)
 
 
 def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
@@ -131,8 +143,8 @@ def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
     """
     base, vectors = job.base, job.vectors
     if run.info.base is not None and base is None:
-        base = find_base(run)
-    if vectors is None and (source := open_vectors(job.recipe, base)) is not None:
+        base = find_unchanged_base(run)
+    if vectors is None and (source := open_pretrained_vectors(job.recipe, base)) is not None:
         vectors = source.match_vocabulary(job.data.prompt_format.tokenizer, job.data.token_counts())
     return replace(job, base=base, vectors=vectors, checkpoint=None)
 

@@ -58,20 +58,20 @@ class TrainingJob:
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def build(self, device: Compute | None = None, shards: ShardedBuild | None = None) -> BuiltModel:
+    def build_model(self, build_device: Compute | None = None, shards: ShardedBuild | None = None) -> BuiltModel:
         """Builds the model, at the checkpoint if there is one, and its objective, without the teacher.
 
-        device: where the model is built, if not where it is trained. shards: see `build_model`.
+        build_device: where the model is built, if not where it is trained. shards: see `build_model`.
         """
         recipe, tokenizer = self.recipe, self.data.prompt_format.tokenizer
         lm, notice = build_for_training(
             recipe,
             tokenizer,
-            device or self.compute,
-            self.data.set_statistics,
+            build_device or self.compute,
+            self.data.initialize_from_data_,
             base=self.base,
             vectors=self.vectors,
-            features=self.features,
+            feature_model=self.features,
             shards=shards,
         )
         if self.checkpoint is not None:

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lmtool.compute.processes import World
 from lmtool.objective import Objective
@@ -11,8 +12,8 @@ from lmtool.recipe.spec.training import Constant, Cosine, InverseSquareRoot, Lbf
 from lmtool.tasks.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import DurationEstimate
-from lmtool.training.fit import Step, estimate_step_tokens
-from lmtool.training.folds import count_scoring_models
+from lmtool.training.fit import CompletedStep, estimate_tokens_per_step
+from lmtool.training.folds import count_fold_models
 from lmtool.training.windows import ExampleSource
 
 N_VALIDATIONS = 12
@@ -50,6 +51,13 @@ REVISION_TOLERANCE = 0.03
 """Relative change below which the number of steps is not revised."""
 
 
+class StepLimitWithReason(NamedTuple):
+    """A number of steps, and a description of what limits it."""
+
+    n_steps: int
+    reason: str
+
+
 @dataclass
 class TimedFirstSteps:
     """The first steps of a session, which are timed until they take `max_seconds` or are `max_steps`.
@@ -59,7 +67,7 @@ class TimedFirstSteps:
 
     max_seconds: float
     max_steps: int = UNKNOWN_STEPS
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CompletedStep] = field(default_factory=list)
     seconds: float = 0.0
 
     @classmethod
@@ -69,7 +77,7 @@ class TimedFirstSteps:
             return cls(min(MAX_PROBE_SECONDS, MAX_PROBE_FRACTION * 60 * minutes))
         return cls(ESTIMATE_SECONDS, math.ceil(MAX_PROBE_FRACTION * recipe.training.steps))
 
-    def add(self, step: Step, world: World) -> bool:
+    def add_and_check_enough(self, step: CompletedStep, world: World) -> bool:
         """Adds a step. Returns whether the steps are enough, which all processes agree on."""
         self.steps.append(step)
         (self.seconds,) = world.all_reduce_sum((self.seconds + step.seconds if world.is_main else 0.0,))
@@ -77,74 +85,77 @@ class TimedFirstSteps:
         return n_steps >= MIN_PROBE_STEPS and (n_steps >= self.max_steps or self.seconds >= self.max_seconds)
 
     @property
-    def later_half(self) -> list[Step]:
+    def later_half(self) -> list[CompletedStep]:
         """The second half of the steps, since the first ones are slower."""
         return self.steps[len(self.steps) // 2 :]
 
 
 @dataclass(frozen=True)
-class Speed:
+class MeasuredDurations:
     """Durations on this machine, in seconds.
 
     unit: what `step_tokens` counts; see `Objective.unit`.
-    step: mean duration of a training step, which computes `step_tokens` tokens.
-    validation: of one validation.
-    final_evaluation: of the evaluation after the last step.
+    step_seconds: mean duration of a training step, which computes `step_tokens` tokens.
+    validation_seconds: of one validation.
+    final_evaluation_seconds: of the evaluation after the last step.
     scoring_steps: additional steps, for each step of training, of models that score rows of a table when none are held
         out; else 0.
     """
 
     unit: str
-    step: float
+    step_seconds: float
     step_tokens: float
-    validation: float
-    final_evaluation: float
+    validation_seconds: float
+    final_evaluation_seconds: float
     scoring_steps: float = 0.0
 
     @classmethod
-    def measure(
+    def from_first_steps(
         cls,
-        first: TimedFirstSteps,
+        first_steps: TimedFirstSteps,
         recipe: Recipe,
         data: TrainingData,
         examples: ExampleSource,
         objective: Objective,
         world: World,
-    ) -> "Speed | None":
+    ) -> "MeasuredDurations | None":
         """Returns the speed by the first steps of a run, as the main process measured it. The duration of a validation
         is estimated from theirs. None if no step had a target."""
-        computed = sum(step.n_computed for step in first.later_half)
+        computed = sum(step.n_computed for step in first_steps.later_half)
         if not computed:
             return None
-        per_token, tokens = sum(step.seconds for step in first.later_half) / computed, computed / len(first.later_half)
+        per_token, tokens = (
+            sum(step.seconds for step in first_steps.later_half) / computed,
+            computed / len(first_steps.later_half),
+        )
         if data.unit == "row":
-            tokens = estimate_step_tokens(examples, objective, recipe)
+            tokens = estimate_tokens_per_step(examples, objective, recipe)
         validation = FORWARD_FRACTION * per_token * data.validation_tokens / world.size
-        figures = (per_token * tokens, tokens, validation, data.estimate_final_seconds(validation))
+        figures = (per_token * tokens, tokens, validation, data.estimate_final_evaluation_seconds(validation))
         shared = world.all_reduce_sum(figures if world.is_main else (0.0,) * len(figures))
-        n_models = count_scoring_models(recipe, data) if isinstance(data, TableData) else 0
+        n_models = count_fold_models(recipe, data) if isinstance(data, TableData) else 0
         return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 
     def estimate_seconds(self, steps: int, validation_interval: int, steps_done: int = 0) -> float:
         """Estimates the duration of a run after its first `steps_done` steps, with validations and final evaluation."""
         n_validations = math.ceil(steps / validation_interval) - steps_done // validation_interval
         n_steps = steps - steps_done + self.scoring_steps * steps
-        return n_steps * self.step + n_validations * self.validation + self.final_evaluation
+        return n_steps * self.step_seconds + n_validations * self.validation_seconds + self.final_evaluation_seconds
 
-    def steps_in(self, seconds: float, validation_interval: int) -> int:
+    def count_steps_within(self, seconds: float, validation_interval: int) -> int:
         """Returns the number of steps for which a time suffices, with a validation at least each interval."""
         steps = min(
-            (seconds - N_VALIDATIONS * self.validation) / self.step,
-            seconds / (self.step + self.validation / validation_interval),
+            (seconds - N_VALIDATIONS * self.validation_seconds) / self.step_seconds,
+            seconds / (self.step_seconds + self.validation_seconds / validation_interval),
         )
-        return max(1, int(max(steps, MIN_TIME_FRACTION * seconds / self.step)))
+        return max(1, int(max(steps, MIN_TIME_FRACTION * seconds / self.step_seconds)))
 
 
-class RunLength:
+class RunLengthController:
     """The number of steps of a run while a session trains it. A time limit sets it by the speed of the first steps, and
     revises it.
 
-    minutes: the time limit, if there is one. speed: None until it is known.
+    minutes: the time limit, if there is one. durations: None until they are known.
     """
 
     def __init__(self, recipe: Recipe, data: TrainingData, world: World, started_at: float | None) -> None:
@@ -155,63 +166,70 @@ class RunLength:
         self.minutes = None if self._first_steps is None else recipe.training.minutes
         self._max_steps, self._limited_by = max_steps_by_data(recipe, data)
         self._deadline = math.inf
-        self.speed: Speed | None = None
+        self.durations: MeasuredDurations | None = None
 
     @property
-    def initial_recipe(self) -> Recipe:
+    def recipe_until_timed(self) -> Recipe:
         """The recipe with which the session starts; with a time limit it has the maximum number of steps."""
         if self.minutes is None:
             return self._recipe
         return self._recipe.with_values({"training.steps": self._max_steps})
 
-    def add_first_step(self, step: Step, examples: ExampleSource, objective: Objective, *, is_due: bool) -> bool:
-        """Adds one of the first steps. Returns whether they are enough now, so that `speed` is known.
+    def add_timed_step(
+        self, step: CompletedStep, examples: ExampleSource, objective: Objective, *, must_finish: bool
+    ) -> bool:
+        """Adds one of the first steps. Returns whether they are enough now, so that `durations` are known.
 
-        is_due: with a time limit they are enough at this step.
+        must_finish: with a time limit they are enough at this step.
         """
         if self._first_steps is None:
             return False
-        is_enough = self._first_steps.add(step, self._world)
-        if not is_enough and not (is_due and self.minutes is not None):
+        is_enough = self._first_steps.add_and_check_enough(step, self._world)
+        if not is_enough and not (must_finish and self.minutes is not None):
             return False
         first, self._first_steps = self._first_steps, None
-        self.speed = Speed.measure(first, self._recipe, self._data, examples, objective, self._world)
+        self.durations = MeasuredDurations.from_first_steps(
+            first, self._recipe, self._data, examples, objective, self._world
+        )
         return True
 
-    def choose_steps(self, steps_done: int, validation_interval: int) -> tuple[int, str]:
+    def choose_steps_for_time_limit(self, steps_done: int, validation_interval: int) -> StepLimitWithReason:
         """Returns the number of steps of a run with a time limit by its first steps, and a description of the limit."""
         assert self.minutes is not None
-        if self.speed is None:
+        if self.durations is None:
             why = self._limited_by or "since the first steps have no target, and so no speed"
-            return self._max_steps if self._limited_by else self._recipe.training.steps, why
-        seconds = self._estimate_seconds_left(self.minutes, self.speed)
+            return StepLimitWithReason(self._max_steps if self._limited_by else self._recipe.training.steps, why)
+        seconds = self._estimate_training_seconds_left(self.minutes, self.durations)
         self._deadline = time.perf_counter() + seconds
-        pace = f"{self.minutes:g} minutes at {self.speed.step_tokens / self.speed.step:,.0f} {self.speed.unit}s/s"
-        by_time = steps_done + self.speed.steps_in(seconds, validation_interval), f"for {pace}"
-        return min((self._max_steps, self._limited_by), by_time)
+        speed = self.durations.step_tokens / self.durations.step_seconds
+        pace = f"{self.minutes:g} minutes at {speed:,.0f} {self.durations.unit}s/s"
+        steps = steps_done + self.durations.count_steps_within(seconds, validation_interval)
+        return min(StepLimitWithReason(self._max_steps, self._limited_by), StepLimitWithReason(steps, f"for {pace}"))
 
-    def _estimate_seconds_left(self, minutes: float, speed: Speed) -> float:
+    def _estimate_training_seconds_left(self, minutes: float, durations: MeasuredDurations) -> float:
         """Estimates the seconds that the time limit leaves for training steps; the same in all processes."""
         spent = 0.0 if self._started_at is None else time.perf_counter() - self._started_at
-        left = max(60 * minutes - spent - speed.final_evaluation, MIN_TIME_FRACTION * 60 * minutes)
-        return self._world.all_reduce_sum((left / (1 + speed.scoring_steps) if self._world.is_main else 0.0,))[0]
+        left = max(60 * minutes - spent - durations.final_evaluation_seconds, MIN_TIME_FRACTION * 60 * minutes)
+        return self._world.all_reduce_sum((left / (1 + durations.scoring_steps) if self._world.is_main else 0.0,))[0]
 
-    def record_validation(self, seconds: float) -> None:
+    def record_validation_seconds(self, seconds: float) -> None:
         """Corrects the speed by the duration of a validation, and the deadline by that of the final evaluation."""
-        if self.speed is None:
+        if self.durations is None:
             return
-        before = self.speed.final_evaluation
-        self.speed = replace(
-            self.speed, validation=seconds, final_evaluation=self._data.estimate_final_seconds(seconds)
+        before = self.durations.final_evaluation_seconds
+        self.durations = replace(
+            self.durations,
+            validation_seconds=seconds,
+            final_evaluation_seconds=self._data.estimate_final_evaluation_seconds(seconds),
         )
-        self._deadline -= (self.speed.final_evaluation - before) / (1 + self.speed.scoring_steps)
+        self._deadline -= (self.durations.final_evaluation_seconds - before) / (1 + self.durations.scoring_steps)
 
-    def revise_steps(self, recipe: Recipe, steps_done: int, started_at: float) -> int:
+    def compute_revised_steps(self, recipe: Recipe, steps_done: int, started_at: float) -> int:
         """Returns the number of steps by the speed so far: the same in all processes, and unchanged without a limit.
 
         started_at: when the steps of this session started, by time.perf_counter.
         """
-        if self.minutes is None or self.speed is None or steps_done >= recipe.training.steps:
+        if self.minutes is None or self.durations is None or steps_done >= recipe.training.steps:
             return recipe.training.steps
         steps = 0
         if self._world.is_main:
@@ -219,37 +237,44 @@ class RunLength:
             steps = steps_by_deadline(recipe, steps_done, started_at, *limits)
         return int(self._world.all_reduce_sum((steps,))[0])
 
-    def estimate_duration(self, recipe: Recipe, steps_done: int, per_epoch: int) -> DurationEstimate:
-        """Estimates how long the run takes from now on. The speed must be known. per_epoch: examples of an epoch."""
-        assert self.speed is not None
+    def estimate_duration(self, recipe: Recipe, steps_done: int, examples_per_epoch: int) -> DurationEstimate:
+        """Estimates how long the run takes from now on. The durations must be known."""
+        assert self.durations is not None
         training, every = recipe.training, self._recipe.evaluation.every
-        pass_steps, minutes = count_epoch_steps(recipe, per_epoch, 1), None
+        pass_steps, minutes = count_epoch_steps(recipe, examples_per_epoch, 1), None
         if self._started_at is not None and training.steps < pass_steps:
             interval = min(every, _validation_interval(pass_steps))
-            left = self.speed.estimate_seconds(pass_steps, interval, steps_done)
+            left = self.durations.estimate_seconds(pass_steps, interval, steps_done)
             seconds = PASS_MARGIN * (time.perf_counter() - self._started_at + left)
             # rounded up to tenths of a minute, above ten minutes to minutes
             minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)
         return DurationEstimate(
-            seconds=self.speed.estimate_seconds(training.steps, recipe.evaluation.every, steps_done),
-            speed=self.speed.step_tokens / self.speed.step,
-            unit=self.speed.unit,
+            seconds=self.durations.estimate_seconds(training.steps, recipe.evaluation.every, steps_done),
+            speed=self.durations.step_tokens / self.durations.step_seconds,
+            unit=self.durations.unit,
             steps=training.steps - steps_done,
             patience=recipe.evaluation.patience,
             pass_minutes=minutes,
         )
 
 
-def fix_length_by_data(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
+class RecipeWithMessage(NamedTuple):
+    """A recipe, and a line for the user; empty if there is nothing to say."""
+
+    recipe: Recipe
+    message: str
+
+
+def set_steps_from_data(recipe: Recipe, data: TrainingData) -> RecipeWithMessage:
     """Returns the recipe with the steps that follow from its epochs and tokens, and a line that says so.
 
     Unchanged, with an empty line, without either, for a table, whose steps are known when it is read, and with a time
     limit, for which the session sets the steps.
     """
-    if recipe.training.minutes is not None or data.unit == "row" or not (limits := _limits(recipe, data)):
-        return recipe, ""
+    if recipe.training.minutes is not None or data.unit == "row" or not (limits := _list_step_limits(recipe, data)):
+        return RecipeWithMessage(recipe, "")
     steps, why = min(limits)
-    return fix_length(recipe, steps), f"length: {steps:,} steps, for {why}"
+    return RecipeWithMessage(fix_steps_and_intervals(recipe, steps), f"length: {steps:,} steps, for {why}")
 
 
 def has_training_time(recipe: Recipe) -> bool:
@@ -257,43 +282,42 @@ def has_training_time(recipe: Recipe) -> bool:
     return not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
 
 
-def max_steps_by_data(recipe: Recipe, data: TrainingData) -> tuple[int, str]:
+def max_steps_by_data(recipe: Recipe, data: TrainingData) -> StepLimitWithReason:
     """Returns the maximum steps by epochs and tokens, and a description of the limit; UNKNOWN_STEPS without a limit."""
-    return min(_limits(recipe, data), default=(UNKNOWN_STEPS, ""))
+    return min(_list_step_limits(recipe, data), default=StepLimitWithReason(UNKNOWN_STEPS, ""))
 
 
-def _limits(recipe: Recipe, data: TrainingData) -> list[tuple[int, str]]:
-    training, limits = recipe.training, list[tuple[int, str]]()
+def _list_step_limits(recipe: Recipe, data: TrainingData) -> list[StepLimitWithReason]:
+    training, limits = recipe.training, list[StepLimitWithReason]()
     if training.epochs is not None:
         source = "table" if data.unit == "row" else "text"
-        limits.append(
-            (
-                count_epoch_steps(recipe, data.per_epoch, training.epochs),
-                f"{training.epochs:g} passes over the {source}",
-            )
-        )
+        steps = count_epoch_steps(recipe, data.per_epoch, training.epochs)
+        limits.append(StepLimitWithReason(steps, f"{training.epochs:g} passes over the {source}"))
     if training.tokens is not None:
-        limits.append((count_token_steps(recipe, training.tokens), f"{training.tokens:,} tokens"))
+        limits.append(StepLimitWithReason(count_token_steps(recipe, training.tokens), f"{training.tokens:,} tokens"))
     return limits
 
 
-def fix_length(recipe: Recipe, steps: int) -> Recipe:
+def fix_steps_and_intervals(recipe: Recipe, n_steps: int) -> Recipe:
     """Returns a recipe whose length is given in steps, with intervals and a warm-up that fit, instead of epochs, tokens
     or minutes."""
     values = {
-        "training.steps": steps,
+        "training.steps": n_steps,
         **dict.fromkeys(f"training.{key}" for key in ("epochs", "min_steps", "tokens", "minutes")),
-        "schedule.warmup_steps": min(recipe.schedule.warmup_steps, math.ceil(steps / MIN_STEPS_PER_WARMUP_STEP)),
-        "evaluation.every": min(recipe.evaluation.every, _validation_interval(steps)),
+        "schedule.warmup_steps": min(recipe.schedule.warmup_steps, math.ceil(n_steps / MIN_STEPS_PER_WARMUP_STEP)),
+        "evaluation.every": min(recipe.evaluation.every, _validation_interval(n_steps)),
         "evaluation.epochs": None,
-        "checkpoint.every": min(recipe.checkpoint.every, _validation_interval(steps)),
+        "checkpoint.every": min(recipe.checkpoint.every, _validation_interval(n_steps)),
     }
     return recipe.with_values(values)
 
 
-def revise_length(recipe: Recipe, steps: int) -> Recipe:
-    """Returns a recipe of `fix_length` with another number of steps, validated and saved as often as before."""
-    before, after = _validation_interval(recipe.training.steps), _validation_interval(steps)
+def revise_steps_and_intervals(recipe: Recipe, n_steps: int) -> Recipe:
+    """Returns a recipe of `fix_steps_and_intervals` with another number of steps.
+
+    It is validated and saved as often as before.
+    """
+    before, after = _validation_interval(recipe.training.steps), _validation_interval(n_steps)
 
     def rescale(every: int) -> int:
         return after if every == before else min(every, after)
@@ -302,10 +326,10 @@ def revise_length(recipe: Recipe, steps: int) -> Recipe:
         "evaluation.every": rescale(recipe.evaluation.every),
         "checkpoint.every": rescale(recipe.checkpoint.every),
     }
-    return recipe.with_values({"training.steps": steps, **intervals})
+    return recipe.with_values({"training.steps": n_steps, **intervals})
 
 
-def min_total_steps(recipe: Recipe, steps_done: int) -> int | None:
+def min_total_steps_keeping_schedule(recipe: Recipe, steps_done: int) -> int | None:
     """Returns the smallest number of steps of a run whose first `steps_done` steps are the same as by this recipe.
 
     None if they depend on the total number of steps, so that it cannot change. steps_done: at least 1.
@@ -329,7 +353,7 @@ def steps_by_deadline(recipe: Recipe, steps_done: int, started_at: float, deadli
     It is revised only as far as the completed steps do not depend on it. started_at: when the first of `steps_done`
     steps started; deadline: when the last one must end, by time.perf_counter. max_steps: the limit by epochs or tokens.
     """
-    least = min_total_steps(recipe, steps_done)
+    least = min_total_steps_keeping_schedule(recipe, steps_done)
     if least is None:
         return recipe.training.steps
     now = time.perf_counter()

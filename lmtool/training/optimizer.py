@@ -14,7 +14,7 @@ from lmtool.compute.kernels.gpu import adam_counter_device
 from lmtool.compute.shards import all_reduce_norm, is_sharded, make_sharded_like, own_row_range, own_rows, process_group
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
-from lmtool.model.layers.attention import find_layer_matrices
+from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.layers.ngrams import find_ngram_embeddings
 from lmtool.recipe.spec.training import Adam, AdamW, Lbfgs, Muon, Optimizer, Sgd, Tuning
 from lmtool.run.tensors import get_meta_tensors, read_tensor_rows
@@ -47,7 +47,7 @@ class Optimizers:
         self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in layers_below.items()}
         # a model that counts has no parameters
         self._rules = list(
-            _make_rules(spec, model, self._rows, {p: tuning.layer_decay**n for p, n in layers_below.items()})
+            _make_update_rules(spec, model, self._rows, {p: tuning.layer_decay**n for p, n in layers_below.items()})
         )
         self._base_rates = [[group["lr"] for group in rule.param_groups] for rule in self._rules]
         self._scaler = torch.amp.GradScaler(
@@ -58,17 +58,19 @@ class Optimizers:
         """Accumulates the gradient of a summed loss."""
         torch.autograd.backward(self._scaler.scale(total))
 
-    def update(self, rate_factor: float, gradient_scale: float, clip_norm: float | None, step: int = 0) -> float:
+    def clip_and_step(
+        self, rate_factor: float, gradient_scale: float, clip_norm: float | None, steps_done: int = 0
+    ) -> float:
         """Scales the gradients, clips them to g min(1, c / norm(g)), updates the weights, and clears the gradients.
 
-        rate_factor: on the peak learning rates. gradient_scale: factor from summed gradients to means. step: number of
-        completed steps. Returns the norm before clipping, over the parameters trained in this step; if it is not
-        finite, no weight is changed.
+        rate_factor: on the peak learning rates. gradient_scale: factor from summed gradients to means. steps_done:
+        number of completed steps. Returns the norm before clipping, over the parameters trained in this step; if it is
+        not finite, no weight is changed.
         """
         for parameter, rows in self._rows.items():
             rows.grad = None if parameter.grad is None else own_rows(parameter.grad)
         for parameter, first_step in self._first_steps.items():
-            if step < first_step:
+            if steps_done < first_step:
                 parameter.grad = None
         # the scaler raises for parameters without gradients
         active = [
@@ -78,7 +80,7 @@ class Optimizers:
         ]
         for rule, _ in active:
             self._scaler.unscale_(_as_optimizer(rule))
-        gradients = [_gradient_values(parameter) for parameter in self._names if parameter.grad is not None]
+        gradients = [_coalesce_gradient_values_(parameter) for parameter in self._names if parameter.grad is not None]
         summed = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self._rows:
             summed = all_reduce_norm(process_group(next(iter(self._rows))), summed)
@@ -104,7 +106,7 @@ class Optimizers:
         rate: float = max(self._base_rates[0])
         return rate
 
-    def state(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Returns all moments, by `moment/parameter name`, and the gradient scale of float16.
 
         Those of sharded parameters are sharded.
@@ -119,10 +121,10 @@ class Optimizers:
                     moments_of[f"{moment}/{self._names[parameter]}"] = tensor
         return moments_of
 
-    def load_state(self, tensors: Mapping[str, Tensor], steps: int = 1, where: str = "") -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], steps_done: int = 1, checkpoint_path: str = "") -> None:
         """Loads the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
 
-        where: the checkpoint. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
+        checkpoint_path: the checkpoint. Raises CheckpointError for a moment that is missing, unknown or misshapen, and
         NumericalError for one that holds NaN.
         """
         owner = {p: o for o in self._rules for group in o.param_groups for p in group["params"]}
@@ -130,14 +132,16 @@ class Optimizers:
         moments = {key: tensor for key, tensor in get_meta_tensors(tensors).items() if not key.startswith(_SCALER)}
         known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
         # in float16 the first steps may have been skipped
-        needed = {key for key, p in known.items() if self._first_steps[p] < steps} if moments or not scale else set()
+        needed = (
+            {key for key, p in known.items() if self._first_steps[p] < steps_done} if moments or not scale else set()
+        )
         for key in sorted(moments.keys() | needed):
             if key not in moments:
-                raise _mismatch_error(f"{key} is missing", where)
+                raise _mismatch_error(f"{key} is missing", checkpoint_path)
             if key not in known:
-                raise _mismatch_error(f"{key} is unknown", where)
-            if not _is_moment_of(moments[key], self._wholes.get(known[key], known[key]), key):
-                raise _mismatch_error(f"{key} does not fit the model", where)
+                raise _mismatch_error(f"{key} is unknown", checkpoint_path)
+            if not _has_moment_shape(moments[key], self._wholes.get(known[key], known[key]), key):
+                raise _mismatch_error(f"{key} does not fit the model", checkpoint_path)
         loaded: dict[str, Tensor] = {}
         for key, outline in moments.items():
             parameter, whole = known[key], self._wholes.get(known[key])
@@ -149,19 +153,19 @@ class Optimizers:
             # infinite ones may belong to a run that goes on
             if bool(tensor.isnan().any()):
                 what = f"the optimizer state is useless: {key} holds NaN"
-                raise NumericalError(what, where=where, fix="resume from another checkpoint")
+                raise NumericalError(what, where=checkpoint_path, fix="resume from another checkpoint")
             device = parameter.device if tensor.ndim else adam_counter_device(parameter)
             loaded[key] = tensor.clone().to(device)
         if self._scaler.is_enabled() and scale:
             keys = self._scaler.state_dict().keys()
             if scale.keys() != keys or any(tensor.numel() != 1 for tensor in scale.values()):
-                raise _mismatch_error("the scale of float16 is not one", where)
+                raise _mismatch_error("the scale of float16 is not one", checkpoint_path)
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         for key, tensor in loaded.items():
             owner[known[key]].state[known[key]][key.partition("/")[0]] = tensor
 
 
-def _gradient_values(parameter: Tensor) -> Tensor:
+def _coalesce_gradient_values_(parameter: Tensor) -> Tensor:
     """Returns the gradient of a parameter; of a sparse one, which is coalesced, the rows that it has."""
     assert parameter.grad is not None
     if not parameter.grad.is_sparse:
@@ -170,8 +174,8 @@ def _gradient_values(parameter: Tensor) -> Tensor:
     return parameter.grad._values()
 
 
-def _is_moment_of(moment: Tensor, parameter: Parameter, key: str) -> bool:
-    """Whether a tensor has the shape and type of a moment of a parameter. key: see `Optimizers.state`."""
+def _has_moment_shape(moment: Tensor, parameter: Parameter, key: str) -> bool:
+    """Whether a tensor has the shape and type of a moment of a parameter. key: see `Optimizers.state_tensors`."""
     if key.startswith("step/"):
         return moment.shape == () and moment.dtype == torch.float32
     if key.startswith("square/"):
@@ -190,17 +194,17 @@ def _as_optimizer(rule: UpdateRule) -> torch.optim.Optimizer:
     return cast(torch.optim.Optimizer, rule)
 
 
-def _make_rules(
-    spec: Optimizer, model: LanguageModel, rows: Mapping[Parameter, Parameter], rate_factors: RateFactors
+def _make_update_rules(
+    spec: Optimizer, model: LanguageModel, local_rows: Mapping[Parameter, Parameter], rate_factors: RateFactors
 ) -> Iterator[UpdateRule]:
     """Makes the update rules of parameters.
 
-    rate_factors: of each trained parameter, on the learning rate. rows: of this process, of sharded parameters.
+    rate_factors: of each trained parameter, on the learning rate. local_rows: of this process, of sharded parameters.
     Embeddings of n-grams have a rule of their own.
     """
     if isinstance(spec, Lbfgs):
         return  # fits the head as a whole
-    weights = (rows.get(part.weight, part.weight) for part in find_ngram_embeddings(model))
+    weights = (local_rows.get(part.weight, part.weight) for part in find_ngram_embeddings(model))
     tables = {table: rate_factors[table] for table in weights if table in rate_factors}
     if tables:
         groups = [{"params": [table], "lr": spec.lr * factor} for table, factor in tables.items()]
@@ -210,15 +214,17 @@ def _make_rules(
         case _ if not rate_factors:
             return
         case Sgd():
-            yield MomentumSgd(_group_parameters(rate_factors, spec), momentum=spec.momentum)
+            yield MomentumSgd(_group_by_rate_and_decay(rate_factors, spec), momentum=spec.momentum)
         case Adam() | AdamW():
             yield _make_adam(spec, rate_factors)
         case Muon():
-            matrices = find_layer_matrices(model)
-            blocks = {rows.get(p, p): parts for p, parts in matrices.items() if rows.get(p, p) in rate_factors}
+            matrices = find_layer_matrices_and_part_rows(model)
+            blocks = {
+                local_rows.get(p, p): parts for p, parts in matrices.items() if local_rows.get(p, p) in rate_factors
+            }
             if blocks:
-                groups = _group_parameters({p: rate_factors[p] for p in blocks}, spec)
-                sharded = process_group(next(iter(rows))) if rows else None
+                groups = _group_by_rate_and_decay({p: rate_factors[p] for p in blocks}, spec)
+                sharded = process_group(next(iter(local_rows))) if local_rows else None
                 yield MuonMatrices(groups, blocks, sharded, momentum=spec.momentum)
             yield _make_adam(spec.adamw, {p: factor for p, factor in rate_factors.items() if p not in blocks})
 
@@ -226,11 +232,15 @@ def _make_rules(
 def _make_adam(spec: Adam | AdamW, rate_factors: RateFactors) -> UpdateRule:
     decoupled = isinstance(spec, AdamW)
     return AdamUpdate(
-        _group_parameters(rate_factors, spec), beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps, decoupled=decoupled
+        _group_by_rate_and_decay(rate_factors, spec),
+        beta1=spec.beta1,
+        beta2=spec.beta2,
+        eps=spec.eps,
+        decoupled=decoupled,
     )
 
 
-def _group_parameters(rate_factors: RateFactors, spec: Adam | AdamW | Sgd | Muon) -> Groups:
+def _group_by_rate_and_decay(rate_factors: RateFactors, spec: Adam | AdamW | Sgd | Muon) -> Groups:
     """Groups parameters by learning rate and weight decay, which only matrices have."""
     groups: dict[tuple[float, float], list[Parameter]] = defaultdict(list)
     for parameter, factor in rate_factors.items():

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from lmtool.compute.device import Compute, device_memory_bytes
 from lmtool.compute.processes import World, local_size
-from lmtool.data.survey import DividedText, Progress
+from lmtool.data.survey import Progress, ScannedTrainingText
 from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel
-from lmtool.inference.pretrained import describe_features, open_features, open_vectors
-from lmtool.inference.reference import Reference, resolve_for_text, resolve_model_names, resolve_reference
+from lmtool.inference.pretrained import describe_features, load_features_and_update_recipe, open_pretrained_vectors
+from lmtool.inference.reference import Reference, resolve_model_names, resolve_recipe_for_text, resolve_reference
 from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
 from lmtool.printable import format_count
 from lmtool.recipe.dump import dump
@@ -21,15 +22,28 @@ from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tasks.prepare import TaskTables, read_tables
-from lmtool.training.data import TrainingData, read_text
-from lmtool.training.distillation import check_teacher, open_teacher
+from lmtool.tasks.prepare import TaskTables, read_and_encode_tables
+from lmtool.training.data import TrainingData, prepare_text
+from lmtool.training.distillation import check_teacher, resolve_teacher
 from lmtool.training.job import TrainingJob
-from lmtool.training.length import fix_length_by_data
+from lmtool.training.length import set_steps_from_data
+
+
+class RecipeWithDataAndModels(NamedTuple):
+    """The data of a plan.
+
+    recipe: with the values that the data decide. teacher: of a distilled model. features: the model whose states the
+    trained one reads.
+    """
+
+    recipe: Recipe
+    data: TrainingData
+    teacher: Reference | None
+    features: LoadedModel | None
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a command trains, resolved once and before any weight exists: `lmtool plan` prints it, `train` runs it.
 
     resolved: the recipe and the origin of each value; values that depend on the data are still open.
@@ -42,7 +56,7 @@ class Plan:
 
     resolved: ResolvedRecipe
     base: Reference | None = None
-    text: DividedText | None = None
+    text: ScannedTrainingText | None = None
     tables: tuple[TaskTables, ...] = ()
     choice: str = ""
     chosen_settings: tuple[Setting, ...] = ()
@@ -51,45 +65,44 @@ class Plan:
     def recipe(self) -> Recipe:
         return self.resolved.recipe
 
-    def with_seed(self, seed: int) -> "Plan":
+    def with_seed(self, seed: int) -> "TrainingPlan":
         """Returns the plan with another seed."""
         return replace(self, resolved=replace(self.resolved, recipe=self.recipe.with_values({"seed": seed})))
 
-    def read_data(
-        self, report: Progress, world: World | None = None
-    ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
-        """Reads the data. Returns the recipe with the values that they decide, the data, the teacher, and the model
-        whose states the trained one reads."""
+    def read_data(self, report: Progress, world: World | None = None) -> RecipeWithDataAndModels:
+        """Reads the data that the plan names, and loads the model of features."""
         if not self.tables:
-            _check_text(self.resolved, self.base)
-        resolved, teacher = open_teacher(self.resolved, self.base)
-        recipe, features = open_features(resolved.recipe, self.base)
+            _check_trainable_on_text(self.resolved, self.base)
+        resolved, teacher = resolve_teacher(self.resolved, self.base)
+        recipe, features = load_features_and_update_recipe(resolved.recipe, self.base)
         source = self.base or teacher if features is None else features.reference
         tokenizer = None if source is None else source.tokenizer
         data: TrainingData
         if self.tables:
             report("reading", 0, 0)
-            recipe, data = read_tables(recipe, self.tables, tokenizer)
+            recipe, data = read_and_encode_tables(recipe, self.tables, tokenizer)
         else:
-            recipe, data = read_text(recipe, tokenizer, world or World(), report, self.text)
-        return recipe, data, teacher, features
+            recipe, data = prepare_text(recipe, tokenizer, world or World(), report, self.text)
+        return RecipeWithDataAndModels(recipe, data, teacher, features)
 
-    def prepare(self, compute: Compute, report: Progress) -> TrainingJob:
-        """Reads the data, all processes together, and checks them. compute: as `check_device` returns it.
+    def prepare_job(self, compute: Compute, report: Progress) -> TrainingJob:
+        """Reads the data, all processes together, and checks them.
+
+        compute: as `check_device_and_choose_sharding` returns it.
 
         Raises the errors of data, and UsageError for models that do not fit them.
         """
         if self.base is None:
             check_adapters_have_base(self.recipe)
         else:
-            _check_positions(self.recipe.model, self.base.recipe.model)
-        source = open_vectors(self.recipe, self.base)
+            _check_learned_positions(self.recipe.model, self.base.recipe.model)
+        source = open_pretrained_vectors(self.recipe, self.base)
         recipe, data, teacher, features = self.read_data(report, compute.world)
-        check_same_inputs(recipe, data.fingerprint, compute.world)
+        check_same_inputs_in_all_processes(recipe, data.fingerprint, compute.world)
         if teacher is not None:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
         data.check()
-        recipe, length_line = fix_length_by_data(recipe, data)
+        recipe, length_line = set_steps_from_data(recipe, data)
         inferred = [
             *(self.resolved.inferred if not self.tables else ()),
             *([describe_features(recipe.model, features)] if features else ()),
@@ -109,14 +122,14 @@ class Plan:
             teacher,
             vectors,
             features,
-            lines=(*data.lines, *inferred),
+            lines=(*data.description_lines, *inferred),
             warnings=(*warnings, *data.warnings),
         )
 
 
 def plan_pretraining(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Progress | None = None
-) -> Plan:
+) -> TrainingPlan:
     """Plans training on a text, which is read if the recipe depends on it.
 
     source: the run whose weights initialize the model. recipe: a name or path; None for the default recipe, or for that
@@ -125,12 +138,12 @@ def plan_pretraining(
     """
     if source is not None:
         base = resolve_reference(source)
-        return Plan(resolve_model_names(resolve(recipe, settings, parent=base.parent), base.recipe), base)
-    resolved, text = resolve_for_text(recipe, settings, report)
-    return Plan(resolved, text=text)
+        return TrainingPlan(resolve_model_names(resolve(recipe, settings, parent=base.parent), base.recipe), base)
+    resolved, text = resolve_recipe_for_text(recipe, settings, report)
+    return TrainingPlan(resolved, text=text)
 
 
-def _check_text(resolved: ResolvedRecipe, base: Reference | None) -> None:
+def _check_trainable_on_text(resolved: ResolvedRecipe, base: Reference | None) -> None:
     """Raises UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:
@@ -151,25 +164,25 @@ def is_for_tables(recipe: Recipe) -> bool:
     return isinstance(recipe.objective, RowSpec)
 
 
-def _check_positions(spec: Model, base: Model) -> None:
+def _check_learned_positions(model_spec: Model, base_spec: Model) -> None:
     """Raises UsageError if the table of learned positions has another length than that of the base run's model."""
-    base_rows, rows = _position_rows(base), _position_rows(spec)
+    base_rows, rows = _count_learned_positions(base_spec), _count_learned_positions(model_spec)
     if base_rows is None or rows is None or base_rows == rows:
         return
-    assert isinstance(base, Transformer)
-    assert isinstance(base.position, LearnedPosition)
+    assert isinstance(base_spec, Transformer)
+    assert isinstance(base_spec.position, LearnedPosition)
     if rows < base_rows:
         what = f"the run has {base_rows} learned positions, and the recipe has a table of {rows}"
         fix = f"set model.position.size={base_rows}; a shorter context reads its beginning"
         raise UsageError(what, where="model.position.size", fix=fix)
-    last = base_rows - base.position.offset
+    last = base_rows - base_spec.position.offset
     what = f"the learned positions of the run end at {last}, and the recipe has {rows - base_rows} more"
     alternative = f"train the run anew with model.position.size={rows}"
     fix = f"set model.context={last} or less and model.position.size={base_rows}, or {alternative}"
     raise UsageError(what, where="model.context", fix=fix)
 
 
-def _position_rows(spec: Model) -> int | None:
+def _count_learned_positions(spec: Model) -> int | None:
     """Returns the rows of the table of learned positions; None without one."""
     if not isinstance(spec, Transformer) or not isinstance(spec.position, LearnedPosition):
         return None
@@ -183,7 +196,7 @@ def check_adapters_have_base(recipe: Recipe) -> None:
         raise UsageError(what, where="tuning.lora", fix="name a run with --from, or omit the adapters")
 
 
-def check_device(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
+def check_device_and_choose_sharding(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
     """Checks that a recipe can be trained on a device. Returns the processes, which shard the model if they must.
 
     origins: where each value of the recipe comes from. Raises UsageError for a recipe that cannot run on this device or
@@ -235,7 +248,7 @@ def _must_shard(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
     return True
 
 
-def check_same_inputs(recipe: Recipe, fingerprint: str, world: World) -> None:
+def check_same_inputs_in_all_processes(recipe: Recipe, fingerprint: str, world: World) -> None:
     """Raises UsageError in a process whose recipe or data differ from those of the main one; paths may differ."""
     without_paths = recipe.with_values({"data.train": (), "data.valid": ()})
     own = {"recipe": dump(without_paths), "training data": fingerprint}

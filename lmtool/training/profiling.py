@@ -23,10 +23,10 @@ class StepTracer:
         self._failure, self._is_written = "", False
         waits = schedule(wait=N_UNTRACED_STEPS - 1, warmup=1, active=N_TRACED_STEPS, repeat=1)
         self._profile = (
-            None if path is None else profile(schedule=waits, on_trace_ready=self._write, record_shapes=True)
+            None if path is None else profile(schedule=waits, on_trace_ready=self._export_trace, record_shapes=True)
         )
 
-    def _write(self, traced: Any) -> None:
+    def _export_trace(self, traced: Any) -> None:
         assert self.path is not None
         try:
             self.path.parent.mkdir(exist_ok=True)
@@ -50,9 +50,9 @@ class StepTracer:
         if self._profile is not None:
             self._profile.step()
             if self._is_written or self._failure:
-                yield from self.finish()
+                yield from self.finish_trace()
 
-    def finish(self) -> Iterator[Info | Warn]:
+    def finish_trace(self) -> Iterator[Info | Warn]:
         """Ends the trace, at the end of the session with fewer steps. Yields what became of it, once."""
         if self._profile is None:
             return

@@ -4,13 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from lmtool.checks.runs import find_damaged_records
-from lmtool.compute.device import Compute, choose_compute
+from lmtool.checks.runs import find_damaged_record_files
+from lmtool.compute.device import Compute, configure_compute
 from lmtool.data.survey import Progress
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_feature_model
-from lmtool.inference.reference import find_base, find_teacher, read_tokenizer, read_trained_recipe, resolve_reference
+from lmtool.inference.reference import (
+    find_unchanged_base,
+    find_unchanged_teacher,
+    read_trained_recipe,
+    read_verified_tokenizer,
+    resolve_reference,
+)
 from lmtool.interop.references import HUB_PREFIX, hub_note_file
 from lmtool.printable import format_count
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
@@ -22,14 +28,14 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode_json
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.find import find_resumable_run
+from lmtool.run.find import find_resumable_or_last_run
 from lmtool.tasks.build import get_default_metric, get_row_kind
-from lmtool.tasks.prepare import open_tables, read_tables
+from lmtool.tasks.prepare import open_tables, read_and_encode_tables
 from lmtool.training.checkpoint_manager import TrainingState
-from lmtool.training.data import TrainingData, read_text
+from lmtool.training.data import TrainingData, prepare_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Warn
 from lmtool.training.job import SessionOptions, TrainingJob
-from lmtool.training.plan import check_device, check_same_inputs, is_for_tables
+from lmtool.training.plan import check_device_and_choose_sharding, check_same_inputs_in_all_processes, is_for_tables
 from lmtool.training.train import train_session
 
 PROLONGING_KEYS = {"training.steps", "evaluation.patience", *(key for key, rule in CHANGE_RULES.items() if rule.resets)}
@@ -44,7 +50,9 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
     if reference is None:
-        run, skipped = find_resumable_run(or_finished=any(setting.key in PROLONGING_KEYS for setting in settings))
+        run, skipped = find_resumable_or_last_run(
+            or_finished=any(setting.key in PROLONGING_KEYS for setting in settings)
+        )
         if skipped:
             yield Info(f"resuming {run.name}, since {', '.join(skipped)}")
         reference = str(run.path)
@@ -54,18 +62,18 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     run = named.run
     if run.info.origin is not None:
         raise _no_training_error(str(run.path))
-    written, recipe_warnings = named.written_recipe()
+    written, recipe_warnings = named.read_unverified_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_values({"evaluation.metric": get_default_metric(recipe.objective)})
-    with choose_compute(recipe.training.device, recipe.training.precision).join_processes() as compute:
+    with configure_compute(recipe.training.device, recipe.training.precision).join_processes() as compute:
         world = compute.world
-        compute = check_device(recipe, compute, {})
+        compute = check_device_and_choose_sharding(recipe, compute, {})
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
-            checkpoint, warnings = named.find_newest_checkpoint(
-                peers=world.create_side_group() if world.size > 1 else SINGLE_PROCESS
+            checkpoint, warnings = named.find_named_or_newest_checkpoint(
+                peers=world.create_text_exchange_group() if world.size > 1 else SINGLE_PROCESS
             )
             yield from map(Warn, (*warnings, *recipe_warnings))
             before = read_trained_recipe(checkpoint)
@@ -73,13 +81,13 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                 # else steps would follow from epochs again
                 recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
             changed, now = diff_recipes(before, recipe), diff_recipes(written, recipe)
-            _check_changes(changed, before, recipe, checkpoint, run)
+            _check_recipe_changes(changed, before, recipe, checkpoint, run)
             if "training.steps" in changed and checkpoint.step < before.training.steps:
                 stopped = f"the planned end moves; the run has done {format_count(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
-            state = TrainingState.read(checkpoint, run.last_validation, recipe)
-            read_tokenizer(run)
-            unusable = dict(find_damaged_records(run))
+            state = TrainingState.from_checkpoint(checkpoint, run.last_validation, recipe)
+            read_verified_tokenizer(run)
+            unusable = dict(find_damaged_record_files(run))
             needs_evaluation = RESULTS in unusable or any("scores" in find_change_rule(key).resets for key in now)
             is_over = _is_complete(run, recipe, checkpoint, state, needs_evaluation)
             world.barrier()  # all have read the run before the first one changes anything on disk
@@ -92,7 +100,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:
-                run.write_recipe(dump(recipe))
+                run.replace_recipe(dump(recipe))
                 yield from map(Info, now.values())
                 run.remove_leftover_checkpoints(recipe.checkpoint.keep_last)
                 if run.info.sessions[-1].outcome != "finished":
@@ -115,37 +123,39 @@ def _rebuild_job(
     run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Progress
 ) -> TrainingJob:
     """Rebuilds the job of a run at a checkpoint. Raises CheckpointError when the data of the run have changed."""
-    tokenizer = read_tokenizer(run)
-    base = find_base(run) if recipe.tuning.lora is not None else None
-    teacher = find_teacher(run) if recipe.distillation.teacher is not None else None
+    tokenizer = read_verified_tokenizer(run)
+    base = find_unchanged_base(run) if recipe.tuning.lora is not None else None
+    teacher = find_unchanged_teacher(run) if recipe.distillation.teacher is not None else None
     data: TrainingData
     if is_for_tables(recipe):
         tables = open_tables(recipe.data, get_row_kind(recipe.objective))
-        read, data = read_tables(recipe, tables, tokenizer, run.saved_split)
+        read, data = read_and_encode_tables(recipe, tables, tokenizer, run.saved_split)
     else:
-        read, data = read_text(recipe, tokenizer, compute.world, report)
+        read, data = prepare_text(recipe, tokenizer, compute.world, report)
     if data.fingerprint != run.info.fingerprints.data:
         what = "the run cannot be resumed: its training data have changed since it was started"
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
-    check_same_inputs(read, data.fingerprint, compute.world)
+    check_same_inputs_in_all_processes(read, data.fingerprint, compute.world)
     features = load_feature_model(run, read, compute)
-    return TrainingJob(read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.lines)
+    return TrainingJob(
+        read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.description_lines
+    )
 
 
-def continue_run(folder: Path, options: SessionOptions) -> Iterator[Event]:
+def resume_with_own_recipe(run_folder: Path, options: SessionOptions) -> Iterator[Event]:
     """Continues the run in a folder with its own recipe; see `resume`.
 
     Warns if the command differs from the one that started the run, since the differences have no effect.
     """
-    sessions = Run.open(folder).info.sessions
+    sessions = Run.open(run_folder).info.sessions
     first_command = list(sessions[0].command) if sessions else [*options.command]
     if [*options.command] != first_command:
         yield Warn(
             "the run continues with the options that it began with, not with those of this command: "
             + " ".join(first_command)
         )
-    yield from resume(str(folder), (), options)
+    yield from resume(str(run_folder), (), options)
 
 
 def _is_complete(
@@ -161,12 +171,12 @@ def _is_complete(
     return trained and state.pending is None and is_measured
 
 
-def _check_changes(
-    changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run
+def _check_recipe_changes(
+    change_by_key: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run
 ) -> None:
     """Raises UsageError for changes that a resumed run does not allow. before: the recipe of the checkpoint."""
-    if refused := find_unchangeable_keys(changed):
-        what = f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}"
+    if refused := find_unchangeable_keys(change_by_key):
+        what = f"the run cannot be resumed under another recipe: {'; '.join(change_by_key[key] for key in refused)}"
         fix = f"undo this, or {'; or '.join(dict.fromkeys(find_change_rule(key).note for key in refused))}"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)
     if recipe.model.counts and before.training.steps == checkpoint.step < recipe.training.steps:

@@ -12,7 +12,7 @@ from lmtool.training.data import TextData, TrainingData
 from lmtool.training.events import Sampled, Warn
 
 
-def choose_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
+def choose_sample_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
     """Returns the prompts of the samples at each validation. The default for models that continue texts is the
     beginning of the validation text."""
     if recipe.evaluation.prompts is not None or not isinstance(data, TextData):
@@ -21,7 +21,7 @@ def choose_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
     return (data.beginning,) if continues else ()
 
 
-def write_samples(
+def generate_and_log_samples(
     manager: CheckpointManager,
     lm: LanguageModel,
     prompt_format: PromptFormat,

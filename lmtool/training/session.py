@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from lmtool.compute.device import Compute
-from lmtool.compute.fsdp import Sharding
+from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
-from lmtool.inference.evaluation import Validation
-from lmtool.inference.interpolation import save_ngrams
+from lmtool.inference.evaluation import ValidationResult
+from lmtool.inference.interpolation import replace_saved_ngrams
 from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState
 from lmtool.model.language_model import CountingModel
-from lmtool.model.size import count_flops_per_token, estimate_persistent_memory
+from lmtool.model.size import count_training_flops_per_token, estimate_persistent_memory
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -32,15 +32,15 @@ from lmtool.records import replace_nonfinite
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import PROFILE, Run
 from lmtool.run.order import sample_numbers_for_rank
-from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_equivalent
+from lmtool.run.uncertainty import CROSS_VALIDATION, N_FOLDS, are_indistinguishable_scores
 from lmtool.tasks.data import TableData
 from lmtool.tasks.results import HELD_OUT_QUARTER, Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
-from lmtool.training.comparison import TextResults
-from lmtool.training.compiling import compile_model, should_compile
+from lmtool.training.comparison import BitsPerByteResults
+from lmtool.training.compiling import compile_or_warn_, should_compile
 from lmtool.training.data import TextData
-from lmtool.training.distillation import distill
+from lmtool.training.distillation import add_distillation_loss
 from lmtool.training.events import (
     Ended,
     EndReason,
@@ -51,14 +51,21 @@ from lmtool.training.events import (
     StepsChanged,
     Warn,
 )
-from lmtool.training.fit import LossModule, Step, Trainable, fit, is_checkpoint_step, is_validation_step
+from lmtool.training.fit import (
+    CompletedStep,
+    LossModule,
+    ModelAndOptimizers,
+    fit,
+    is_checkpoint_step,
+    is_validation_step,
+)
 from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job, train_folds
 from lmtool.training.job import SessionOptions, TrainingJob
-from lmtool.training.length import RunLength, fix_length, revise_length
+from lmtool.training.length import RunLengthController, fix_steps_and_intervals, revise_steps_and_intervals
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.profiling import StepTracer
-from lmtool.training.samples import choose_prompts, write_samples
-from lmtool.training.schedule import warn_of_tiny_rate
+from lmtool.training.samples import choose_sample_prompts, generate_and_log_samples
+from lmtool.training.schedule import warn_of_tiny_inverse_sqrt_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 
 N_RISING_VALIDATIONS, RISING_RATIO = 2, 1.005
@@ -93,22 +100,22 @@ class TrainingSession:
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
         self.should_stop, self.until, self.profiles = options.should_stop, options.until, options.profiles
         self.stops_below_baseline = options.stops_below_baseline and checkpoint is None and job.base is not None
-        self.prompts = choose_prompts(recipe, data)
-        self.length = RunLength(recipe, data, world, options.started_at if checkpoint is None else None)
-        self.recipe = recipe = self.length.initial_recipe
+        self.prompts = choose_sample_prompts(recipe, data)
+        self.length = RunLengthController(recipe, data, world, options.started_at if checkpoint is None else None)
+        self.recipe = recipe = self.length.recipe_until_timed
         self.end_reason: EndReason | None = None
-        self.validation_at_interruption: Validation | None = None
-        self.last_validation: Validation | None = None
+        self.validation_at_interruption: ValidationResult | None = None
+        self.last_validation: ValidationResult | None = None
         self.carried_state: DecodeState | None = None
         self.last_step = 0 if checkpoint is None else checkpoint.step
         # shards move to the device layer by layer, and word vectors are put into a whole table
         device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
         shards = ShardedBuild(world.rank, world.size) if world.sharded and job.vectors is None else None
-        self.lm, self.objective, notice = replace(job, recipe=recipe).build(device, shards)
-        distilled = distill(self.objective, recipe, data.prompt_format.tokenizer, job.teacher, compute)
-        self.sharding = Sharding(self.lm, LossModule(self.lm, distilled), compute) if world.sharded else None
+        self.lm, self.objective, notice = replace(job, recipe=recipe).build_model(device, shards)
+        distilled = add_distillation_loss(self.objective, recipe, data.prompt_format.tokenizer, job.teacher, compute)
+        self.sharding = ShardedModel(self.lm, LossModule(self.lm, distilled), compute) if world.sharded else None
         module = None if self.sharding is None else self.sharding.module
-        self.trainable = Trainable(
+        self.trainable = ModelAndOptimizers(
             self.lm, distilled, Optimizers(recipe.optimizer, self.lm, compute, recipe.tuning), module
         )
         self.warnings: list[str] = []
@@ -117,10 +124,10 @@ class TrainingSession:
                 "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
             )
         if checkpoint is None:
-            self.warnings += filter(None, (notice, warn_of_tiny_rate(recipe)))
+            self.warnings += filter(None, (notice, warn_of_tiny_inverse_sqrt_rate(recipe)))
         else:
-            self._restore(checkpoint)
-        setup = _describe_setup(recipe, compute)
+            self._restore_optimizer_and_states(checkpoint)
+        setup = _describe_numerical_setup(recipe, compute)
         keys = (setup | state.setup).keys()
         changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
         if changed:
@@ -136,21 +143,20 @@ class TrainingSession:
         if should_compile(self.recipe, self.compute) and self.last_step < self.recipe.training.steps:
             samples = sample_numbers_for_rank(self.last_step, self.recipe.training.batch_size)[:1]
             batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
-            if warning := compile_model(self.lm, batch, self.compute):
+            if warning := compile_or_warn_(self.lm, batch, self.compute):
                 yield Warn(warning)
         if self.state.pending is not None:  # the last session saved its last step, and ended before this
-            yield from self._validate(None)
-        with StepTracer(self._make_trace_path() if self.profiles else None) as tracer:
+            yield from self._validate_pending_step(None)
+        trace_path = None
+        if self.profiles:
+            run, world = self.manager.run, self.compute.world
+            folder = Path(world.broadcast_text("" if run is None else str(run.path)))
+            trace_path = folder / PROFILE / f"step-{self.last_step:06d}-rank-{world.rank}.json.gz"
+        with StepTracer(trace_path) as tracer:
             yield from self._run_steps(tracer)
-            yield from tracer.finish()
+            yield from tracer.finish_trace()
 
-    def _make_trace_path(self) -> Path:
-        """Returns where this process writes the trace of its steps: in the run, beside those of the others."""
-        run, world = self.manager.run, self.compute.world
-        folder = Path(world.broadcast_text("" if run is None else str(run.path)))
-        return folder / PROFILE / f"step-{self.last_step:06d}-rank-{world.rank}.json.gz"
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore_optimizer_and_states(self, checkpoint: Checkpoint) -> None:
         """Loads the optimizer and carried states of a checkpoint. Warns if they were removed and training goes on."""
         recipe = self.recipe
         if not checkpoint.has_optimizer:
@@ -165,7 +171,7 @@ class TrainingSession:
         where = str(checkpoint.path)
         if recipe.training.carry_state:
             initial = truncated_bptt.make_initial_state(self.lm, recipe.training.batch_size, self.compute.device)
-            self.carried_state = truncated_bptt.from_tensors(tensors, initial, where)
+            self.carried_state = truncated_bptt.state_from_tensors(tensors, initial, where)
             tensors = {
                 name: tensor for name, tensor in tensors.items() if not name.startswith(truncated_bptt.TENSOR_PREFIX)
             }
@@ -185,7 +191,7 @@ class TrainingSession:
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
             counted=self.objective.unit,
-            batch_units=self.batch_units,
+            batch_units=self.units_per_step,
             steps=steps,
             minutes=self.length.minutes,
             first_step=self.last_step,
@@ -197,19 +203,19 @@ class TrainingSession:
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
-            peak_speed=self.peak_speed,
+            peak_speed=self.peak_tokens_per_second,
         )
 
     @cached_property
-    def peak_speed(self) -> float | None:
+    def peak_tokens_per_second(self) -> float | None:
         """Tokens per second at the peak of the devices, of which the speed is the model FLOPs utilization."""
         is_causal = isinstance(self.recipe.objective, Causal) and isinstance(self.data, TextData)
-        flops = count_flops_per_token(self.lm, self.recipe.model) if is_causal else None
+        flops = count_training_flops_per_token(self.lm, self.recipe.model) if is_causal else None
         peak = self.compute.peak_flops
         return None if flops is None or peak is None else peak / flops
 
     @property
-    def batch_units(self) -> int:
+    def units_per_step(self) -> int:
         """Tokens of a text, or rows of a table, in one step."""
         recipe, data = self.recipe, self.data
         if isinstance(recipe.optimizer, Lbfgs):
@@ -225,7 +231,7 @@ class TrainingSession:
         started_at, recomputes = time.perf_counter(), False
         if self.last_step < self.recipe.training.steps and self.state.is_stale(self.recipe.evaluation):
             self.end_reason = "early"
-        stepping = self._fit()
+        stepping = self._iterate_steps()
         while self.end_reason is None and (step := next(stepping, None)) is not None:
             recipe = self.recipe
             self.last_step, self.carried_state = step.step, step.carried_state
@@ -237,34 +243,34 @@ class TrainingSession:
             if step.message:
                 yield Info(step.message)
             yield from tracer.finish_step()
-            yield from self._time_first_steps(step)
+            yield from self._time_first_steps_and_set_length(step)
             if self._reaches_stop_fraction(step.step):
                 # by the length as it is now known
                 yield from self._revise_steps(started_at)
                 step = replace(step, stop=step.stop or self._reaches_stop_fraction(step.step))
-            yield from self._finish_step(step)
+            yield from self._log_save_and_validate(step)
             if self.end_reason is None and is_validation_step(self.recipe, self.last_step):
                 yield from self._revise_steps(started_at)
             if self.recipe is not recipe:
                 stepping.close()
-                stepping = self._fit()
-        yield from self.manager.finish_pending()
-        yield from self.manager.remove_leftovers()
+                stepping = self._iterate_steps()
+        yield from self.manager.finish_pending_save()
+        yield from self.manager.remove_leftover_checkpoints()
 
     def _reaches_stop_fraction(self, step: int) -> bool:
         """Whether a step completes the fraction of all steps at which the session stops (`--until`)."""
         return self.until < 1 and step >= math.ceil(self.until * self.recipe.training.steps)
 
-    def _time_first_steps(self, step: Step) -> Iterator[Event]:
+    def _time_first_steps_and_set_length(self, step: CompletedStep) -> Iterator[Event]:
         """Measures the speed on the first steps, then estimates the duration of the run. With a time limit it also sets
         the number of steps, at the first checkpoint at the latest."""
         is_due = step.stop or is_checkpoint_step(self.recipe, step.step)
-        if not self.length.add_first_step(step, self.examples, self.objective, is_due=is_due):
+        if not self.length.add_timed_step(step, self.examples, self.objective, must_finish=is_due):
             return
         if self.length.minutes is not None:
-            steps, why = self.length.choose_steps(step.step, self.recipe.evaluation.every)
-            yield from self._set_number_of_steps(fix_length(self.recipe, max(steps, step.step)), why)
-        if self.length.speed is not None:
+            steps, why = self.length.choose_steps_for_time_limit(step.step, self.recipe.evaluation.every)
+            yield from self._set_number_of_steps(fix_steps_and_intervals(self.recipe, max(steps, step.step)), why)
+        if self.length.durations is not None:
             yield self.length.estimate_duration(self.recipe, step.step, self.examples.per_epoch)
 
     def _revise_steps(self, started_at: float) -> Iterator[Event]:
@@ -272,9 +278,9 @@ class TrainingSession:
 
         started_at: when the steps of this session started, by time.perf_counter.
         """
-        steps = self.length.revise_steps(self.recipe, self.last_step, started_at)
+        steps = self.length.compute_revised_steps(self.recipe, self.last_step, started_at)
         if steps != self.recipe.training.steps:
-            yield from self._set_number_of_steps(revise_length(self.recipe, steps), "by the speed so far")
+            yield from self._set_number_of_steps(revise_steps_and_intervals(self.recipe, steps), "by the speed so far")
 
     def _set_number_of_steps(self, recipe: Recipe, why: str) -> Iterator[Event]:
         """Replaces the recipe by one with another number of steps and the intervals that follow from it."""
@@ -283,7 +289,7 @@ class TrainingSession:
         yield from self.manager.write_recipe(recipe)
         yield StepsChanged(recipe.training.steps, why)
 
-    def _fit(self) -> Generator[Step]:
+    def _iterate_steps(self) -> Generator[CompletedStep]:
         """Returns an iterator of the steps after the last one."""
         return fit(
             self.trainable,
@@ -296,32 +302,32 @@ class TrainingSession:
             should_stop=self.should_stop,
         )
 
-    def _finish_step(self, step: Step) -> Iterator[Event]:
+    def _log_save_and_validate(self, step: CompletedStep) -> Iterator[Event]:
         """Logs a completed step; saves and validates if the recipe says so or the session ends here."""
         recipe, state = self.recipe, self.state
-        record, is_validated = state.advance(step, self.peak_speed), is_validation_step(recipe, step.step)
+        record, is_validated = state.add_step(step, self.peak_tokens_per_second), is_validation_step(recipe, step.step)
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.end_reason = "interrupted"
         state.pending = record if is_validated else None
         if not is_validated:
-            yield from self.manager.log(record)
+            yield from self.manager.log_metrics(record)
             if self.end_reason != "interrupted":
                 yield Stepped(step, None, False)
         if is_checkpoint_step(recipe, step.step) or self.end_reason == "interrupted":
-            moments = self.trainable.optimizers.state()
-            moments |= {} if step.carried_state is None else truncated_bptt.to_tensors(step.carried_state)
+            moments = self.trainable.optimizers.state_tensors()
+            moments |= {} if step.carried_state is None else truncated_bptt.state_to_tensors(step.carried_state)
             if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.run is not None:
-                state.stream = self.examples.marks(step.step * recipe.training.batch_size)
-            yield from self.manager.save(step.step, self.lm, moments, state)
+                state.stream = self.examples.stream_positions_before(step.step * recipe.training.batch_size)
+            yield from self.manager.save_checkpoint(step.step, self.lm, moments, state)
         if is_validated:
-            yield from self._validate(step)
+            yield from self._validate_pending_step(step)
             if self.end_reason is None and not is_last and state.is_stale(recipe.evaluation):
                 self.end_reason = "early"
             if self.end_reason is None and not is_last and self.stops_below_baseline:
-                yield from self._stop_below_baseline(step.step)
+                yield from self._stop_if_below_baseline(step.step)
         elif self.end_reason == "interrupted":
-            with self.evaluating() as compute:
+            with self.evaluation_context() as compute:
                 self.validation_at_interruption = self.data.validate(self.lm, self.objective, compute)
             yield Stepped(
                 step,
@@ -329,7 +335,7 @@ class TrainingSession:
                 state.is_better(self.validation_at_interruption, recipe.evaluation.metric),
             )
 
-    def _validate(self, step: Step | None) -> Iterator[Event]:
+    def _validate_pending_step(self, step: CompletedStep | None) -> Iterator[Event]:
         """Validates the step whose record is pending, logs it, and writes samples.
 
         step: None if an earlier session took it.
@@ -339,29 +345,31 @@ class TrainingSession:
         assert record is not None
         number = int(str(record["step"]))
         started = time.perf_counter()
-        with self.evaluating() as compute:
+        with self.evaluation_context() as compute:
             validation = self.data.validate(self.lm, self.objective, compute)
-        self.length.record_validation(time.perf_counter() - started)
+        self.length.record_validation_seconds(time.perf_counter() - started)
         best, self.last_validation = state.best_value, validation
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
-            norms["gradient_norms"] = self.data.gradient_norms(self.lm)
+            norms["gradient_norms"] = self.data.compute_gradient_norms_by_lag(self.lm)
         # metrics of rows that are trained on tell nothing
         metrics = dict(validation.metrics) if self.data.holds_out else {}
-        yield from self.manager.log(record | {"valid_loss": validation.loss} | metrics | norms)
+        yield from self.manager.log_metrics(record | {"valid_loss": validation.loss} | metrics | norms)
         if step is not None:
             yield Stepped(step, validation, is_best)
-        yield from self._check_validation(number, validation, best)
+        yield from self._warn_of_bad_validation(number, validation, best)
         if self.prompts:
             with self.gathered():
-                yield from write_samples(
+                yield from generate_and_log_samples(
                     self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number
                 )
         # last, so that a run that is killed before repeats all of it
-        yield from self.manager.write_validation_result(number, state)
+        yield from self.manager.write_validation_state(number, state)
 
-    def _check_validation(self, step: int, validation: Validation, best_before: float | None) -> Iterator[Warn]:
+    def _warn_of_bad_validation(
+        self, step: int, validation: ValidationResult, best_before: float | None
+    ) -> Iterator[Warn]:
         """Warns of a validation that is not finite or whose loss rises. best_before: the best value before it.
 
         Raises NumericalError when the first one is not finite.
@@ -385,7 +393,7 @@ class TrainingSession:
                 "the best is kept"
             )
 
-    def _stop_below_baseline(self, step: int) -> Iterator[Warn]:
+    def _stop_if_below_baseline(self, step: int) -> Iterator[Warn]:
         """Ends the session if the first validation after a pass over the rows and MIN_STEPS_FRACTION of the steps is
         significantly worse than the baseline: the remaining steps take long, and seldom make up for that."""
         recipe, data = self.recipe, self.data
@@ -393,7 +401,7 @@ class TrainingSession:
         if not step - recipe.evaluation.every < least <= step or not isinstance(data, TableData) or not data.holds_out:
             return
         n_parameters = sum(parameter.numel() for parameter in self.lm.parameters())
-        if 6 * n_parameters * self.batch_units * (recipe.training.steps - step) < MIN_SAVED_FLOPS:
+        if 6 * n_parameters * self.units_per_step * (recipe.training.steps - step) < MIN_SAVED_FLOPS:
             return
         finding, baseline = "", data.baselines.get("")  # of the main process alone
         if baseline is not None and baseline.kind in ("class", "tags") and self.last_validation is not None:
@@ -401,7 +409,7 @@ class TrainingSession:
             if (
                 value is not None
                 and value < best
-                and not are_equivalent(baseline.metric, (value, data.n_valid), (best, data.n_valid))
+                and not are_indistinguishable_scores(baseline.metric, (value, data.n_valid), (best, data.n_valid))
             ):
                 finding = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
         if self.compute.world.all_reduce_sum((float(bool(finding)),))[0]:
@@ -425,7 +433,7 @@ class TrainingSession:
             }
             note = replace_nonfinite({"step": self.last_step, **figures, "is_best": is_best})
         reason = self.end_reason or "finished"
-        self.manager.close(reason, note)
+        self.manager.end_session(reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
         self.compute.world.barrier()
         is_stopped = reason in ("interrupted", "below")
@@ -436,11 +444,11 @@ class TrainingSession:
         if is_stopped:
             return
         if self.data.is_measured:
-            yield from self._evaluate_best()
+            yield from self._evaluate_best_checkpoint()
         if not recipe.checkpoint.keep_optimizer:
             yield from self.manager.remove_optimizer_states()
 
-    def _evaluate_best(self) -> Iterator[Event]:
+    def _evaluate_best_checkpoint(self) -> Iterator[Event]:
         """Evaluates the best checkpoint of a finished run, and saves the results in the run."""
         run, peers = self.manager.run, self.manager.peers
         named = Run.open(Path(self.compute.world.broadcast_text("" if run is None else str(run.path.resolve()))))
@@ -449,27 +457,27 @@ class TrainingSession:
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
             try:
-                of_folds = yield from self._score_folds(self.data, named, checkpoint.step)
+                of_folds = yield from self._train_and_score_folds(self.data, named, checkpoint.step)
             except ScoringStopped:
                 yield Ended("interrupted", self.last_step, None, None, self.recipe.evaluation.metric)
                 return
         load_weights(self.lm, checkpoint)
-        with self.evaluating(self.objective.scores_text_in_one_pass) as compute:
+        with self.evaluation_context(self.objective.scores_text_in_one_pass) as compute:
             results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
         measured = {result.task for result in results if isinstance(result, Results)}
         results = [*(result for result in of_folds if result.task not in measured), *results]
         if run is not None and isinstance(self.data, TextData):
-            kept = next((result.interpolation for result in results if isinstance(result, TextResults)), None)
-            save_ngrams(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
+            kept = next((result.interpolation for result in results if isinstance(result, BitsPerByteResults)), None)
+            replace_saved_ngrams(run, self.recipe, self.data.prompt_format.tokenizer, kept.ngram if kept else None)
         if run is not None and results:
             records = [result.record() for result in results]
             is_one = len(records) == 1
             run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
             for result in results:
-                remedies = _suggest_options(run, self.recipe, result.step)
+                remedies = _suggest_finetuning_options(run, self.recipe, result.step)
                 yield replace(result, remedies=remedies) if isinstance(result, Results) else result
 
-    def _score_folds(self, data: TableData, run: Run, step: int) -> Generator[Event, None, list[Results]]:
+    def _train_and_score_folds(self, data: TableData, run: Run, step: int) -> Generator[Event, None, list[Results]]:
         """Returns results of models that are trained for as many steps on a part of the rows and score the others.
 
         Empty, with a warning, if no such model can be trained. Raises ScoringStopped.
@@ -501,13 +509,13 @@ class TrainingSession:
         return nullcontext() if self.sharding is None else self.sharding.gather_all()
 
     @contextmanager
-    def evaluating(self, in_step: bool = True) -> Iterator[Compute]:
+    def evaluation_context(self, in_lockstep: bool = True) -> Iterator[Compute]:
         """Returns a context in which each process evaluates its part of the data.
 
-        in_step: each process makes as many forward passes as the others, so that a sharded model can gather one layer
-        at a time instead of all weights.
+        in_lockstep: each process makes as many forward passes as the others, so that a sharded model can gather one
+        layer at a time instead of all weights.
         """
-        if self.sharding is not None and in_step and isinstance(self.data, TextData):
+        if self.sharding is not None and in_lockstep and isinstance(self.data, TextData):
             with self.sharding.gather_by_layer():
                 yield self.compute.with_lockstep()
         else:
@@ -515,7 +523,7 @@ class TrainingSession:
                 yield self.compute
 
 
-def _suggest_options(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
+def _suggest_finetuning_options(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
     """Returns options of `lmtool finetune` that this run did not use and that may give a better model of its table.
 
     More epochs are suggested if the last step was the best.
@@ -530,7 +538,7 @@ def _suggest_options(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...
     return tuple(remedy for remedy, helps in remedies.items() if helps)
 
 
-def _describe_setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | None]:
+def _describe_numerical_setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | None]:
     """Returns everything besides recipe and data that the results depend on bitwise."""
     return {
         "device": compute.device.type,

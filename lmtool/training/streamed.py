@@ -10,50 +10,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.data.blocks import STREAMS_FOLDER, BlockStores
+from lmtool.data.blocks import STREAMS_FOLDER, BackgroundBlockTokenizer
 from lmtool.data.prepare import TokenizedData
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, make_scratch_folder
+from lmtool.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.errors import CheckpointError
-from lmtool.objective import Example, TextCut
+from lmtool.objective import Example, TextCutSettings
 from lmtool.run.files import StreamPosition
 from lmtool.run.order import derive_seed
-from lmtool.training.windows import ExampleSource, Mixture, Windows
+from lmtool.training.windows import ExampleSource, TextMixture, Windows
 
 KEPT_BATCHES = 4
 """Batches for which a block is kept after its last example, since other processes may be behind."""
 
 
 @contextmanager
-def open_streams(
-    prepared: TokenizedData, compute: Compute, marks: Sequence[StreamPosition]
-) -> Iterator[list[BlockStores]]:
+def open_block_stores(
+    prepared: TokenizedData, compute: Compute, resume_positions: Sequence[StreamPosition]
+) -> Iterator[list[BackgroundBlockTokenizer]]:
     """Returns a context with the blocks of each streamed text, from its beginning or from its mark.
 
     Raises CheckpointError if the text of a marked block has changed, or marks are missing.
     """
-    if marks and len(marks) != len(prepared.streamed):
-        marked = f"{len(marks)} of {len(prepared.streamed)} texts"
+    if resume_positions and len(resume_positions) != len(prepared.streamed):
+        marked = f"{len(resume_positions)} of {len(prepared.streamed)} texts"
         what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
         folder = (
-            stack.enter_context(make_scratch_folder(cache_folder() / STREAMS_FOLDER))
+            stack.enter_context(make_parent_and_scratch_folder(cache_folder() / STREAMS_FOLDER))
             if compute.world.is_main
             else Path()
         )
         path = Path(compute.world.broadcast_text(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            begin = (marks[n].block, _block_start(marks[n])) if marks else (0, BlockPosition())
+            begin = (
+                (resume_positions[n].block, _block_start(resume_positions[n]))
+                if resume_positions
+                else (0, BlockPosition())
+            )
             is_writer = compute.world.is_main
-            blocks = BlockStores(*streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_writer)
+            blocks = BackgroundBlockTokenizer(
+                *streamed, head, prepared.tokenizer, path / str(n), begin, is_writer=is_writer
+            )
             opened.append(stack.enter_context(closing(blocks)))
-        for mark, blocks, (text, _) in zip(marks, opened, prepared.streamed, strict=bool(marks)):
+        for mark, blocks, (text, _) in zip(resume_positions, opened, prepared.streamed, strict=bool(resume_positions)):
             if blocks.wait_for_store(mark.block).content_checksum != mark.content:
                 what = f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was read"
                 fix = "restore the old files, or start a new run"
-                raise CheckpointError(what, where=text.where(_block_start(mark)), fix=fix, code="data_changed")
+                raise CheckpointError(
+                    what, where=text.format_location(_block_start(mark)), fix=fix, code="data_changed"
+                )
         yield opened
 
 
@@ -73,8 +81,8 @@ class StreamedWindows(ExampleSource):
 
     def __init__(
         self,
-        blocks: BlockStores,
-        cut: TextCut,
+        blocks: BackgroundBlockTokenizer,
+        cut: TextCutSettings,
         seed: int,
         batch_size: int,
         mark: StreamPosition | None,
@@ -99,54 +107,56 @@ class StreamedWindows(ExampleSource):
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         with self._opening:
             examples = [
-                example for _, windows, own_S in self._group_by_block(sample_S) for example in windows.read(own_S)
+                example
+                for _, windows, own_S in self._group_samples_by_block(sample_S)
+                for example in windows.read(own_S)
             ]
-            self._drop_before(int(sample_S.min()))
+            self._drop_blocks_before(int(sample_S.min()))
         return examples
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the documents of the samples in the order of the stream, sorted and distinct."""
         with self._opening:
             return [
                 self._first_documents[at] + document
-                for at, windows, own_S in self._group_by_block(sample_S)
-                for document in windows.documents(own_S)
+                for at, windows, own_S in self._group_samples_by_block(sample_S)
+                for document in windows.find_document_numbers(own_S)
             ]
 
-    def advance_to(self, sample: int) -> None:
+    def advance_blocks_to(self, sample: int) -> None:
         """Opens the blocks up to that of a sample, and drops those long before it, without reading it."""
         with self._opening:
             while sample >= self._first_samples[-1]:
-                self._open_next()
-            self._drop_before(sample)
+                self._open_next_block()
+            self._drop_blocks_before(sample)
 
-    def mark(self, sample: int) -> StreamPosition:
+    def stream_position_before(self, sample: int) -> StreamPosition:
         """Returns the mark of the block of the sample before this one, the last one trained on.
 
         Only for the process that makes the blocks.
         """
         with self._opening:
             while sample > self._first_samples[-1]:
-                self._open_next()
+                self._open_next_block()
             at = max(0, bisect_left(self._first_samples, sample) - 1)
             number = self._first_block + at
             content, start = self._blocks.wait_for_store(number).content_checksum, self._blocks.block_position(number)
         before = {"examples": self._first_samples[at], "documents": self._first_documents[at]}
         return StreamPosition(block=number, content=content, **start._asdict(), **before)
 
-    def marks(self, sample: int) -> list[StreamPosition]:
+    def stream_positions_before(self, sample: int) -> list[StreamPosition]:
         """Returns the mark of each text: one; a mixture has several."""
-        return [self.mark(sample)]
+        return [self.stream_position_before(sample)]
 
-    def _group_by_block(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
+    def _group_samples_by_block(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
         """Groups consecutive samples by block. Yields its index, its windows, and the numbers of the samples in it."""
         while int(sample_S.max()) >= self._first_samples[-1]:
-            self._open_next()
+            self._open_next_block()
         at_S = np.searchsorted(self._first_samples, sample_S, side="right") - 1
         for at in np.unique(at_S).tolist():
             yield at, self._opened[self._first_block + at], sample_S[at_S == at] - self._first_samples[at]
 
-    def _open_next(self) -> None:
+    def _open_next_block(self) -> None:
         """Opens the next block. It has no example if it is too short for one, as the last of a turn may be."""
         number = self._first_block + len(self._first_samples) - 1
         store, n_examples = self._blocks.wait_for_store(number), 0
@@ -160,7 +170,7 @@ class StreamedWindows(ExampleSource):
         seed = derive_seed(self._seed, "block", number)
         return Windows(self._blocks.wait_for_store(number), self._cut, seed, None, (), self._isolated)
 
-    def _drop_before(self, sample: int) -> None:
+    def _drop_blocks_before(self, sample: int) -> None:
         """Drops the blocks that no process reads any more when this one reads a sample."""
         for number in list(self._opened):
             if self._first_samples[number - self._first_block + 1] <= sample - self._kept_samples:
@@ -168,8 +178,8 @@ class StreamedWindows(ExampleSource):
                 self._blocks.remove_block(number)
 
 
-class StreamedMixture(Mixture):
-    """Examples of several streamed texts in proportion to their weights; see `Mixture`.
+class StreamedMixture(TextMixture):
+    """Examples of several streamed texts in proportion to their weights; see `TextMixture`.
 
     Documents are numbered within each text, since the number of documents of the others is unknown.
     """
@@ -182,16 +192,20 @@ class StreamedMixture(Mixture):
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         # also the texts of which this process has no sample for many steps, whose blocks are dropped meanwhile
-        for text, sample_of_text in zip(self._streams, self._order.count_before(int(sample_S.min())), strict=True):
-            text.advance_to(sample_of_text)
+        for text, sample_of_text in zip(
+            self._streams, self._order.count_samples_per_text_before(int(sample_S.min())), strict=True
+        ):
+            text.advance_blocks_to(sample_of_text)
         return super().read(sample_S)
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        return sorted(set(super().documents(sample_S)))
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
+        return sorted(set(super().find_document_numbers(sample_S)))
 
-    def marks(self, sample: int) -> list[StreamPosition]:
+    def stream_positions_before(self, sample: int) -> list[StreamPosition]:
         """Returns the mark of each text before this sample of the mixture."""
         return [
-            text.mark(sample_of_text)
-            for text, sample_of_text in zip(self._streams, self._order.count_before(sample), strict=True)
+            text.stream_position_before(sample_of_text)
+            for text, sample_of_text in zip(
+                self._streams, self._order.count_samples_per_text_before(sample), strict=True
+            )
         ]

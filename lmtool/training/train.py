@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
-from lmtool.compute.device import Compute, choose_compute
+from lmtool.compute.device import Compute, configure_compute
 from lmtool.durable import write_file
 from lmtool.errors import NumericalError
 from lmtool.inference.embedding import Vectors
@@ -20,33 +20,33 @@ from lmtool.run.checkpoint import SINGLE_PROCESS
 from lmtool.run.creation import check_output_folder, create_run
 from lmtool.run.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment
-from lmtool.search.index import embed_texts
+from lmtool.search.index import embed_to_unit_vectors
 from lmtool.tasks.baseline import Baseline
 from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.events import Event, Info, Started, Warn
 from lmtool.training.fit import is_checkpoint_step
 from lmtool.training.job import SessionOptions, TrainingJob
-from lmtool.training.plan import Plan, check_device
+from lmtool.training.plan import TrainingPlan, check_device_and_choose_sharding
 from lmtool.training.session import TrainingSession
 
 
-def train(plan: Plan, options: SessionOptions) -> Iterator[Event]:
-    """Read the data of a plan, create a run directory, train in it, and evaluate the best checkpoint.
+def train(plan: TrainingPlan, options: SessionOptions) -> Iterator[Event]:
+    """Reads the data of a plan, creates a run directory, trains in it, and evaluates the best checkpoint.
 
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
     check_output_folder(options.output, options.retry)
     recipe = plan.recipe
-    with choose_compute(recipe.training.device, recipe.training.precision).join_processes() as joined:
-        compute = check_device(recipe, joined, plan.resolved.origins)
+    with configure_compute(recipe.training.device, recipe.training.precision).join_processes() as joined:
+        compute = check_device_and_choose_sharding(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
             check_output_folder(options.output, options.retry)  # others may have been quicker
-        job = plan.prepare(compute, options.report)
+        job = plan.prepare_job(compute, options.report)
         run = _create_run(plan.resolved.name, job, options) if compute.world.is_main else None
         with run or nullcontext():
             if run is not None and job.features is not None:
-                run.copy_features_run(job.features.reference.run, job.features.reference.checkpoint)
+                run.copy_run_as_features(job.features.reference.run, job.features.reference.checkpoint)
             if run is not None and job.data.split is not None:
                 write_file(run.path / SPLIT, encode_json(job.data.split.model_dump()))
             yield from train_session(job, run, options)
@@ -59,8 +59,8 @@ def _create_run(recipe_name: str, job: TrainingJob, options: SessionOptions) -> 
         recipe=recipe_name,
         summary=describe_model(recipe),
         fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
-        base=job.base and job.base.record(),
-        teacher=job.teacher and job.teacher.record(),
+        base=job.base and job.base.to_source_record(),
+        teacher=job.teacher and job.teacher.to_source_record(),
         data={
             "lines": list(job.lines),
             "bytes_per_token": data.bytes_per_token,
@@ -82,7 +82,7 @@ def describe_model(recipe: Recipe) -> str:
 def train_session(
     job: TrainingJob, run: Run | None, options: SessionOptions, changes: Sequence[str] = ()
 ) -> Iterator[Event]:
-    """Train from the start or from a checkpoint, and evaluate the best checkpoint: one session of a run.
+    """Trains from the start or from a checkpoint, and evaluates the best checkpoint: one session of a run.
 
     run: locked; everything is saved in it. None in processes that only compute. changes: descriptions of what differs
     from the recipe that the run had before. Every process iterates to the end. With a time limit the speed of the first
@@ -98,23 +98,23 @@ def train_session(
     recipe, data, state, checkpoint, world = job.recipe, job.data, job.state, job.checkpoint, job.compute.world
     # a checkpoint that only an interruption made is removed after the next one
     interrupted_step = None if checkpoint is None or is_checkpoint_step(recipe, checkpoint.step) else checkpoint.step
-    peers = world.create_side_group() if world.sharded else SINGLE_PROCESS
-    with data.streaming(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
+    peers = world.create_text_exchange_group() if world.sharded else SINGLE_PROCESS
+    with data.open_streams_for_training(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
         if run is not None:
             step = 0 if checkpoint is None else checkpoint.step
             is_noted = checkpoint is not None and state.pending is None
-            damaged = run.start_session(
+            damaged = run.rewind_and_start_session(
                 step=step,
                 command=options.command,
                 environment=describe_environment(str(job.compute.device)),
-                validated=state.note(step) if is_noted else None,
-                pending=state.pending is not None,
+                validated=state.make_validation_state(step) if is_noted else None,
+                is_validation_pending=state.pending is not None,
             )
             if checkpoint is not None:
-                run.write_recipe(dump(recipe))
+                run.replace_recipe(dump(recipe))
             yield from map(Warn, damaged)
             yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, tuple(changes))
-            yield from _measure_baselines(run, job)
+            yield from _measure_or_read_baselines(run, job)
         yield from map(Warn, job.warnings)
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, interrupted_step, peers)
         session = TrainingSession(job, manager, options)
@@ -122,13 +122,13 @@ def train_session(
         try:
             yield from session.run()
         except NumericalError as error:
-            where = "; ".join(filter(None, (error.where, manager.saved)))
+            where = "; ".join(filter(None, (error.where, manager.saved_description)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
         yield from session.evaluate_and_finish()
 
 
-def _measure_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
-    """Measure the baselines of tables with labels, or read those that the run has kept."""
+def _measure_or_read_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
+    """Measures the baselines of tables with labels, or reads those that the run has kept."""
     data, recipe = job.data, job.recipe
     if not isinstance(data, TableData):
         return
@@ -137,7 +137,7 @@ def _measure_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
         is_encoder = base is not None and "embedding" in supported_objectives(base.recipe.model)
-        compute = choose_compute(recipe.training.device, "float32")
+        compute = configure_compute(recipe.training.device, "float32")
         data.measure_baselines(partial(_embed_texts, base, compute) if base is not None and is_encoder else None)
         if data.baselines:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
@@ -147,4 +147,4 @@ def _measure_baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
 
 
 def _embed_texts(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
-    return embed_texts(load_run(base, compute), texts)
+    return embed_to_unit_vectors(load_run(base, compute), texts)

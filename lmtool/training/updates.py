@@ -47,13 +47,13 @@ class UpdateRule(ABC):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
-                self._update(group, parameters, tuple(p.grad for p in parameters))
+                self._update_(group, parameters, tuple(p.grad for p in parameters))
 
     @abstractmethod
-    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
+    def _update_(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         """Updates these parameters of a group in place."""
 
-    def _get_moments(
+    def _get_or_create_moments(
         self, name: str, parameters: list[Tensor], make_zeros: Callable[[Tensor], Tensor] = torch.zeros_like
     ) -> list[Tensor]:
         """Returns a moment of each parameter. make_zeros: makes it before the first update."""
@@ -70,13 +70,13 @@ class MomentumSgd(UpdateRule):
     def moments(self) -> tuple[str, ...]:
         return ("velocity",) if self.param_groups[0]["momentum"] else ()
 
-    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
+    def _update_(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         if group["weight_decay"]:
             grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
         if not group["momentum"]:
             torch._foreach_add_(parameters, grads, alpha=-group["lr"])
             return
-        velocities = self._get_moments("velocity", parameters)
+        velocities = self._get_or_create_moments("velocity", parameters)
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, grads, alpha=group["lr"])
         torch._foreach_sub_(parameters, velocities)
@@ -87,13 +87,13 @@ class AdamUpdate(UpdateRule):
 
     moments = ("step", "exp_avg", "exp_avg_sq")
 
-    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
+    def _update_(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         update_by_adam_(
             parameters,
             list(grads),
-            self._get_moments("exp_avg", parameters),
-            self._get_moments("exp_avg_sq", parameters),
-            self._get_moments("step", parameters, lambda p: torch.zeros((), device=adam_counter_device(p))),
+            self._get_or_create_moments("exp_avg", parameters),
+            self._get_or_create_moments("exp_avg_sq", parameters),
+            self._get_or_create_moments("step", parameters, lambda p: torch.zeros((), device=adam_counter_device(p))),
             decoupled_weight_decay=group["decoupled"],
             **{name: group[name] for name in ("beta1", "beta2", "lr", "weight_decay", "eps")},
         )
@@ -108,8 +108,8 @@ class RowAdagrad(UpdateRule):
 
     moments = ("square",)
 
-    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        squares = self._get_moments("square", parameters, lambda p: p.new_zeros(len(p), 1))
+    def _update_(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
+        squares = self._get_or_create_moments("square", parameters, lambda p: p.new_zeros(len(p), 1))
         for parameter, grad, square_R1 in zip(parameters, grads, squares, strict=True):
             if not grad.is_sparse:
                 square_R1.add_(grad.square().mean(1, keepdim=True))
@@ -139,22 +139,22 @@ class MuonMatrices(UpdateRule):
         self._blocks = blocks
         self._sharded = sharded
 
-    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        averages = self._get_moments("momentum", parameters)
+    def _update_(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
+        averages = self._get_or_create_moments("momentum", parameters)
         torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, averages, group["momentum"])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         parts = [self._blocks[cast(Parameter, parameter)] for parameter in parameters]
         if self._sharded is not None:
-            self._update_sharded(self._sharded, group["lr"], parameters, updates, parts)
+            self._update_sharded_(self._sharded, group["lr"], parameters, updates, parts)
             return
         pairs = list(zip(parameters, updates, strict=True))
-        for (n_rows, n_columns), alike in _group_by_shape(pairs, parts).items():
+        for (n_rows, n_columns), alike in _split_and_group_by_shape(pairs, parts).items():
             orthogonal_GRC = orthogonalise(torch.stack([update for _, update in alike]))
             rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
             torch._foreach_add_([weight for weight, _ in alike], list(orthogonal_GRC.unbind()), alpha=-rate)
 
-    def _update_sharded(
+    def _update_sharded_(
         self, sharded: ProcessGroup, rate: float, rows: list[Tensor], updates: Grads, parts: list[list[int]]
     ) -> None:
         """Updates this process's rows of all matrices. Each process orthogonalises a part of the matrices."""
@@ -162,19 +162,21 @@ class MuonMatrices(UpdateRule):
         exchange = RowExchange(sharded, shapes)
         matrices = exchange.gather(updates)
         own_parts = [parts[i] for i in exchange.owned]
-        for (n_rows, n_columns), alike in _group_by_shape([(matrix,) for matrix in matrices], own_parts).items():
+        for (n_rows, n_columns), alike in _split_and_group_by_shape(
+            [(matrix,) for matrix in matrices], own_parts
+        ).items():
             orthogonal_GRC = orthogonalise(torch.stack([update for (update,) in alike]))
             orthogonal_GRC = orthogonal_GRC * max(1, n_rows / n_columns) ** 0.5
             torch._foreach_copy_([update for (update,) in alike], list(orthogonal_GRC.unbind()))
         torch._foreach_add_(rows, exchange.scatter(matrices, updates[0]), alpha=-rate)
 
 
-def _group_by_shape(
-    matrices: Sequence[tuple[Tensor, ...]], parts: Sequence[list[int]]
+def _split_and_group_by_shape(
+    matrices: Sequence[tuple[Tensor, ...]], part_rows: Sequence[list[int]]
 ) -> dict[tuple[int, int], list[tuple[Tensor, ...]]]:
     """Cuts matrices into parts of so many rows, and groups the parts by shape. Matrices of a tuple are cut alike."""
     by_shape: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
-    for together, rows in zip(matrices, parts, strict=True):
+    for together, rows in zip(matrices, part_rows, strict=True):
         for part in zip(*(torch.split(matrix, rows) for matrix in together), strict=True):
             by_shape[part[0].shape[0], part[0].shape[1]].append(part)
     return by_shape

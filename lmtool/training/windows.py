@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
-from lmtool.objective import Example, TextCut
+from lmtool.objective import Example, TextCutSettings
 from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, derive_seed, permute
 
 MAX_DOCUMENT_DRAWS = 8
@@ -41,7 +41,7 @@ class ExampleSource(Protocol):
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """Reads the examples with these sample numbers, which continue from epoch to epoch."""
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the texts of the samples, sorted and distinct."""
 
     def restarts(self, step: int) -> bool:
@@ -67,12 +67,12 @@ class _StreamCutter(StreamWindows):
 
     length: int
 
-    def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         start = self.window_start(epoch, item)
         return _Window([(start, start + self.length)])
 
 
-class _DocumentCutter:
+class _DocumentPacker:
     """Fills rows with whole documents, of which only the last one is cut, in an order that is new each epoch.
 
     Row i begins with document i k of that order, where k documents fill a row on average, so that neighbors in a sorted
@@ -80,7 +80,7 @@ class _DocumentCutter:
     the beginning is seen.
     """
 
-    def __init__(self, store: TokenStore, cut: TextCut, seed: int) -> None:
+    def __init__(self, store: TokenStore, cut: TextCutSettings, seed: int) -> None:
         self._store = store
         self._length = cut.length
         self._seed = seed
@@ -88,14 +88,14 @@ class _DocumentCutter:
         self.n_items = max(1, store.n_documents // self._per_row)
 
     @staticmethod
-    def is_suitable(store: TokenStore, cut: TextCut) -> bool:
+    def is_suitable(store: TokenStore, cut: TextCutSettings) -> bool:
         """Whether a row holds two documents or more, and almost all tokens are in documents that fit into a row."""
         if len(store) < cut.length or 2 * len(store) > cut.stride * store.n_documents:
             return False
         length_D = store.document_lengths()
         return int(length_D[length_D > cut.length].sum()) <= MAX_LONG_FRACTION * len(store)
 
-    def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         n, key = self._store.n_documents, derive_seed(self._seed, "documents", epoch)
         spans: list[tuple[int, int]] = []
         first, left = item * self._per_row, self._length
@@ -110,7 +110,7 @@ class _DocumentCutter:
         return _Window(spans)
 
 
-class _PairCutter:
+class _SentencePairCutter:
     """Cuts windows of one document, without special tokens, in two. Half of the second parts are replaced by parts of
     another document, or, for swapped pairs, half of the pairs are swapped.
 
@@ -120,7 +120,7 @@ class _PairCutter:
     content distinguishes it from the true one.
     """
 
-    def __init__(self, store: TokenStore, cut: TextCut, seed: int, special_ids: Sequence[int]) -> None:
+    def __init__(self, store: TokenStore, cut: TextCutSettings, seed: int, special_ids: Sequence[int]) -> None:
         self._store = store
         self._special_ids = special_ids
         self._cut = cut
@@ -135,52 +135,52 @@ class _PairCutter:
             fix = "give more text, divide it with data.documents, or set it to false"
             raise DataError(what, where=f"objective.{key}", fix=fix)
 
-    def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
+    def cut_window(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """Returns the window around this item's anchor, or in the next usable document."""
         anchor = (derive_seed(self._seed, "phase", epoch) + item * self._cut.stride) % len(self._store)
-        number = self._find_usable(anchor)
+        number = self._find_usable_document(anchor)
         start, stop = self._place_window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
             return _Window([(start, middle)], (middle, stop), follows=True)
         if self._cut.unit == "swapped pair":
             return _Window([(middle, stop)], (start, middle))
-        other = self._draw_other(number, stop - start, rng)
+        other = self._draw_other_document_and_anchor(number, stop - start, rng)
         first, last = self._place_window(*other, stop - start)
         return _Window([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
-    def _draw_other(self, number: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draws another document than `number` and an anchor in it: the first with `length` tokens, or the longest."""
-        begin, end = self._store.document_range(number)
+    def _draw_other_document_and_anchor(self, document: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Draws another document and an anchor in it: the first one drawn with `length` tokens, or else the longest."""
+        begin, end = self._store.document_range(document)
         drawn = []
         for _ in range(MAX_DOCUMENT_DRAWS):
             anchor = int(rng.integers(len(self._store) - (end - begin)))
             anchor += (end - begin) * (anchor >= begin)
-            drawn.append((self._find_usable(anchor, number), anchor))
+            drawn.append((self._find_usable_document(anchor, document), anchor))
             if self._count_tokens(drawn[-1][0]) >= length:
                 return drawn[-1]
         return max(drawn, key=lambda candidate: self._count_tokens(candidate[0]))
 
-    def _find_usable(self, anchor: int, excluded: int | None = None) -> int:
+    def _find_usable_document(self, anchor: int, excluded: int | None = None) -> int:
         """Returns the document at an anchor, or the next one, cyclically, that is usable and not excluded."""
         number = int(self._store.find_documents(anchor))
         while number == excluded or self._count_tokens(number) < 2:
             number = (number + 1) % self._store.n_documents
         return number
 
-    def _place_window(self, number: int, anchor: int, length: int) -> tuple[int, int]:
+    def _place_window(self, document: int, anchor: int, length: int) -> tuple[int, int]:
         """Returns a span of at most `length` tokens of a document, starting at `anchor` if enough tokens follow."""
-        start, stop = self._inner_span(number)
+        start, stop = self._span_without_special_tokens(document)
         first = min(max(anchor, start), max(start, stop - length))
         return first, min(stop, first + length)
 
     def _count_tokens(self, number: int) -> int:
-        start, stop = self._inner_span(number)
+        start, stop = self._span_without_special_tokens(number)
         return stop - start
 
-    def _inner_span(self, number: int) -> tuple[int, int]:
+    def _span_without_special_tokens(self, document: int) -> tuple[int, int]:
         """Returns the span of a document without its [BOS] and [EOS]."""
-        begin, end = self._store.document_range(number)
+        begin, end = self._store.document_range(document)
         if begin < end and self._store.read(begin, begin + 1)[0] in self._special_ids:
             begin += 1
         if begin < end and self._store.read(end - 1, end)[0] in self._special_ids:
@@ -203,7 +203,7 @@ class Windows:
     def __init__(
         self,
         store: TokenStore,
-        cut: TextCut,
+        cut: TextCutSettings,
         seed: int,
         n_lanes: int | None = None,
         special_ids: Sequence[int] = (),
@@ -212,11 +212,11 @@ class Windows:
         self.length = cut.length
         self._store = store
         self._seed = seed
-        self._cutter: _PairCutter | _StreamCutter | _DocumentCutter
+        self._cutter: _SentencePairCutter | _StreamCutter | _DocumentPacker
         if cut.unit != "stream":
-            self._cutter = _PairCutter(store, cut, seed, special_ids)
-        elif isolated and _DocumentCutter.is_suitable(store, cut):
-            self._cutter = _DocumentCutter(store, cut, seed)
+            self._cutter = _SentencePairCutter(store, cut, seed, special_ids)
+        elif isolated and _DocumentPacker.is_suitable(store, cut):
+            self._cutter = _DocumentPacker(store, cut, seed)
         else:
             self._cutter = _StreamCutter(len(store), cut.stride, seed, cut.length)
         n_items = self._cutter.n_items
@@ -241,7 +241,7 @@ class Windows:
                 second=None if window.other is None else self._store.read(*window.other),
                 second_follows=window.follows,
             )
-            for window, rng in self._cut_windows(sample_S)
+            for window, rng in self._cut_windows_with_rng(sample_S)
         ]
 
     @property
@@ -249,34 +249,34 @@ class Windows:
         """Number of tokens of the store."""
         return len(self._store)
 
-    def read_in_order(self, start: int, stop: int, n_context: int) -> Batch:
+    def read_span(self, start: int, stop: int, max_left_context: int) -> Batch:
         """Returns a row with the tokens start..stop as targets, except the first ones of documents.
 
-        n_context: maximum tokens of left context before `start`.
+        max_left_context: maximum tokens of left context before `start`.
         """
-        first = max(0, start - n_context)
+        first = max(0, start - max_left_context)
         tokens_T = torch.from_numpy(self._store.read(first, stop))
         document_T = torch.from_numpy(np.asarray(self._store.find_documents(np.arange(first, stop)), dtype=np.int64))
         targets_T = tokens_T[1:].masked_fill(document_T[1:] != document_T[:-1], IGNORE)
         targets_T[: max(0, start - first - 1)] = IGNORE
         return Batch(tokens_T[None, :-1], targets_T[None], documents_BT=document_T[None, :-1])
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Returns the numbers of the documents of the samples, sorted and distinct."""
         touched: set[int] = set()
-        for window, _ in self._cut_windows(sample_S):
+        for window, _ in self._cut_windows_with_rng(sample_S):
             for start, stop in (*window.spans, *([window.other] if window.other else [])):
                 touched.update(range(self._store.find_documents(start), self._store.find_documents(stop - 1) + 1))
         return sorted(touched)
 
-    def _cut_windows(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
+    def _cut_windows_with_rng(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
         """Yields the window of each sample, and its random generator, with which it may have been drawn."""
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
             rng = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "example", int(sample))))
-            yield self._cutter.window_of(int(epoch), int(item), rng), rng
+            yield self._cutter.cut_window(int(epoch), int(item), rng), rng
 
 
-class Mixture(ExampleSource):
+class TextMixture(ExampleSource):
     """Examples of several texts in proportion to their weights, in an order that is a function of the seed.
 
     Each text is read in its own order and, at its end, again. An epoch has as many examples as one of all texts.
@@ -305,11 +305,11 @@ class Mixture(ExampleSource):
                 examples |= zip(row_K.tolist(), text.read(own_S[row_K]), strict=True)
         return [examples[row] for row in range(len(sample_S))]
 
-    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+    def find_document_numbers(self, sample_S: NDArray[np.int64]) -> list[int]:
         text_S, own_S = self._order(sample_S)
         return [
             int(self._before[number]) + document
             for number, text in enumerate(self._texts)
             if (text_S == number).any()
-            for document in text.documents(own_S[text_S == number])
+            for document in text.find_document_numbers(own_S[text_S == number])
         ]

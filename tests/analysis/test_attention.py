@@ -12,9 +12,9 @@ from lmtool.analysis.attention import AttentionWeights, TextAttention, compute_a
 from lmtool.analysis.attribution import (
     PATH_STEPS,
     attribute_words,
-    compute_rollout,
-    integrated_gradients,
-    score_without_words,
+    compute_attention_rollout,
+    compute_integrated_gradients,
+    score_without_each_word,
 )
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
@@ -178,7 +178,7 @@ def test_as_json_and_as_arrays(load: Any, tmp_path: Path) -> None:
     found = compute_attention(load("2017"), source=TEXT, target='</script> "\u2028 漢字')
     record = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert record["step"] == 1
-    found.save(tmp_path / "a.npz")
+    found.save_npz(tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as arrays:
         for part, one in zip(found.parts, record["attention"], strict=True):
             assert one["kind"] == part.kind
@@ -328,7 +328,7 @@ def test_integrated_gradients_add_up_to_the_difference_from_nothing() -> None:
         return torch.tanh(embedding(batch.tokens_BT) @ matrix).sum((1, 2)) ** 2
 
     batch = Batch(torch.tensor([[1, 3, 3]]))
-    shares_T = integrated_gradients(score, embedding, batch, 400)
+    shares_T = compute_integrated_gradients(score, embedding, batch, 400)
     assert shares_T.sum() == pytest.approx(float(score(batch).detach()), rel=1e-4)
     assert shares_T[1] == pytest.approx(shares_T[2])
 
@@ -337,12 +337,12 @@ def test_the_only_word_of_a_text_without_special_tokens_can_be_left_out() -> Non
     def score(batch: Batch) -> torch.Tensor:
         return batch.tokens_BT.sum(1).double()
 
-    assert score_without_words(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [4, 9]
+    assert score_without_each_word(score, Batch(torch.tensor([[3, 4]])), [[0], [0, 1]], 9).tolist() == [4, 9]
 
 
 def test_rollout_of_attention_to_oneself_is_oneself() -> None:
     eye = np.broadcast_to(np.eye(4, dtype=np.float32), (3, 2, 4, 4))
-    np.testing.assert_array_equal(compute_rollout(eye), np.eye(4))
+    np.testing.assert_array_equal(compute_attention_rollout(eye), np.eye(4))
 
 
 def test_heads_are_summarized_by_where_their_weight_is() -> None:

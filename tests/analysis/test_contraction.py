@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmtool.analysis.gradients import measure_contraction, measure_convergence
+from lmtool.analysis.gradients import measure_state_contraction, measure_state_contraction_on_text
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from tests.support.gradients import TOKENS, D, model
@@ -28,7 +28,7 @@ def test_distances_equal_a_plain_elman_network():
         distances.append(float((one - other).norm()))
         # dh_t / dh_{t-1} = diag(1 - h_t^2) W
         largest.append(float(torch.linalg.svdvals(torch.diag(1 - one**2) @ w_past)[0]))
-    found = measure_contraction(lm, TOKENS, seed=3)
+    found = measure_state_contraction(lm, TOKENS, seed=3)
     assert found.distances == pytest.approx(distances)
     assert found.largest == pytest.approx(largest)
     assert found.rate == pytest.approx((distances[-1] / distances[0]) ** (1 / len(TOKENS)))
@@ -44,26 +44,26 @@ def test_the_state_is_that_of_all_layers_and_cells(cell):
     with torch.no_grad():
         _, state = lm.forward_incremental(torch.tensor([TOKENS] * 2), replace(empty, layers=layers))
     apart = math.hypot(*(float((part[0] - part[1]).norm()) for layer in state.layers for part in layer))
-    assert measure_contraction(lm, TOKENS).distances[-1] == pytest.approx(apart)
+    assert measure_state_contraction(lm, TOKENS).distances[-1] == pytest.approx(apart)
 
 
 def test_attention_does_not_change_the_states():
     plain = model(kind="recurrent", cell="lstm", tie_embeddings=True)
     attentive = model(kind="recurrent", cell="lstm", tie_embeddings=True, attention={"score": "dot"})
     attentive.load_state_dict(plain.state_dict() | {"join.weight": attentive.join.weight})
-    assert measure_contraction(attentive, TOKENS) == measure_contraction(plain, TOKENS)
+    assert measure_state_contraction(attentive, TOKENS) == measure_state_contraction(plain, TOKENS)
 
 
 def test_an_orthogonal_matrix_below_one_is_a_contraction():
     """tanh never stretches, so all of the theorem holds: each step, and with it the distance after t steps."""
-    found = measure_contraction(model(kind="recurrent", cell="rnn", recurrent_radius=0.7), TOKENS * 3)
+    found = measure_state_contraction(model(kind="recurrent", cell="rnn", recurrent_radius=0.7), TOKENS * 3)
     assert max(found.largest) <= 0.7 + 1e-6
     for t, distance in enumerate(found.distances):
         assert distance <= 0.7**t * found.distances[0] + 1e-6
 
 
 def test_what_explodes_is_no_number():
-    found = measure_contraction(
+    found = measure_state_contraction(
         model(kind="recurrent", cell="rnn", nonlinearity="relu", recurrent_radius=1e6), TOKENS * 20
     )
     assert found.distances[-1] is None
@@ -72,7 +72,7 @@ def test_what_explodes_is_no_number():
 
 def test_equal_states_stay_equal_to_rounding():
     """λ is of the steps before the distance is rounding."""
-    found = measure_contraction(model(kind="recurrent", cell="rnn", recurrent_radius=1e-3), TOKENS * 3)
+    found = measure_state_contraction(model(kind="recurrent", cell="rnn", recurrent_radius=1e-3), TOKENS * 3)
     assert 0 < found.rate < 1e-3
 
 
@@ -87,12 +87,12 @@ def test_other_models_are_refused(spec, words):
     tokenizer = SimpleNamespace(encode=lambda text: TOKENS, display_token=str)
     loaded = SimpleNamespace(model=model(**spec), tokenizer=tokenizer, prompt_format=SimpleNamespace(opening=()))
     with pytest.raises(UsageError, match=words):
-        measure_convergence(loaded, "any")
+        measure_state_contraction_on_text(loaded, "any")
 
 
 def test_the_model_stays_as_it_is():
     tokenizer = SimpleNamespace(encode=lambda text: TOKENS, display_token=str)
     lm = model(kind="recurrent", cell="gru").float()
     loaded = SimpleNamespace(model=lm, tokenizer=tokenizer, prompt_format=SimpleNamespace(opening=()))
-    assert measure_convergence(loaded, "any").tokens == list(map(str, TOKENS))
+    assert measure_state_contraction_on_text(loaded, "any").tokens == list(map(str, TOKENS))
     assert lm.embedding.weight.dtype == torch.float32

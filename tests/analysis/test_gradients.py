@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lmtool.analysis.gradients import compute_gradient_norms
+from lmtool.analysis.gradients import compute_norms_by_steps_back
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from tests.support.gradients import TOKENS, D, model
@@ -27,7 +27,7 @@ def test_elman_by_a_chain_of_jacobians():
     for after in reversed(states[1:]):
         norms.append(float(gradient.norm()))
         gradient = w_past.T @ ((1 - after**2) * gradient)
-    found = compute_gradient_norms(lm, TOKENS)
+    found = compute_norms_by_steps_back(lm, TOKENS)
     assert found.loss == pytest.approx(loss)
     assert found.norms == {"layer 1": pytest.approx(norms)}
 
@@ -38,7 +38,7 @@ def test_recurrent_states_by_finite_differences(cell, attention):
     """Of all that goes on from a state; with attention its own memory holds it as well."""
     lm = model(kind="recurrent", cell=cell, attention=attention)
     tokens = torch.tensor([TOKENS])
-    found = compute_gradient_norms(lm, TOKENS).norms
+    found = compute_norms_by_steps_back(lm, TOKENS).norms
 
     def loss_after(position, part, component, shift):
         with torch.no_grad():
@@ -71,7 +71,7 @@ def test_recurrent_states_by_finite_differences(cell, attention):
 
 def test_embeddings_of_a_transformer_by_finite_differences():
     lm = model(kind="transformer", n_layers=2, n_heads=2, position={"kind": "rotary", "theta": 50.0}, d_model=8)
-    found = compute_gradient_norms(lm, TOKENS)
+    found = compute_norms_by_steps_back(lm, TOKENS)
     tokens = torch.tensor([TOKENS])
     weight = lm.inputs.tokens.weight
 
@@ -98,7 +98,7 @@ def test_below_the_normal_numbers_a_gradient_is_zero():
     lm = model(kind="recurrent", cell="rnn", context=60).float()
     with torch.no_grad():
         lm.rnn.cells[0].kernel.weight_hh_l0.mul_(0.01)
-    (norms,) = compute_gradient_norms(lm, TOKENS * 8).norms.values()
+    (norms,) = compute_norms_by_steps_back(lm, TOKENS * 8).norms.values()
     smallest = torch.finfo(torch.float32).tiny
     assert norms[-1] == 0 < norms[5]
     assert all(norm == 0 or norm >= smallest for norm in norms)
@@ -109,7 +109,7 @@ def test_the_model_is_left_as_it_was():
     lm = model(kind="recurrent", cell="lstm", n_layers=2).train()
     lm.embedding.weight.requires_grad_(False)
     before = lm(Batch(torch.tensor([TOKENS]))).hidden_BTD
-    compute_gradient_norms(lm, TOKENS)
+    compute_norms_by_steps_back(lm, TOKENS)
     assert lm.training
     assert not lm.embedding.weight.requires_grad
     assert all(parameter.grad is None for parameter in lm.parameters())
@@ -126,10 +126,10 @@ def test_the_model_is_left_as_it_was():
 )
 def test_other_models_are_refused(spec):
     with pytest.raises(UsageError):
-        compute_gradient_norms(model(**spec), TOKENS)
+        compute_norms_by_steps_back(model(**spec), TOKENS)
 
 
 def test_both_directions_of_elmo_read_forwards():
-    assert list(compute_gradient_norms(model(kind="recurrent", shape="bidirectional", cell="gru"), TOKENS).norms) == [
-        "layer 1"
-    ]
+    assert list(
+        compute_norms_by_steps_back(model(kind="recurrent", shape="bidirectional", cell="gru"), TOKENS).norms
+    ) == ["layer 1"]

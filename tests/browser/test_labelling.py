@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.labelling.labelling import Labelling
+from lmtool.labelling.labelling import ActiveLearningSession
 from lmtool.labelling.page import build_labelling_app
 from lmtool.serving.server import open_listener, running_server
 from tests.browser.conftest import HITS, Opened
@@ -24,7 +24,7 @@ KEY = "a-key-of-some-length"
 class Served:
     """A table that is labelled, and windows on it; at the end their consoles are silent, and asked nobody else."""
 
-    def __init__(self, chromium: Any, labelling: Labelling) -> None:
+    def __init__(self, chromium: Any, labelling: ActiveLearningSession) -> None:
         self.labelling = labelling
         self._chromium, self._visits = chromium, list[Opened]()
         self._listener, self._loop, self._ending = (
@@ -63,7 +63,7 @@ class Served:
 
 
 @pytest.fixture
-def serve(chromium: Any, begin: Callable[..., Labelling]) -> Iterator[Callable[..., Served]]:  # noqa: F811
+def serve(chromium: Any, begin: Callable[..., ActiveLearningSession]) -> Iterator[Callable[..., Served]]:  # noqa: F811
     served: list[Served] = []
 
     def call(source: Path, classes: tuple[str, ...] = (), **options: Any) -> Served:
@@ -135,8 +135,8 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     served = serve(table)
     wrong = "the old cat here"
     for i, (_, (label,)) in enumerate(served.labelling.table.rows):
-        served.labelling.save_answer("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
-    served.labelling.learn()
+        served.labelling.save_answer_and_assign_next("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
+    served.labelling.learn_from_answers()
     page = served._chromium.new_page()
     page.goto(f"{served.address}/#{KEY}")
     page.locator("#wrong:not([hidden])").wait_for()
@@ -144,7 +144,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     page.keyboard.press("!")
     assert text(page) == wrong
     press(page, "1")
-    assert served.labelling.row_record([*TRUTH].index(wrong))["labels"] == ("animal",)
+    assert served.labelling.row_to_json([*TRUTH].index(wrong))["labels"] == ("animal",)
     page.close()
 
 

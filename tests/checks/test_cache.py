@@ -10,7 +10,13 @@ import pytest
 
 from lmtool import durable
 from lmtool.checks import cache as module
-from lmtool.checks.cache import CACHE_KINDS, CacheEntry, describe_entry, find_cache_entries, remove_cache_entry
+from lmtool.checks.cache import (
+    CACHE_KINDS,
+    CacheEntry,
+    describe_entry,
+    find_cache_entries,
+    remove_cache_entry_or_explain,
+)
 from lmtool.data.cached import TOKENS
 from lmtool.data.hub import DATASETS_FOLDER
 from lmtool.data.prepare import tokenize_files
@@ -76,7 +82,7 @@ def test_each_kind_is_found_and_removed(folder: Path) -> None:
     }
     assert paths(find_cache_entries(["kernels", "tokens"])) == {made["kernels"], made["tokens"]}
     for entry in find_cache_entries(["models", "datasets"]):
-        assert remove_cache_entry(entry) == ""
+        assert remove_cache_entry_or_explain(entry) == ""
     assert paths(find_cache_entries()) == set(made.values()) - {made["models"], made["datasets"]}
     assert {kind: path.exists() for kind, path in made.items() if not path.exists()}.keys() == {"models", "datasets"}
     with pytest.raises(UsageError):
@@ -89,7 +95,7 @@ def test_all_that_training_keeps_is_found_and_made_again(work: Work, folder: Pat
     assert {entry.kind for entry in entries} >= {"tokens", "tokenizers", "surveys"}
     files = {path for path in folder.rglob("*") if path.is_file() and path.stat().st_size}
     assert all(any(path.is_relative_to(entry.path) for entry in entries) for path in files)
-    assert [remove_cache_entry(entry) for entry in entries] == [""] * len(entries)
+    assert [remove_cache_entry_or_explain(entry) for entry in entries] == [""] * len(entries)
     assert not any(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     work.pretrain("training.steps=1", name="again")
 
@@ -106,7 +112,7 @@ def test_what_a_killed_process_left_is_found(folder: Path) -> None:
     with durable.scratch_folder(folder / "tokens") as used:  # which removes what is left there
         entries = find_cache_entries()
         assert paths(entries) == left | {used}
-        kept = [entry.path for entry in entries if remove_cache_entry(entry)]
+        kept = [entry.path for entry in entries if remove_cache_entry_or_explain(entry)]
         assert kept == [used]
     assert find_cache_entries() == []
 
@@ -118,9 +124,9 @@ def test_what_a_process_makes_stays(folder: Path, kind: str) -> None:
         make(imports_folder() / "locks" / KEY, is_folder=False, content=b"")
     (entry,) = find_cache_entries([kind])
     with hold_lock(entry.lock):
-        assert "process" in remove_cache_entry(entry)
+        assert "process" in remove_cache_entry_or_explain(entry)
     assert path.exists()
-    assert remove_cache_entry(entry) == ""
+    assert remove_cache_entry_or_explain(entry) == ""
     assert not path.exists()
 
 
@@ -155,7 +161,7 @@ def test_nothing_outside_of_the_cache_is_touched(folder: Path, tmp_path: Path) -
     entries = find_cache_entries()
     assert paths(entries) == {folder / "tokens" / KEY, inside}
     assert sum(entry.size for entry in entries) < 1000
-    assert [remove_cache_entry(entry) for entry in entries] == ["", ""]
+    assert [remove_cache_entry_or_explain(entry) for entry in entries] == ["", ""]
     assert all(path.exists() for path in kept)
     assert (tmp_path / "mine" / KEY / "content").exists()
 
@@ -177,7 +183,7 @@ def test_what_was_used_lately_stays(folder: Path) -> None:
 def test_a_model_that_adapters_need_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_all(folder)
     monkeypatch.setattr(module, "find_needed_runs", lambda paths: {path: ["tuned"] for path in paths})
-    assert {entry.kind for entry in find_cache_entries() if remove_cache_entry(entry)} == {"models"}
+    assert {entry.kind for entry in find_cache_entries() if remove_cache_entry_or_explain(entry)} == {"models"}
     assert made["models"].exists()
 
 

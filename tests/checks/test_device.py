@@ -19,9 +19,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler but in the test of it."""
-    ways = module._list_fast_paths
+    ways = module._list_fast_path_pairs
     monkeypatch.setattr(
-        module, "_list_fast_paths", lambda device: {k: v for k, v in ways(device).items() if "compiled" not in k}
+        module, "_list_fast_path_pairs", lambda device: {k: v for k, v in ways(device).items() if "compiled" not in k}
     )
 
 

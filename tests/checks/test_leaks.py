@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lmtool.checks.check import is_data_available
-from lmtool.checks.leaks import MIN_SHARED_FRACTION, find_leaks
+from lmtool.checks.check import is_data_on_disk
+from lmtool.checks.leaks import MIN_SHARED_FRACTION, find_rows_in_training_data
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from tests.support.training import Work
@@ -62,22 +62,22 @@ def test_rows_in_the_training_text_are_told(pretrained: Work) -> None:
     }
     expected = plainly(DOCUMENTS, rows)
     assert expected == {4, 9}
-    (notice,) = find_leaks(Run.open(pretrained.run()), by_name(rows))
+    (notice,) = find_rows_in_training_data(Run.open(pretrained.run()), by_name(rows))
     assert (notice.count, named(notice.text)) == (2, expected)
     assert "2 of 6 rows (33.3 %) are in the training text of run" in notice.text
     assert "looked through" not in notice.text
-    assert list(find_leaks(Run.open(pretrained.run()), by_name({1: FRESH}))) == []
+    assert list(find_rows_in_training_data(Run.open(pretrained.run()), by_name({1: FRESH}))) == []
 
 
 def test_the_text_of_the_run_that_a_run_begins_with_counts(pretrained: Work) -> None:
     pretrained.finetune("training.steps=1", source=pretrained.run())
     table = (pretrained.folder / "table.csv").read_text().splitlines()[1:]
     rows = {1: DOCUMENTS[0], 2: table[0].partition(",")[0], 3: FRESH}
-    of_table, of_text = find_leaks(Run.open(pretrained.run("tuned")), by_name(rows))
+    of_table, of_text = find_rows_in_training_data(Run.open(pretrained.run("tuned")), by_name(rows))
     assert ("table.csv" in of_table.text, named(of_table.text)) == (True, {2})
     assert ("text.txt" in of_text.text, named(of_text.text)) == (True, {1})
     pretrained.text.unlink()
-    (left,) = find_leaks(Run.open(pretrained.run("tuned")), by_name(rows))
+    (left,) = find_rows_in_training_data(Run.open(pretrained.run("tuned")), by_name(rows))
     assert left == of_table
 
 
@@ -89,7 +89,7 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
     assert run.saved_split is not None
     held = run.saved_split.split_of_task("")
     assert held is not None
-    (notice,) = find_leaks(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
+    (notice,) = find_rows_in_training_data(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
     assert notice.count == 40 - len(held.test) == 36
     assert "rows.csv: the whole row, or of 13 words and more 80 % of the words, in 13-grams" in notice.text
 
@@ -97,23 +97,23 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
 def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     pretrained.text.write_text("\n\n".join([*DOCUMENTS, *(" ".join(["long"] * 30_000) for _ in range(9))]) + "\n")
     run = Run.open(pretrained.run())
-    (notice,) = find_leaks(run, by_name({1: FRESH}), max_chunks=1)
+    (notice,) = find_rows_in_training_data(run, by_name({1: FRESH}), max_training_chunks=1)
     assert notice.count == 0
     assert re.search(r"0 of 1 row .* only its first [\d,]+ words were looked through", notice.text)
-    assert list(find_leaks(run, by_name({1: FRESH}), max_chunks=1000)) == []
+    assert list(find_rows_in_training_data(run, by_name({1: FRESH}), max_training_chunks=1000)) == []
 
 
 def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
     pretrained.text.unlink()
-    assert list(find_leaks(Run.open(pretrained.run()), by_name({1: DOCUMENTS[0]}))) == []
+    assert list(find_rows_in_training_data(Run.open(pretrained.run()), by_name({1: DOCUMENTS[0]}))) == []
 
 
 @pytest.mark.parametrize("data", [{"train": ("hf:a/b",)}, {"mixture": {"hf:a/b": 1.0}}, {"tasks": ("t:hf:a/b:2",)}])
 def test_a_dataset_that_a_run_names_is_not_fetched(data: dict[str, Any], tmp_path: Path) -> None:
-    assert not is_data_available(Data(**data))
+    assert not is_data_on_disk(Data(**data))
     (tmp_path / "a.txt").touch()
     here = str(tmp_path / "a.txt")
-    assert is_data_available(Data(train=(here,)))
-    assert is_data_available(Data(mixture={here: 1.0}))
-    assert is_data_available(Data(tasks=(f"t:{here}:2",)))
-    assert not is_data_available(Data(tasks=(f"t:{here}.csv",)))
+    assert is_data_on_disk(Data(train=(here,)))
+    assert is_data_on_disk(Data(mixture={here: 1.0}))
+    assert is_data_on_disk(Data(tasks=(f"t:{here}:2",)))
+    assert not is_data_on_disk(Data(tasks=(f"t:{here}.csv",)))

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.checks import text as module
-from lmtool.checks.text import compute_overlap
-from lmtool.data.corpus import Chunk
+from lmtool.checks.text import compute_ngram_overlap
+from lmtool.data.corpus import DocumentChunk
 
 DOCUMENTS = st.lists(st.lists(st.sampled_from("abc"), max_size=9).map(" ".join), max_size=6)
 
@@ -31,15 +31,15 @@ def plainly(train: list[str], valid: list[str], n: int) -> tuple[int, int]:
     return total, shared
 
 
-def in_chunks(documents: list[str], cut: int) -> list[Chunk]:
+def in_chunks(documents: list[str], cut: int) -> list[DocumentChunk]:
     """A chunk of all the documents, and one more wherever a document is longer than `cut` characters."""
     chunks = []
     for text in documents:
         at = text.find(" ", cut)
         if at < 0:
-            chunks.append(Chunk([text]))
+            chunks.append(DocumentChunk([text]))
         else:
-            chunks += [Chunk([text[:at]], ends=False), Chunk([text[at:]], starts=False)]
+            chunks += [DocumentChunk([text[:at]], ends=False), DocumentChunk([text[at:]], starts=False)]
     return chunks
 
 
@@ -48,25 +48,27 @@ def in_chunks(documents: list[str], cut: int) -> list[Chunk]:
 def test_the_same_as_by_sets_of_ngrams(train: list[str], valid: list[str], cut: int, n: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "NGRAM_WORDS", n)
-        found = compute_overlap(in_chunks(train, cut), in_chunks(valid, cut))
-        joined = compute_overlap([Chunk(train)] if train else [], [Chunk(valid)] if valid else [])
+        found = compute_ngram_overlap(in_chunks(train, cut), in_chunks(valid, cut))
+        joined = compute_ngram_overlap([DocumentChunk(train)] if train else [], [DocumentChunk(valid)] if valid else [])
     assert (found.n_words, found.n_shared) == plainly(train, valid, n)
     assert found == joined
 
 
 def test_the_example_is_in_both_texts() -> None:
     common = " ".join(f"Word{i}" for i in range(13))
-    found = compute_overlap([Chunk([f"before {common} after"])], [Chunk(["another one", f"so {common}!"])])
+    found = compute_ngram_overlap(
+        [DocumentChunk([f"before {common} after"])], [DocumentChunk(["another one", f"so {common}!"])]
+    )
     assert found.example == common.lower()
     assert (found.n_words, found.n_shared, found.n_trained) == (16, 13, 15)
     assert found.percent == pytest.approx(100 * 13 / 16)
 
 
 def test_the_beginning_of_a_long_word_has_no_ngram() -> None:
-    found = compute_overlap([Chunk(["a b"])], [Chunk(["a" * 100], ends=False)])
+    found = compute_ngram_overlap([DocumentChunk(["a b"])], [DocumentChunk(["a" * 100], ends=False)])
     assert (found.n_words, found.n_shared) == (1, 0)
 
 
 def test_names_are_documents_of_one_word() -> None:
-    found = compute_overlap([Chunk(["anna", "bert"])], [Chunk(["bert", "carla", "anna bert"])])
+    found = compute_ngram_overlap([DocumentChunk(["anna", "bert"])], [DocumentChunk(["bert", "carla", "anna bert"])])
     assert (found.n_words, found.n_shared) == (4, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool.checks.runs import verify_run
+from lmtool.checks.runs import find_damaged_run_files
 from lmtool.records import encode_json, encode_with_checksum
 from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
@@ -48,12 +48,12 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         RunInfo.create(recipe="tiny", summary="", fingerprints=prints),
         {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     ) as run:
-        run.start_session(step=0, command=["lmtool"], environment={})
+        run.rewind_and_start_session(step=0, command=["lmtool"], environment={})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "gradient_norms": {"h": [1.0, None]}})
             run.samples.append({"step": step, "prompt": "One", "text": " day"})
             run.save_checkpoint(Snapshot(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9)
-        run.save_validation(ValidationState(step=2, best_step=2, best_value=1.5, stale=0))
+        run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, stale=0))
         run.write_results(RESULTS)
         (run.path / "split.json").write_text(json.dumps(SPLIT))
         (run.path / "baseline.json").write_text(json.dumps(BASELINE))
@@ -63,15 +63,15 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found(run: Path) -> list[str]:
     """Names of the files that are reported."""
-    return [str(path.relative_to(run)) for path, why in verify_run(run) if why and "\n" not in why]
+    return [str(path.relative_to(run)) for path, why in find_damaged_run_files(run) if why and "\n" not in why]
 
 
 def test_a_whole_run_is_not_reported(whole: Path) -> None:
-    assert list(verify_run(whole)) == []
+    assert list(find_damaged_run_files(whole)) == []
     with Run.open(whole) as run:
         run.lock()
         run.remove_optimizer_states()
-    assert list(verify_run(whole)) == []
+    assert list(find_damaged_run_files(whole)) == []
 
 
 def test_every_flipped_bit_of_checkpoints_is_reported(whole: Path) -> None:
@@ -144,4 +144,4 @@ def test_a_forged_state_with_the_right_checksum_is_reported(whole: Path) -> None
 
 def test_missing_records_are_reported(whole: Path) -> None:
     (whole / "metrics.jsonl").write_bytes((whole / "metrics.jsonl").read_bytes().splitlines(keepends=True)[1])
-    assert [why for _, why in verify_run(whole)] == ["metrics.jsonl has no record of step 1"]
+    assert [why for _, why in find_damaged_run_files(whole)] == ["metrics.jsonl has no record of step 1"]

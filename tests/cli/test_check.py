@@ -240,7 +240,7 @@ def test_ways_of_a_device_that_differ_or_fail_are_told(lmtool: CommandLine, monk
         "b": lambda: (lambda: 2 * one, lambda: one),
         "c": fails,
     }
-    monkeypatch.setattr(devices, "_list_fast_paths", lambda device: ways)
+    monkeypatch.setattr(devices, "_list_fast_path_pairs", lambda device: ways)
     refused = lmtool("check", "--device")
     assert refused.code == ENVIRONMENT
     assert ": b, c\n" in refused.err

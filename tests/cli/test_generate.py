@@ -41,7 +41,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     asked: list[Asked] = []
 
     def put(model: Any, warnings: Sequence[str] = (), answers: bool = False) -> list[Asked]:
-        def load_packed(ref: str, compute: Compute) -> SimpleNamespace:
+        def load_merged_and_packed(ref: str, compute: Compute) -> SimpleNamespace:
             asked.append((ref, compute.device.type, compute.precision))
             compute = Compute(torch.device("cpu"), "float32")
             return SimpleNamespace(
@@ -61,11 +61,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
                 step=500,
                 checkpoint_hash=HASH,
                 reference=SimpleNamespace(warnings=warnings, newer_step=None),
-                check_likelihood=lambda: None,
+                check_has_likelihood=lambda: None,
                 record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )
 
-        monkeypatch.setattr(generating, "load_packed", load_packed)
+        monkeypatch.setattr(generating, "load_merged_and_packed", load_merged_and_packed)
         return asked
 
     return put

@@ -14,18 +14,18 @@ import lmtool as api
 from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.data.survey import no_progress
-from lmtool.export.exporting import export, export_gguf
+from lmtool.export.exporting import export, export_gguf_and_modelfile
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import MODEL_NAME_RESOLVERS
 from lmtool.interop import importing
 from lmtool.interop.references import hub_note_file, imports_folder
 from lmtool.recipe.dump import dump
-from lmtool.recipe.grammar import iterate_keys, owner_specs
+from lmtool.recipe.grammar import iterate_dotted_keys, owner_specs
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.search.entries import Entry
-from lmtool.search.index import add_texts
+from lmtool.search.index import add_or_replace_texts
 from tests.support.cli import RUN, SENTENCES, CommandLine
 
 FOLDERS = {
@@ -108,7 +108,7 @@ class OpenedError(BaseException):
 def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
     export(str(trained), folder / "hf", dtype="float32", max_shard_bytes=10**9)
-    export_gguf(str(trained), folder / "model.gguf", "f16")
+    export_gguf_and_modelfile(str(trained), folder / "model.gguf", "f16")
     return folder
 
 
@@ -147,7 +147,7 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
         (home / name).symlink_to(published / name)
     (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
-    add_texts(
+    add_or_replace_texts(
         home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], no_progress
     )
     runs = dict.fromkeys(NAMES, home / "runs" / RUN)
@@ -156,7 +156,7 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
         "published directory": importing.import_to_cache("hf"),
         "GGUF file": importing.import_to_cache("model.gguf"),
     }
-    monkeypatch.setattr(importing, "download_model", lambda reference: (home / "hf", "c0ffee"))
+    monkeypatch.setattr(importing, "download_hub_model", lambda reference: (home / "hf", "c0ffee"))
     runs["name on the Hub"] = importing.import_to_cache("hf:org/name")
     assert runs["name on the Hub"].parent == imports_folder()
     assert hub_note_file("hf:org/name").exists()
@@ -206,7 +206,7 @@ def test_every_option_that_names_a_model_is_known() -> None:
 def test_every_key_that_names_a_model_is_known() -> None:
     texts = {
         key
-        for key in iterate_keys(Recipe)
+        for key in iterate_dotted_keys(Recipe)
         for owner in owner_specs(tuple(key.split(".")))
         if re.search(r"\bstr\b", str(owner.model_fields[key.split(".")[-1]].annotation))
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtool.analysis.neighbors import find_token
+from lmtool.analysis.neighbors import require_single_token
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from tests.reference import vectors as reference
@@ -84,7 +84,7 @@ def test_an_analogy_is_what_the_formula_gives(
 ) -> None:
     """3CosAdd, without the three words."""
     tokenizer, unit = word_vectors
-    ids = [find_token(tokenizer, word) for word in "eat"]
+    ids = [require_single_token(tokenizer, word) for word in "eat"]
     ordered = [i for i in reference.analogy(unit, *ids) if i not in tokenizer.special_ids]
     record = lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-k", "5", "--json").json()
     assert record["word"] == "e - a + t"
@@ -97,7 +97,9 @@ def test_similarities_are_ranked(lmtool: CommandLine, run: Path, word_vectors: t
     rows = [f"{one}\t{other}\tN\t{given}\n" for one, other, given in pairs]
     Path("pairs.tsv").write_text("word1\tword2\tPOS\tscore\n" + "".join(rows), encoding="utf-8")
     scored = [pair for pair in pairs if "nowhere" not in pair]
-    cosines = [float(unit[find_token(tokenizer, a)] @ unit[find_token(tokenizer, b)]) for a, b, _ in scored]
+    cosines = [
+        float(unit[require_single_token(tokenizer, a)] @ unit[require_single_token(tokenizer, b)]) for a, b, _ in scored
+    ]
     asked = ("neighbors", "last", "--similarity", "pairs.tsv")
     record = lmtool.succeeds(*asked, "--json").json()
     assert record["spearman"] == pytest.approx(reference.spearman(cosines, [given for *_, given in scored]))

@@ -14,10 +14,10 @@ from lmtool.checks import check as checking
 from lmtool.cli import app, settings
 from lmtool.cost import planning
 from lmtool.inference import reference
-from lmtool.inference.reference import resolve_for_text
+from lmtool.inference.reference import resolve_recipe_for_text
 from lmtool.recipe.spec.text import TABLE_KEYS
 from lmtool.training import train as starting
-from lmtool.training.plan import Plan
+from lmtool.training.plan import TrainingPlan
 from tests.support.cli import SENTENCES, CommandLine
 from tests.support.training import no_report
 
@@ -188,7 +188,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     """The recipe that a command would run, for check what is read and of which kind; or its exit code."""
     found: list[Any] = []
 
-    def keep(plan: Plan, *given: Any, **more: Any) -> Iterator[Any]:
+    def keep(plan: TrainingPlan, *given: Any, **more: Any) -> Iterator[Any]:
         found.append(plan.recipe)
         return iter(())
 
@@ -197,7 +197,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     def tokenized(recipe: Any, settings: Any, *given: Any) -> Any:
-        found.append(resolve_for_text(recipe, settings, report=no_report)[0].recipe)
+        found.append(resolve_recipe_for_text(recipe, settings, report=no_report)[0].recipe)
         raise SystemExit
 
     def looked(data: Any, *given: Any, **more: Any) -> Any:
@@ -206,7 +206,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(starting, "train", keep)
     monkeypatch.setattr(planning, "forecast_run", settled)
-    monkeypatch.setattr(reference, "resolve_for_text", tokenized)
+    monkeypatch.setattr(reference, "resolve_recipe_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled_tables", looked)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from lmtool.cli.progress import Display
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.load import load
-from lmtool.training.comparison import TextResults
+from lmtool.training.comparison import BitsPerByteResults
 from lmtool.training.events import AlreadyFinished, DurationEstimate, Ended, FitStarted, Sampled, Started, Stepped, Warn
-from lmtool.training.fit import Step
+from lmtool.training.fit import CompletedStep
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
 SHOWN = "[red]a[/red] :smile: \\x1b[31m\\x07"
@@ -81,7 +81,7 @@ def plan(first_step: int = 0, steps: int = 10, warmup_steps: int = 0) -> FitStar
 
 
 def stepped(number: int, valid_loss: float | None = None, is_best: bool = False, seconds: float = 0.5) -> Stepped:
-    step = Step(
+    step = CompletedStep(
         step=number,
         loss=2.5,
         lr=1e-3,
@@ -92,7 +92,7 @@ def stepped(number: int, valid_loss: float | None = None, is_best: bool = False,
         micro_batch=8,
         stop=False,
     )
-    return Stepped(step, None if valid_loss is None else Validation(valid_loss), is_best)
+    return Stepped(step, None if valid_loss is None else ValidationResult(valid_loss), is_best)
 
 
 STORY = [
@@ -298,7 +298,7 @@ def test_quiet_leaves_warnings(stderr: PutStream) -> None:
 
 def test_quiet_leaves_the_warning_of_a_model_that_loses_to_counting(stderr: PutStream) -> None:
     stream = stderr()
-    tell([started(), TextResults(7, 100, 3.0, 2.5, 2.25, None)], quiet=True)
+    tell([started(), BitsPerByteResults(7, 100, 3.0, 2.5, 2.25, None)], quiet=True)
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("warning: ")
 

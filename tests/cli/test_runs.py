@@ -35,7 +35,9 @@ def run(runs: Path) -> Run:
         ),
         {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"},
     ) as run:
-        run.start_session(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})
+        run.rewind_and_start_session(
+            step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None}
+        )
         run.metrics.append({"step": 1500, "valid_loss": 1.25})
         run.save_checkpoint(Snapshot(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
         run.end_session("finished")

@@ -70,19 +70,19 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     """A checkpoint that was set aside is work, and a file of that name may be anybody's."""
     (tmp_path / "report.html").write_text("mine")
     with refuses("output_exists"):
-        check_output_folder(tmp_path, retry=True)
+        check_output_folder(tmp_path, replace_aborted=True)
     (tmp_path / ".lock").touch()
-    check_output_folder(tmp_path, retry=True)
+    check_output_folder(tmp_path, replace_aborted=True)
     (tmp_path / "checkpoints" / "step-000005.aside-1").mkdir(parents=True)
     with refuses("output_exists"):
-        check_output_folder(tmp_path, retry=True)
+        check_output_folder(tmp_path, replace_aborted=True)
 
 
 def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
     work: Work, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(length.Speed, "steps_in", lambda *_: 12 - length.MIN_PROBE_STEPS)
+    monkeypatch.setattr(length.MeasuredDurations, "count_steps_within", lambda *_: 12 - length.MIN_PROBE_STEPS)
     monkeypatch.setattr(length, "steps_by_deadline", lambda *_: 24)
     lmtool.succeeds(*pretraining(work, "training.minutes=1"), "--until", "0.5")
     assert list_checkpoints(work.run() / "checkpoints")[-1][0] == 12

@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.batch import Batch, widest_float_dtype
-from lmtool.compute.device import Compute, choose_compute
+from lmtool.compute.device import Compute, configure_compute
 from lmtool.errors import ResourceError
 from lmtool.model import ngram
 from lmtool.model.layers import positions
 from lmtool.objective import masked
-from lmtool.objective.base import Vocabulary
+from lmtool.objective.base import VocabularyInfo
 from lmtool.recipe.spec.objective import Masked
 from tests.support import tiny
 
@@ -38,17 +38,17 @@ def only_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_the_best_device(cuda: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_compute("auto", "float32").device == torch.device("cuda", 0)
+    assert configure_compute("auto", "float32").device == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert choose_compute("auto", "auto") == Compute(torch.device("mps"), "float32")
+    assert configure_compute("auto", "auto") == Compute(torch.device("mps"), "float32")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert choose_compute("auto", "float32").device == torch.device("cpu")
+    assert configure_compute("auto", "float32").device == torch.device("cpu")
 
 
 def test_a_process_takes_its_own_gpu(cuda: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert choose_compute("cuda", "bfloat16") == Compute(torch.device("cuda", 3), "bfloat16")
+    assert configure_compute("cuda", "bfloat16") == Compute(torch.device("cuda", 3), "bfloat16")
     assert torch.device("cuda", 3) in cuda
 
 
@@ -56,7 +56,7 @@ def test_a_process_takes_its_own_gpu(cuda: list[Any], monkeypatch: pytest.Monkey
 def test_float32_products_use_tensorfloat_unless_float32_is_asked_for(
     cuda: list[Any], asked: Any, products: str
 ) -> None:
-    choose_compute("cuda", asked)
+    configure_compute("cuda", asked)
     assert cuda[-1] == products
 
 
@@ -67,13 +67,13 @@ def test_older_gpus_compute_in_float16(
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulated_only
     )
-    assert choose_compute("cuda", "auto").precision == precision
+    assert configure_compute("cuda", "auto").precision == precision
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_device_that_is_not_there(only_cpu: None, device: Any) -> None:
     with pytest.raises(ResourceError, match=f"{device} is not available") as caught:
-        choose_compute(device, "auto")
+        configure_compute(device, "auto")
     assert len(caught.value.lines()) == 3
     assert "cpu" in caught.value.where
     assert caught.value.exit_code == 5
@@ -92,17 +92,17 @@ def test_a_cpu_computes_in_bfloat16_where_it_has_the_instructions(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], precision: str
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
-    assert choose_compute("cpu", "auto").precision == precision
+    assert configure_compute("cpu", "auto").precision == precision
 
 
 def test_a_torch_that_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert choose_compute("cpu", "auto").precision == "float32"
+    assert configure_compute("cpu", "auto").precision == "float32"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_what_is_asked_for_is_taken(precision: Any) -> None:
-    compute = choose_compute("cpu", precision)
+    compute = configure_compute("cpu", precision)
     assert compute == Compute(torch.device("cpu"), precision)
     assert compute.dtype == getattr(torch, precision)
     assert compute.describe() == f"cpu, {precision}"
@@ -119,7 +119,7 @@ def test_the_widest_sums() -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu() -> None:
-    compute = choose_compute("auto", "auto")
+    compute = configure_compute("auto", "auto")
     assert compute.device.type == "cuda"
     assert torch.cuda.get_device_name() in compute.describe()
     with compute.autocast():
@@ -173,7 +173,7 @@ def test_models_compute_without_float64(name: str, monkeypatch: pytest.MonkeyPat
 def test_the_pseudo_likelihood_is_measured_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masked, "widest_float_dtype", lambda device: torch.float32)
     lm = tiny.model(dtype=torch.float32, **tiny.BERT)
-    vocabulary = Vocabulary(tiny.VOCAB, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)))
+    vocabulary = VocabularyInfo(tiny.VOCAB, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)))
     objective = masked.MaskedObjective(Masked.model_validate({"kind": "masked"}), vocabulary)
     tokens_BT = tiny.tokens(2, 5)
     with WithoutFloat64():

@@ -10,7 +10,7 @@ from torch import nn
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_row_range, own_rows, select_own_tensors
 from lmtool.model import build
 from lmtool.model.heads import Classifier, SpanReader, Tagger
-from lmtool.model.lora import add_adapters_
+from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
 from lmtool.recipe.spec.training import Lora
@@ -100,7 +100,7 @@ def test_adapters_are_whole() -> None:
         shared = build(spec, tiny.VOCAB)
     for one in (whole, shared):
         torch.manual_seed(4)
-        add_adapters_(one, lora)
+        add_adapters_and_freeze_(one, lora)
     expected = dict(whole.named_parameters())
     adapters = {name: p for name, p in shared.named_parameters() if p.requires_grad}
     assert len(adapters) == 4

@@ -99,7 +99,7 @@ class _Local:
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(processes, "_all_reduce_", self._all_reduced)
         patch.setattr(World, "barrier", lambda _: self._enter("barrier"))
-        patch.setattr(World, "create_side_group", lambda _: self._aside())
+        patch.setattr(World, "create_text_exchange_group", lambda _: self._aside())
         patch.setattr(World, "wrap_data_parallel", lambda _, module: self.exchanging(module))
         patch.setattr(World, "skip_gradient_sync", lambda _, module: _alone(module))
         patch.setattr(device, "join_processes", self._joined)
@@ -115,7 +115,7 @@ class _Local:
 
         patch.setattr(job, "build_for_training", build_for_training)
         for module in (session, load):
-            patch.setattr(module, "Sharding", partial(Shared, self))
+            patch.setattr(module, "ShardedModel", partial(Shared, self))
             patch.setattr(module, "ShardedBuild", lambda *_: None)
 
     def _enter(self, *what: Hashable, value: Any = None) -> list[Any]:
@@ -130,7 +130,7 @@ class _Local:
         yield World(self.rank(), self.meeting.size)
 
     def _aside(self) -> "_Aside":
-        side_group, *_ = self._enter("create_side_group", value=Meeting(self.meeting.size))
+        side_group, *_ = self._enter("create_text_exchange_group", value=Meeting(self.meeting.size))
         self.meeting.asides.append(side_group)
         return _Aside(self.rank(), self.meeting.size, side_group)
 
@@ -170,7 +170,7 @@ def _alone(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Aside:
-    """Stands for `processes.SideGroup`."""
+    """Stands for `processes.TextExchangeGroup`."""
 
     rank: int
     size: int
@@ -181,8 +181,8 @@ class _Aside:
 
 
 class Shared:
-    """Stands for `Sharding`: all enter each pass through a layer, forward and backward, unless they have gathered all
-    weights."""
+    """Stands for `ShardedModel`: all enter each pass through a layer, forward and backward, unless they have
+    gathered all weights."""
 
     def __init__(self, local: _Local, lm: LanguageModel, module: nn.Module, compute: Compute) -> None:
         self.module = local.exchanging(module)

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from lmtool.batch import Batch
 from lmtool.cost import footprint as module
 from lmtool.cost.devices import DeviceGroup
-from lmtool.cost.footprint import MemoryEstimate, TracedBatch, estimate_memory_per_device
+from lmtool.cost.footprint import BatchToTrace, MemoryEstimate, estimate_training_memory_per_device
 from lmtool.model import build
 from lmtool.model.size import estimate_persistent_memory
 from lmtool.recipe.load import load
@@ -39,12 +39,14 @@ def spec(name: str, **changes: object) -> Model:
     return TypeAdapter(Model).validate_python(SPECS[name] | changes)
 
 
-def rows_of(model: Model, *, accumulates: bool = False) -> module.Callable[[int], TracedBatch]:
-    def rows(n: int) -> TracedBatch:
+def rows_of(model: Model, *, accumulates: bool = False) -> module.Callable[[int], BatchToTrace]:
+    def rows(n: int) -> BatchToTrace:
         tokens = torch.zeros(n, T, dtype=torch.int64)
         has_source = model.reads == "source" and not model.shares_row
         prefix_B = torch.full((n,), T // 2) if model.shares_row else None
-        return TracedBatch(Batch(tokens, source_BS=tokens if has_source else None, prefix_B=prefix_B), 1.0, accumulates)
+        return BatchToTrace(
+            Batch(tokens, source_BS=tokens if has_source else None, prefix_B=prefix_B), 1.0, accumulates
+        )
 
     return rows
 
@@ -53,7 +55,7 @@ def traced(
     model: Model, n: int = 3, *, precision: str = "float32", on_gpu: bool = False, **more: bool
 ) -> MemoryEstimate:
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    return estimate_memory_per_device(
+    return estimate_training_memory_per_device(
         model, V, estimate_persistent_memory(recipe, V), rows_of(model, **more), n, DeviceGroup(precision, on_gpu)
     )
 
@@ -101,9 +103,9 @@ def test_padding_and_a_window_are_traced_without_values() -> None:
     """As without padding, which is at the end of a row."""
     model = spec("t5", pattern={"kind": "window", "size": 3})
     tokens, keep = torch.zeros(3, T, dtype=torch.int64), torch.ones(3, T, dtype=torch.bool)
-    padded = TracedBatch(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
+    padded = BatchToTrace(Batch(tokens, keep_BT=keep, source_BS=tokens, source_keep_BS=keep), 1.0, False)
     recipe = load("tiny").recipe.model_copy(update={"model": model})
-    found = estimate_memory_per_device(
+    found = estimate_training_memory_per_device(
         model, V, estimate_persistent_memory(recipe, V), lambda n: padded, 2, DeviceGroup("float32", True)
     )
     assert 0 < found.activations < 2 * traced(model, on_gpu=True).activations

@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtool.compute.device_kinds import DEVICE_KINDS, DeviceKind
+from lmtool.compute.device_kinds import DEVICE_KINDS, GpuDatasheet
 from lmtool.compute.processes import World
 from lmtool.cost import planning
 from lmtool.cost.planning import Forecast, forecast_run
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.size import count_flops_per_token
-from lmtool.objective import Objective, Vocabulary
-from lmtool.objective import build_with_vocabulary as build_objective
+from lmtool.model.size import count_training_flops_per_token
+from lmtool.objective import Objective, VocabularyInfo
+from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.objective.base import Example
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.data import TableData
-from lmtool.training.data import TextData, read_text
-from lmtool.training.fit import Trainable, fit
+from lmtool.training.data import TextData, prepare_text
+from lmtool.training.fit import ModelAndOptimizers, fit
 from lmtool.training.windows import Windows
 from tests.support.cases import nightly_but
 
@@ -53,7 +53,7 @@ class Known(NamedTuple):
 
 
 def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:
-    return forecast_run(session, n_devices=n_devices, kind=kind, utilisation=utilisation, report=no_progress)
+    return forecast_run(session, n_devices=n_devices, device_kind=kind, utilisation=utilisation, report=no_progress)
 
 
 def planned(recipe: Recipe, **options: Any) -> Forecast:
@@ -62,13 +62,13 @@ def planned(recipe: Recipe, **options: Any) -> Forecast:
 
 def objective_of(recipe: Recipe) -> Objective:
     special = tuple(range(40))
-    return build_objective(recipe, Vocabulary(V, 0, 1, 2, 3, 4, 5, (1,), special[6:], frozenset(special)))
+    return build_objective(recipe, VocabularyInfo(V, 0, 1, 2, 3, 4, 5, (1,), special[6:], frozenset(special)))
 
 
 def counted(recipe: Recipe) -> int:
     """Operations of forward and backward pass of a row, as torch counts them, with all pairs of query and key."""
     objective = objective_of(recipe)
-    tokens = np.random.default_rng(1).integers(40, V, objective.text_cut(T).length)
+    tokens = np.random.default_rng(1).integers(40, V, objective.choose_text_cut(T).length)
     batch = objective.collate([Example(tokens, np.random.default_rng(1))])
     torch.manual_seed(1)
     lm = build(recipe.model, V).train()
@@ -102,7 +102,7 @@ def test_operations_are_those_that_torch_counts(name: str, overrides: list[str],
 def test_operations_of_an_encoder_decoder_follow_from_the_lengths_of_source_and_target() -> None:
     recipe = tiny("t5-tiny", *HEADS, "tokenizer.sentinels=20")
     objective = objective_of(recipe)
-    row = Example(np.arange(40, 40 + objective.text_cut(T).length), np.random.default_rng(1))
+    row = Example(np.arange(40, 40 + objective.choose_text_cut(T).length), np.random.default_rng(1))
     n_target = objective.collate([row]).tokens_BT.shape[1]
     expected = counted(recipe) - 2 * n_target * (n_target - 1) // 2 * PER_PAIR
     assert planned(recipe).flops_per_token == pytest.approx(expected / T, rel=1e-3)
@@ -112,7 +112,7 @@ def test_operations_of_an_encoder_decoder_follow_from_the_lengths_of_source_and_
 def test_operations_for_the_utilization_are_those_that_torch_counts(tied: str) -> None:
     """6 N + 12 L H Q T: all pairs of query and key, without the look-up of an embedding that is no output matrix."""
     recipe = tiny("llama-tiny", *HEADS, f"model.tie_embeddings={tied}", "model.head_width=8", "model.n_kv_heads=1")
-    flops = count_flops_per_token(build(recipe.model, V), recipe.model)
+    flops = count_training_flops_per_token(build(recipe.model, V), recipe.model)
     assert flops == pytest.approx(counted(recipe) / T, rel=0.01)
 
 
@@ -121,7 +121,7 @@ def test_operations_for_the_utilization_are_those_that_torch_counts(tied: str) -
 )
 def test_the_formula_of_the_utilization_is_for_dense_decoders_only(name: str, overrides: list[str]) -> None:
     recipe = tiny(name, *overrides)
-    assert count_flops_per_token(build(recipe.model, V), recipe.model) is None
+    assert count_training_flops_per_token(build(recipe.model, V), recipe.model) is None
 
 
 def test_time_is_operations_over_the_stated_share_of_the_peak() -> None:
@@ -143,7 +143,7 @@ def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch
     assert half.footprint is not None
     assert half.footprint.peak < whole.footprint.peak
     between = (half.footprint.peak + whole.footprint.peak) // 2
-    small = DeviceKind(1e12, round(between / planning.USABLE_MEMORY_FRACTION), "")
+    small = GpuDatasheet(1e12, round(between / planning.USABLE_MEMORY_FRACTION), "")
     monkeypatch.setitem(DEVICE_KINDS, "h100", small)
     found = planned(recipe)
     assert (found.rows, found.micro_batches, found.fits) == (8, 2, True)
@@ -186,10 +186,10 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
     settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]
     recipe = load("bert-tiny", [*settings, Setting("data.train", [str(text)], "TEXT")]).recipe
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    recipe, data = read_text(recipe, None, World(), lambda *_: None)
+    recipe, data = prepare_text(recipe, None, World(), lambda *_: None)
     widths = []
 
-    def recorded(trainable: Trainable, examples: Windows, *rest: Any) -> Any:
+    def recorded(trainable: ModelAndOptimizers, examples: Windows, *rest: Any) -> Any:
         widths.extend(len(example.tokens) for example in examples.read(np.arange(20)))
         return fit(trainable, examples, *rest)
 

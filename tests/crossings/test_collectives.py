@@ -19,7 +19,7 @@ from lmtool.inference import load
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.inference.perplexity import measure_perplexity
-from lmtool.tasks.predict import evaluate_tables, predict
+from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
 from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 from lmtool.training import length
 from tests.compute.together import meet
@@ -179,11 +179,11 @@ def test_processes_learn_from_tables_what_one_does(
     loaded = load_run(str(work.run("one")))
     for n in (1, 2, 7):
         few = table(work, name, n)
-        alone = [cells for _, cells in predict(loaded, str(few)).rows]
+        alone = [cells for _, cells in predict_table_lazily(loaded, str(few)).rows]
         (measured,) = evaluate_tables(loaded, [str(few)])
 
         def answer(_: World, few: Path = few) -> tuple[list[Any], float]:
-            cells = [cells for _, cells in predict(loaded, str(few)).rows]
+            cells = [cells for _, cells in predict_table_lazily(loaded, str(few)).rows]
             (results,) = evaluate_tables(loaded, [str(few)])
             return cells, results.loss
 
@@ -222,13 +222,13 @@ def test_processes_tune_adapters_as_one_does(
 def test_processes_whose_clocks_differ_take_as_many_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process has a clock of its own, by which the rest of its time is short or long, and all do as much."""
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
-    clocks, genuine = itertools.cycle((1.0, 100.0)), length.Speed.measure
+    clocks, genuine = itertools.cycle((1.0, 100.0)), length.MeasuredDurations.measure
 
     def measure(first: Any, *others: Any) -> Any:
         first.steps[:] = [replace(step, seconds=next(clocks) * step.seconds) for step in first.steps]
         return genuine(first, *others)
 
-    monkeypatch.setattr(length.Speed, "measure", measure)
+    monkeypatch.setattr(length.MeasuredDurations, "measure", measure)
     overrides = ("model.dropout=0", "training.minutes=0.01", "training.batch_size=12")
     meet(monkeypatch, SIZE, lambda _: work.pretrain(*overrides))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.data.table import RowError, SkippedRows, Table, format_rows, open_table
+from lmtool.data.table import RowError, SkippedRows, Table, format_csv_or_conll_rows, open_table
 from lmtool.errors import DataError
 
 TAGGED = "-DOCSTART- -X- O\n\nOtto NNP B-PER\nran VBD O\n\n\n# NN O\n"
@@ -62,7 +62,7 @@ def test_a_bad_sentence_is_refused_where_it_is_or_skipped(
 def test_predicted_tags_are_a_further_column(tmp_path: Path) -> None:
     table = opened(tmp_path / "a.conll", TAGGED)
     rows = ((row, (["B-PER", "O"][: len(row.values[0])],)) for row in table.rows())
-    written = "".join(format_rows(table, ("predicted",), rows))
+    written = "".join(format_csv_or_conll_rows(table, ("predicted",), rows))
     assert written == "Otto\tNNP\tB-PER\tB-PER\nran\tVBD\tO\tO\n\n#\tNN\tO\tB-PER\n\n"
 
 

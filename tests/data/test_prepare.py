@@ -11,7 +11,13 @@ import pytest
 
 from lmtool.data import prepare as prepare_module
 from lmtool.data import store as store_module
-from lmtool.data.prepare import TokenizedData, count_predicted, sample_texts_evenly, tokenize_data, tokenize_files
+from lmtool.data.prepare import (
+    TokenizedData,
+    count_predicted_bytes_and_tokens,
+    sample_texts_evenly,
+    tokenize_data,
+    tokenize_files,
+)
 from lmtool.data.store import TokenStore
 from lmtool.durable import cache_folder
 from lmtool.errors import DataError, ResourceError, UsageError
@@ -107,7 +113,7 @@ def test_the_bytes_of_the_first_token_are_not_predicted(text: str, tmp_path: Pat
     store = tokenize_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
     spelled = [tokenizer.list_spellings()[token][0] for token in tokenizer.encode(text)]
     assert b"".join(spelled) == text.encode()
-    assert count_predicted(store, tokenizer) == (len(b"".join(spelled[1:])), len(spelled) - 1)
+    assert count_predicted_bytes_and_tokens(store, tokenizer) == (len(b"".join(spelled[1:])), len(spelled) - 1)
 
 
 @pytest.mark.parametrize("text", ["\ufb03 x", "\u3392", "\ufdfa\ufdfa"])
@@ -116,7 +122,7 @@ def test_normalization_leaves_no_negative_number_of_bytes(text: str, tmp_path: P
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(WORDPIECE, [prose(5_000) + text])
     store = tokenize_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
-    assert 0 <= count_predicted(store, tokenizer)[0] <= len(text.encode())
+    assert 0 <= count_predicted_bytes_and_tokens(store, tokenizer)[0] <= len(text.encode())
 
 
 def test_long_documents_are_framed_once(tmp_path: Path) -> None:

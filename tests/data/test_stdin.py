@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.data.stdin import open_table_or_texts, open_table_sources, open_text_sources
+from lmtool.data.stdin import temporary_table_file, temporary_table_files, temporary_text_files
 from lmtool.errors import DataError, LmtoolError, UsageError
 
 Give = Callable[[bytes], None]
@@ -25,12 +25,12 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Give:
 
 def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
     stdin("naïve\nlines".encode())
-    with open_text_sources(["book.txt", "-"], ["one\ntwo", "three"]) as files:
+    with temporary_text_files(["book.txt", "-"], ["one\ntwo", "three"]) as files:
         assert files[0] == "book.txt"
         assert [Path(file).read_bytes() for file in files[1:]] == ["naïve\nlines".encode(), b"one\ntwo", b"three"]
         assert all(file.endswith(".txt") for file in files)
     assert not Path(files[1]).parent.exists()
-    with pytest.raises(BrokenPipeError), open_text_sources([], ["a"]):
+    with pytest.raises(BrokenPipeError), temporary_text_files([], ["a"]):
         raise BrokenPipeError
 
 
@@ -47,7 +47,7 @@ def test_input_without_text_is_refused(
     stdin: Give, content: bytes, sources: list[str], texts: list[str], error: type[LmtoolError]
 ) -> None:
     stdin(content)
-    with pytest.raises(error), open_text_sources(sources, texts):
+    with pytest.raises(error), temporary_text_files(sources, texts):
         pass
 
 
@@ -64,7 +64,7 @@ def test_input_without_text_is_refused(
 )
 def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, ending: str) -> None:
     stdin(content)
-    with open_table_sources(["-", "other.csv"]) as (received, other):
+    with temporary_table_files(["-", "other.csv"]) as (received, other):
         assert received.endswith(ending)
         assert Path(received).read_bytes() == content
         assert other == "other.csv"
@@ -84,7 +84,7 @@ def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, en
 )
 def test_a_table_is_distinguished_from_lines(stdin: Give, content: bytes, columns: list[str], is_table: bool) -> None:
     stdin(content)
-    with open_table_or_texts("-", [], columns, False) as source:
+    with temporary_table_file("-", [], columns, False) as source:
         assert (Path(source).read_bytes() == content) is is_table
 
 
@@ -94,11 +94,11 @@ def rows(source: str) -> list[object]:
 
 def test_lines_are_rows(stdin: Give) -> None:
     stdin('\ufeffA naïve "film", =1\r\n\n  \nbad\u2028still bad'.encode())
-    with open_table_or_texts("-", [], ["review"], False) as source:
+    with temporary_table_file("-", [], ["review"], False) as source:
         assert rows(source) == [{"review": 'A naïve "film", =1'}, {"review": "bad\u2028still bad"}]
-    with open_table_or_texts(None, ["a\nb", "c"], ["review"], False) as source:
+    with temporary_table_file(None, ["a\nb", "c"], ["review"], False) as source:
         assert rows(source) == [{"review": "a\nb"}, {"review": "c"}]
-    with open_table_or_texts(None, ["a"], ["messages"], True) as source:
+    with temporary_table_file(None, ["a"], ["messages"], True) as source:
         assert rows(source) == [{"messages": [{"role": "user", "content": "a"}]}]
 
 
@@ -123,6 +123,6 @@ def test_input_without_rows_is_refused(
     where: str,
 ) -> None:
     stdin(content)
-    with pytest.raises(error) as caught, open_table_or_texts(source, texts, columns, False):
+    with pytest.raises(error) as caught, temporary_table_file(source, texts, columns, False):
         pass
     assert caught.value.where.startswith(where)

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmtool.data import files, streaming
-from lmtool.data.corpus import Chunk, Corpus, DocumentDivision, open_corpus
-from lmtool.data.split import DocumentSplit
+from lmtool.data.corpus import Corpus, DocumentChunk, DocumentDivision, open_corpus
+from lmtool.data.split import DocumentSplitPart
 from lmtool.data.streaming import BlockPosition, StreamBlock, StreamedText
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
@@ -25,14 +25,16 @@ def streamed(*sources: object, seed: int = 1, **data: Any) -> StreamedText:
 
 
 def documents_of_units(text: StreamedText) -> list[str]:
-    return documents(chunk for unit in range(text.n_units) for chunk in text.chunks(unit))
+    return documents(chunk for unit in range(text.n_units) for chunk in text.read_unit_chunks(unit))
 
 
-def blocks(text: StreamedText, place: BlockPosition, n_turns: int, *split: DocumentSplit) -> Iterator[list[Chunk]]:
+def blocks(
+    text: StreamedText, place: BlockPosition, n_turns: int, *split: DocumentSplitPart
+) -> Iterator[list[DocumentChunk]]:
     """The chunks of each block of these turns, from a place on."""
     while place.turn < n_turns:
         block = StreamBlock(text, place, *split)
-        yield list(block.chunks())
+        yield list(block.read_chunks_and_record_end())
         place = block.end
 
 
@@ -124,7 +126,7 @@ def test_validation_documents_come_in_no_turn(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 3000)
     text = streamed(folder)
     text.read_head_and_hash()
-    train, valid = (DocumentSplit(5, 1 << 62, valid=valid) for valid in (False, True))
+    train, valid = (DocumentSplitPart(5, 1 << 62, valid=valid) for valid in (False, True))
     held_out = documents(valid.select(text.head.chunks()))
     assert len(held_out) > 3
     seen = documents(train.select(text.head.chunks()))

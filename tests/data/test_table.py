@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.data.delimited import MAX_FIELD_CHARACTERS, Dialect, parse_records
-from lmtool.data.files import READ_BYTES, iterate_lines, read_line_blocks
+from lmtool.data.files import READ_BYTES, iterate_lines, read_whole_line_blocks
 from lmtool.data.table import RowError, SkippedRows, Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
@@ -138,7 +138,7 @@ def test_lines_across_blocks(ends: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     lines = [f"{'x' * (READ_BYTES // 7 + i)}é{ends}" for i in range(40)]
     path.write_bytes("".join(lines).encode())
-    stretches = list(read_line_blocks(path, None, 1 << 20))
+    stretches = list(read_whole_line_blocks(path, None, 1 << 20))
     assert [line for stretch in stretches for line in iterate_lines(stretch)] == lines
 
 
@@ -222,7 +222,7 @@ def test_an_encoding_that_cannot_be_is_refused(encoding: str, tmp_path: Path) ->
 def test_blanks_around_names_and_columns_without_one(tmp_path: Path) -> None:
     table = open_at(tmp_path / "a.csv", " text ,,label,\na,b,c,d\n")
     assert table.names == ("text", "column 2", "label", "column 4")
-    assert table.file.header == (" text ", "", "label", "")
+    assert table.file.column_names == (" text ", "", "label", "")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.data.table import Row, Table, format_json_lines, format_json_list, format_rows, open_table, write_table
+from lmtool.data.table import (
+    Row,
+    Table,
+    format_csv_or_conll_rows,
+    format_json_lines,
+    format_json_list,
+    open_table,
+    write_table,
+)
 from lmtool.errors import ResourceError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.support.examples import examples
@@ -31,7 +39,7 @@ def json_table(folder: Path, *rows: dict[str, Any]) -> Table:
 def write(path: Path, source: Table, added: list[str], rows: Iterable[tuple[Row, list[Any]]] | None = None) -> None:
     """Adds to each row the length of its first cell, and 0.25."""
     with_length = ((row, [len(row.values[0]), 0.25]) for row in source.rows())
-    write_table(path, source, format_rows(source, added, with_length if rows is None else rows))
+    write_table(path, source, format_csv_or_conll_rows(source, added, with_length if rows is None else rows))
 
 
 def cells(lines: Iterable[str]) -> list[list[str]]:
@@ -47,7 +55,7 @@ def test_columns_are_kept_and_values_added(tmp_path: Path) -> None:
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     source = table(tmp_path, "text,label,label_2\na,b,c\n")
-    lines = list(format_rows(source, ["label", "label"], ((row, [1, 2]) for row in source.rows())))
+    lines = list(format_csv_or_conll_rows(source, ["label", "label"], ((row, [1, 2]) for row in source.rows())))
     assert lines == ["text,label,label_2,label_3,label_4\n", "a,b,c,1,2\n"]
 
 
@@ -56,7 +64,7 @@ VALUES = {"text": "a\nb \u2028", "n": 3, "f": 0.5, "yes": True, "none": None, "m
 
 def test_csv_has_json_for_what_is_no_text_or_number(tmp_path: Path) -> None:
     source = json_table(tmp_path, VALUES)
-    written = cells(format_rows(source, [], ((row, []) for row in source.rows())))
+    written = cells(format_csv_or_conll_rows(source, [], ((row, []) for row in source.rows())))
     assert written == [list(VALUES), ["a\nb \u2028", "3", "0.5", "true", "", '["é", 1]', '{"a": 1}']]
 
 
@@ -81,7 +89,7 @@ def test_formulas_are_guarded_when_asked(guard: bool, before: str, tmp_path: Pat
     pairs = [(FORMULAS[0], HARMLESS[0]), *zip(FORMULAS, HARMLESS, strict=True)]
     source = json_table(tmp_path, *({"=name": formula, "text": harmless} for formula, harmless in pairs))
     rows = ((row, ["=x"]) for row in source.rows())
-    assert cells(format_rows(source, ["@p"], rows, guard_formulas=guard)) == [
+    assert cells(format_csv_or_conll_rows(source, ["@p"], rows, guard_formulas=guard)) == [
         [before + "=name", "text", before + "@p"],
         *([before + formula, harmless, before + "=x"] for formula, harmless in pairs),
     ]

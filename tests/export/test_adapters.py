@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from lmtool.cli import main
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.export.adapters import export_adapters
+from lmtool.export.adapters import export_peft_adapters
 from lmtool.export.exporting import export
 from lmtool.inference.load import load_run
-from lmtool.interop.importing import import_run
+from lmtool.interop.importing import import_model_as_run
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, tokenizer_of
 from tests.support.cases import nightly_but
 from tests.support.errors import refuses
@@ -111,7 +111,7 @@ def test_adapters(case: str, tmp_path: Path) -> None:
     model, before, objective, targets = CASES[case]
     base, run = adapted_run(tmp_path, model, before, objective, targets)
     export(str(base), tmp_path / "base")
-    exported = export_adapters(str(run), tmp_path / "out")
+    exported = export_peft_adapters(str(run), tmp_path / "out")
     loaded = load_run(str(run))
     kind = getattr(transformers, auto_of(loaded.recipe))
     labels = exported.config.get("id2label")
@@ -163,7 +163,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 def test_configurations(case: str, expected: dict[str, Any], tmp_path: Path) -> None:
     model, before, objective, targets = CASES[case]
     _, run = adapted_run(tmp_path, model, before, objective, targets)
-    export_adapters(str(run), tmp_path / "out")
+    export_peft_adapters(str(run), tmp_path / "out")
     found = config_of(tmp_path / "out")
     assert {key: found[key] for key in expected} == expected
     assert (found["r"], found["lora_alpha"], found["lora_dropout"]) == (3, 4.0, 0.1)
@@ -176,7 +176,7 @@ def test_adapters_that_learnt_nothing_yet(tmp_path: Path) -> None:
     base = made(tmp_path / "base run", recipe_of(model, before), tokenizer)
     recipe = recipe_of(model, objective, tuning={"lora": {"rank": 2, "targets": targets}})
     run = made(tmp_path / "run", recipe, tokenizer, base, std=0.0)
-    export_adapters(str(run), tmp_path / "out", "float16")
+    export_peft_adapters(str(run), tmp_path / "out", "float16")
     file = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert len(file) == 4
     assert {tensor.dtype for tensor in file.values()} == {torch.float16}
@@ -186,7 +186,7 @@ def test_the_name_of_the_base(tmp_path: Path) -> None:
     """The name on the Hub of an imported model; otherwise a word that the card explains."""
     model, before, objective, targets = CASES["llama"]
     base, run = adapted_run(tmp_path, model, before, objective, targets)
-    export_adapters(str(run), tmp_path / "out")
+    export_peft_adapters(str(run), tmp_path / "out")
     assert config_of(tmp_path / "out")["base_model_name_or_path"] == "BASE"
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`BASE` is the base model: base run, as `lmtool export` writes it" in card
@@ -195,7 +195,7 @@ def test_the_name_of_the_base(tmp_path: Path) -> None:
     info["origin"] = {"reference": "hf:some/model@main", "revision": "abc", "model_type": "llama", "sha256": {}}
     del info["checksum"]
     (base / "run.json").write_text(json.dumps(info))
-    export_adapters(str(run), tmp_path / "named")
+    export_peft_adapters(str(run), tmp_path / "named")
     found = config_of(tmp_path / "named")
     assert (found["base_model_name_or_path"], found["revision"]) == ("some/model", "abc")
     card = (tmp_path / "named" / "README.md").read_text()
@@ -209,13 +209,13 @@ def test_an_imported_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     model, before, objective, _ = CASES["llama"]
     first = made(tmp_path / "first", recipe_of(model, before, **DOCUMENTS), tokenizer_of())
     export(str(first), tmp_path / "original")
-    base = import_run(str(tmp_path / "original"), tmp_path / "imported", lambda stage, done, total: None)
+    base = import_model_as_run(str(tmp_path / "original"), tmp_path / "imported", lambda stage, done, total: None)
     imported = load_run(str(base))
     recipe = imported.recipe.model_copy(
         update={"tuning": recipe_of(model, objective, tuning={"lora": {"targets": ALL}}).tuning}
     )
     run = made(tmp_path / "run", recipe, imported.tokenizer, base)
-    export_adapters(str(run), tmp_path / "out")
+    export_peft_adapters(str(run), tmp_path / "out")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "original")
     both = peft.PeftModel.from_pretrained(peer, str(tmp_path / "out")).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -228,14 +228,14 @@ def test_refusals(tmp_path: Path) -> None:
     base, run = adapted_run(tmp_path, model, before, objective, targets)
     there = sorted(os.listdir(tmp_path))
     with pytest.raises(UsageError, match="this run has no adapters"):
-        export_adapters(str(base), tmp_path / "out")
+        export_peft_adapters(str(base), tmp_path / "out")
     (tmp_path / "run" / "notes").write_text("mine")
     with refuses("output_exists"):
-        export_adapters(str(run), tmp_path / "run")
+        export_peft_adapters(str(run), tmp_path / "run")
     assert sorted(os.listdir(tmp_path)) == there
     (base / "run.json").unlink()
     with pytest.raises(CheckpointError, match="adapters only"):
-        export_adapters(str(run), tmp_path / "out")
+        export_peft_adapters(str(run), tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == there
 
 
@@ -243,13 +243,13 @@ def test_a_base_of_another_family(tmp_path: Path) -> None:
     """A DistilBERT whose classifier has BERT's head."""
     _, run = adapted_run(tmp_path, ONE_TEXT, MASKED, classes("a", "b"), ["query"])
     with pytest.raises(UsageError, match="exported as distilbert, which cannot express"):
-        export_adapters(str(run), tmp_path / "out")
+        export_peft_adapters(str(run), tmp_path / "out")
 
 
 def test_a_head_that_no_class_has(tmp_path: Path) -> None:
     _, run = adapted_run(tmp_path, BERT, MASKED, classes("a", "b", pool="mean"), ["query"])
     with pytest.raises(UsageError, match="no class of Transformers has this head") as refusal:
-        export_adapters(str(run), tmp_path / "out")
+        export_peft_adapters(str(run), tmp_path / "out")
     assert "objective.pool" in str(refusal.value.where)
 
 

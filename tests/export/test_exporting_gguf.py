@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export_gguf, prepare_export
+from lmtool.export.exporting import export_gguf_and_modelfile, prepare_export
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
 from lmtool.interop.importing import import_to_cache
@@ -44,7 +44,7 @@ def test_what_is_written_is_read_back(
 ) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     run = made(tmp_path / "run", CASES[case], tokenizer_of(), std=0.1)
-    export_gguf(str(run), tmp_path / "model.gguf", quantization)
+    export_gguf_and_modelfile(str(run), tmp_path / "model.gguf", quantization)
     before = load_run(str(run), CPU)
     after = load_run(str(import_to_cache(str(tmp_path / "model.gguf"))), CPU)
     assert [after.tokenizer.encode(text) for text in TEXTS] == [before.tokenizer.encode(text) for text in TEXTS]
@@ -71,11 +71,11 @@ def test_what_is_written_is_read_back(
 def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path: Path) -> None:
     run = made(tmp_path / "run", recipe, tokenizer_of())
     with pytest.raises(UsageError, match=what):
-        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+        export_gguf_and_modelfile(str(run), tmp_path / "model.gguf", "f16")
     assert not (tmp_path / "model.gguf").exists()
     (tmp_path / "there.gguf").touch()
     with refuses("output_exists"):
-        export_gguf(str(run), tmp_path / "there.gguf", "f16")
+        export_gguf_and_modelfile(str(run), tmp_path / "there.gguf", "f16")
 
 
 def test_keys_of_the_recipe_are_told_where_another_format_has_the_model(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_keys_of_the_recipe_are_told_where_another_format_has_the_model(tmp_path
     run = made(tmp_path / "run", mpt, tokenizer_of())
     assert prepare_export(resolve_reference(str(run))).family.model_type == "mpt"
     with pytest.raises(UsageError, match="no family of GGUF files") as refusal:
-        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+        export_gguf_and_modelfile(str(run), tmp_path / "model.gguf", "f16")
     assert str(refusal.value.where).startswith(
         "gpt_neox: model.position.kind (alibi, where gpt_neox has rotary), model.bias"
     )
     assert "as a directory" in str(refusal.value.fix)
     neox = recipe_of({**SMALL, "position": {"kind": "rotary"}, "activation": "gelu"}, {"kind": "causal"})
-    export_gguf(str(made(tmp_path / "other", neox, tokenizer_of())), tmp_path / "model.gguf", "f16")
+    export_gguf_and_modelfile(str(made(tmp_path / "other", neox, tokenizer_of())), tmp_path / "model.gguf", "f16")
 
 
 def test_all_keys_that_gguf_does_not_have_are_told_at_once(tmp_path: Path) -> None:
@@ -97,13 +97,15 @@ def test_all_keys_that_gguf_does_not_have_are_told_at_once(tmp_path: Path) -> No
     recipe = recipe_of({**SMALL, "activation": "gelu", "score": "dot", "d_model": 18, "n_heads": 2}, {"kind": "causal"})
     run = made(tmp_path / "run", recipe, tokenizer_of())
     with pytest.raises(UsageError, match="no family of GGUF files") as refusal:
-        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+        export_gguf_and_modelfile(str(run), tmp_path / "model.gguf", "f16")
     assert str(refusal.value.where).startswith(
         "gpt2: model.activation (gelu, where gpt2 has gelu-tanh), model.score (dot"
     )
     mistral = recipe_of({**LLAMA, "context": 40, "pattern": window}, {"kind": "causal"})
     with pytest.raises(UsageError, match=r"llama.*: model.pattern.kind \(window"):
-        export_gguf(str(made(tmp_path / "other", mistral, tokenizer_of())), tmp_path / "model.gguf", "f16")
+        export_gguf_and_modelfile(
+            str(made(tmp_path / "other", mistral, tokenizer_of())), tmp_path / "model.gguf", "f16"
+        )
 
 
 @pytest.mark.parametrize("case", ["own tokenizer", "published"])
@@ -119,4 +121,4 @@ def test_heads_are_not_lost(case: str, tmp_path: Path, monkeypatch: pytest.Monke
         tokenizer, model = tokenizer_of(), {**LLAMA, "context": 40}
     run = made(tmp_path / "run", recipe_of(model, spec), tokenizer)
     with pytest.raises(UsageError, match="a head for classification"):
-        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+        export_gguf_and_modelfile(str(run), tmp_path / "model.gguf", "f16")

@@ -17,7 +17,7 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.importing import import_to_cache
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tasks.predict import LabelPredictor, predict
+from lmtool.tasks.predict import LabelPredictor, predict_table_lazily
 from lmtool.tasks.task import Prediction
 from tests.interop.runs import made
 from tests.support import peers
@@ -291,8 +291,8 @@ def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     assert exported.architecture.endswith("ForTokenClassification") == own
     table = tmp_path / "words.jsonl"
     table.write_text("\n".join(json.dumps({"tokens": words, "tags": ["O"] * len(words)}) for words in WORDS))
-    wanted = [cells[0] for _, cells in predict(load_run(str(run), CPU), str(table)).rows]
-    assert [cells[0] for _, cells in predict(back(tmp_path / "out"), str(table)).rows] == wanted
+    wanted = [cells[0] for _, cells in predict_table_lazily(load_run(str(run), CPU), str(table)).rows]
+    assert [cells[0] for _, cells in predict_table_lazily(back(tmp_path / "out"), str(table)).rows] == wanted
     assert [executed(tmp_path / "out", words=words)["tags"] for words in WORDS] == wanted
     assert len({tag for tags in wanted for tag in tags}) > 1
 
@@ -313,9 +313,9 @@ def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Base
     assert exported.architecture.endswith("ForQuestionAnswering") == (body in OWN)
     table = tmp_path / "asked.jsonl"
     table.write_text("\n".join(json.dumps({"question": q, "context": c, "answers": []}) for q, c in ASKED))
-    wanted = list(predict(load_run(str(run), CPU), str(table)).rows)
+    wanted = list(predict_table_lazily(load_run(str(run), CPU), str(table)).rows)
     again = back(tmp_path / "out")
-    for (_, one), (_, other) in zip(predict(again, str(table)).rows, wanted, strict=True):
+    for (_, one), (_, other) in zip(predict_table_lazily(again, str(table)).rows, wanted, strict=True):
         assert one[:2] == other[:2]
         assert float(one[2]) == pytest.approx(float(other[2]), rel=1e-4, abs=1e-4)  # type: ignore[arg-type]
     assert again.recipe.objective.model_dump() | {"dropout": 0, "layers": "last"} == {

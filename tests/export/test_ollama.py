@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export_gguf
+from lmtool.export.exporting import export_gguf_and_modelfile
 from lmtool.export.ollama import format_modelfile
 from lmtool.tokenization.chat import TRAINED_TEMPLATE
 from lmtool.tokenization.template import SandboxedTemplate
@@ -93,13 +93,13 @@ def test_a_model_without_conversations_gets_its_prompt_as_it_is() -> None:
 
 def test_it_lies_beside_the_gguf_file(tmp_path: Path) -> None:
     run = made(tmp_path / "run", llama(), tokenizer_of(), std=0.1)
-    export_gguf(str(run), tmp_path / "model.q8.gguf", "q8_0")
+    export_gguf_and_modelfile(str(run), tmp_path / "model.q8.gguf", "q8_0")
     written = (tmp_path / "model.q8.Modelfile").read_text()
     assert written.startswith("FROM ./model.q8.gguf\nTEMPLATE")
     assert "PARAMETER stop" in written
     (tmp_path / "model.q8.gguf").unlink()
     with pytest.raises(UsageError, match="exists already"):
-        export_gguf(str(run), tmp_path / "model.q8.gguf", "q8_0")
-    export_gguf(str(run), tmp_path / "odd.Modelfile", "q8_0")
+        export_gguf_and_modelfile(str(run), tmp_path / "model.q8.gguf", "q8_0")
+    export_gguf_and_modelfile(str(run), tmp_path / "odd.Modelfile", "q8_0")
     assert (tmp_path / "odd.Modelfile").read_bytes()[:4] == b"GGUF"
     assert (tmp_path / "odd.Modelfile.Modelfile").read_text().startswith("FROM ./odd.Modelfile\n")

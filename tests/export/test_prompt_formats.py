@@ -9,8 +9,8 @@ import transformers
 
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export, export_gguf
-from lmtool.generation.chat import find_chat_format
+from lmtool.export.exporting import export, export_gguf_and_modelfile
+from lmtool.generation.chat import choose_chat_format
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.gguf.container import GgufContainer
 from lmtool.interop.importing import import_to_cache
@@ -89,7 +89,7 @@ def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
 def conversation(loaded: LoadedModel) -> list[int] | str:
     """What `chat` reads, or why it refuses."""
     try:
-        return find_chat_format(loaded).encode_prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
+        return choose_chat_format(loaded).encode_prompt([Message(role=role, content=text) for role, text in TURNS[:3]])
     except UsageError as refusal:
         return refusal.what
 
@@ -99,7 +99,7 @@ def conversation(loaded: LoadedModel) -> list[int] | str:
 def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
     run = answering(tmp_path, body, template, data)
     if form == "gguf":
-        export_gguf(str(run), tmp_path / "out.gguf", "f16")
+        export_gguf_and_modelfile(str(run), tmp_path / "out.gguf", "f16")
     else:
         export(str(run), tmp_path / "out")
     loaded = load_run(str(run), CPU)
@@ -118,7 +118,7 @@ def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[s
 def test_other_programs_read_the_same_prompts(body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
     """By the template alone, which llama.cpp gives no tokens but bos_token and eos_token; they end at the same ids."""
     run = answering(tmp_path, body, template, data)
-    export_gguf(str(run), tmp_path / "out.gguf", "f16")
+    export_gguf_and_modelfile(str(run), tmp_path / "out.gguf", "f16")
     export(str(run), tmp_path / "out")
     loaded = load_run(str(run), CPU)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -11,7 +11,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import AttentionOp
 from lmtool.model.layers.blocks import FeedForward
 from lmtool.model.layers.experts import Experts
-from lmtool.model.lora import LoraLinear, add_adapters_
+from lmtool.model.lora import LoraLinear, add_adapters_and_freeze_
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.training import Lora
@@ -112,5 +112,5 @@ def test_an_expert_that_nobody_asks_still_has_a_gradient_of_zeros() -> None:
 
 def test_adapters_reach_every_expert() -> None:
     adapted = model()
-    add_adapters_(adapted, Lora(targets=("feed-forward",)))
+    add_adapters_and_freeze_(adapted, Lora(targets=("feed-forward",)))
     assert sum(isinstance(module, LoraLinear) for module in adapted.modules()) == 2 * 3 * 2

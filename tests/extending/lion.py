@@ -30,7 +30,7 @@ def test_steps_equal_the_formula_of_the_paper() -> None:
                 w, m = before[name][i], momentum[name][i]
                 before[name][i] = w - 0.01 * (sign(0.8 * m + 0.2 * slope) + decay * w)
                 momentum[name][i] = 0.6 * m + 0.4 * slope
-        optimizers.update(1.0, 1.0, None, step)
+        optimizers.clip_and_step(1.0, 1.0, None, step)
         for name, p in model.named_parameters():
             assert p.detach().flatten().tolist() == pytest.approx(before[name], rel=1e-12), name
 
@@ -43,9 +43,9 @@ def test_its_state_is_kept_and_taken_over() -> None:
             generator = torch.Generator().manual_seed(step)
             for p in model.parameters():
                 p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
-            optimizers.update(1.0, 1.0, None, step)
+            optimizers.clip_and_step(1.0, 1.0, None, step)
         other = Optimizers(SPEC, two, CPU)
-        other.load_state(kept.state(), step + 1)
+        other.load_state(kept.state_tensors(), step + 1)
     assert all(torch.equal(*pair) for pair in zip(one.parameters(), two.parameters(), strict=True))
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from lmtool.checks.runs import verify_run
+from lmtool.checks.runs import find_damaged_run_files
 from lmtool.checksum import xxh3
 from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
@@ -28,10 +28,10 @@ from lmtool.data.vectors import VectorFile
 from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_records
-from lmtool.inference.reference import read_recipe
+from lmtool.inference.reference import read_verified_recipe
 from lmtool.interop.importing import read_recipe_sections
 from lmtool.interop.published_models import open_published_model
-from lmtool.interop.tokenization.reading import read_tokenizer
+from lmtool.interop.tokenization.reading import read_published_tokenizer
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
@@ -42,7 +42,7 @@ from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, ValidationState, read_saved_state
 from lmtool.run.saving import Snapshot
-from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts
+from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts_by_id_or_source
 from lmtool.tasks.reading import read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox
@@ -336,7 +336,7 @@ def _file_of_published(name: str, changed: str) -> ModelRunner:
         if not model.exists():
             published(model, name)
         (model / changed).write_bytes(content)
-        read_tokenizer(model, "llama")
+        read_published_tokenizer(model, "llama")
         tokenizer = Tokenizer.load(model)
         _use(tokenizer)
         ChatFormat.from_tokenizer(tokenizer)
@@ -497,7 +497,7 @@ def _read_steps(folder: Path, content: bytes) -> None:
     for kind in () if content == PLAIN else kinds:
         described[kind] = _drawn_steps(draw, kind)
     (model / "tokenizer.json").write_text(json.dumps(described))
-    read_tokenizer(model, "llama")
+    read_published_tokenizer(model, "llama")
     tokenizer = Tokenizer.load(model)
     _use(tokenizer)
     tokenizer.encode("aaaa " * 2000 + "b")
@@ -518,13 +518,13 @@ def _run(folder: Path) -> Path:
         ),
         {"recipe.yaml": dump(recipe).encode(), "tokenizer.json": b"{}"},
     ) as run:
-        run.start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
+        run.rewind_and_start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
         run.save_checkpoint(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
-        run.save_validation(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
+        run.save_validation_and_prune(ValidationState(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
         run.end_session("finished")
     return folder / "run"
 
@@ -538,7 +538,7 @@ def _file_of_a_run(name: str) -> ModelRunner:
         if not run.exists():
             _run(folder)
         (run / name).write_bytes(content)
-        list(verify_run(run))
+        list(find_damaged_run_files(run))
         found = Run.open(run)
         list(found.metrics.read_records())
         list(found.samples.read_records())
@@ -564,7 +564,7 @@ def _read_state(folder: Path, content: bytes) -> None:
     }
     (path / "MANIFEST.json").write_bytes(checkpoints.encode_manifest(2, None, files))
     checkpoint = checkpoints.verify_checkpoint(path)
-    read_recipe(Run.open(run), checkpoint)
+    read_verified_recipe(Run.open(run), checkpoint)
     read_saved_state(checkpoint)
 
 
@@ -641,7 +641,7 @@ def _use_index(folder: Path) -> None:
     """Search an index, then remove a text of it."""
     for entries in Index(folder).find_nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
         assert all(isinstance(entry.text, str) for entry in entries)
-    remove_texts(folder, ["a.txt:1"])
+    remove_texts_by_id_or_source(folder, ["a.txt:1"])
 
 
 def _read_index(folder: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lmtool.model.language_model import DecodeState, KeyValueCache, LanguageModel, Output
+from lmtool.model.language_model import DecodeState, HiddenOutput, KeyValueCache, LanguageModel
 
 
 class HistoryModel(LanguageModel):
@@ -32,7 +32,7 @@ class HistoryModel(LanguageModel):
         return self.logits_after(ids)
 
     def forward(self, batch):
-        return Output(self.forward_incremental(batch.tokens_BT, self.initial_state(batch))[0])
+        return HiddenOutput(self.forward_incremental(batch.tokens_BT, self.initial_state(batch))[0])
 
     def logits(self, hidden):
         return hidden
@@ -91,7 +91,7 @@ class SidesModel(HistoryModel):
 
     def forward(self, batch):
         self.read += batch.tokens_BT.numel()
-        return Output(torch.tensor([self.logits_of(row) for row in batch.tokens_BT.tolist()]))
+        return HiddenOutput(torch.tensor([self.logits_of(row) for row in batch.tokens_BT.tolist()]))
 
 
 class AnswerModel(HistoryModel):

@@ -1,6 +1,6 @@
 """Steps with caches of fixed size give what growing caches give; on a GPU, graphs too.
 
-On a CPU nothing is capture_graph, and all else is the same.
+On a CPU nothing is capture_cuda_graph, and all else is the same.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 
 from lmtool.compute.kernels import gpu
 from lmtool.generation import fast_steps as module
-from lmtool.generation.fast_steps import FastStep, FastSteps
+from lmtool.generation.fast_steps import FastStepsByShape, FixedShapeStep
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, fixed
@@ -48,13 +48,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(fixed, "SOURCE_LENGTH_MULTIPLE", 4)
     monkeypatch.setattr(module, "STEPS_BEFORE_CAPTURE", 2)
     rows: list[int] = []
-    call = FastStep.__call__
+    call = FixedShapeStep.__call__
 
-    def noted(self: FastStep, tokens_B1: torch.Tensor, state: Any) -> Any:
+    def noted(self: FixedShapeStep, tokens_B1: torch.Tensor, state: Any) -> Any:
         rows.append(len(tokens_B1))
         return call(self, tokens_B1, state)
 
-    monkeypatch.setattr(FastStep, "__call__", noted)
+    monkeypatch.setattr(FixedShapeStep, "__call__", noted)
     return rows
 
 
@@ -92,8 +92,8 @@ def test_captured_steps_give_the_tokens_of_plain_ones(taken: list[int], family: 
 
 def test_each_shape_is_captured_once(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    capture_graph = gpu.capture_graph
-    monkeypatch.setattr(gpu, "capture_graph", lambda *of: made.append(of) or capture_graph(*of))
+    capture_cuda_graph = gpu.capture_cuda_graph
+    monkeypatch.setattr(gpu, "capture_cuda_graph", lambda *of: made.append(of) or capture_cuda_graph(*of))
     model = tiny.model(**FAMILIES["alibi"], context=200)
     events(model, SamplingParams("greedy", max_new_tokens=60), [3] * 4, max_rows=1)
     assert len(made) == 3  # of 16, 32 and 64 slots
@@ -109,14 +109,14 @@ def test_a_short_text_waits_for_no_capture(taken: list[int]) -> None:
 
 def test_what_cannot_be_captured_is_computed_as_before(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = tiny.model(**FAMILIES["alibi"], context=200), SamplingParams("greedy", max_new_tokens=60)
-    capture_graph, left = gpu.capture_graph, [1, 0]
+    capture_cuda_graph, left = gpu.capture_cuda_graph, [1, 0]
 
     def fails(*of: Any) -> Any:
         if not left.pop(0):
             raise RuntimeError("operation not permitted when stream is capturing")
-        return capture_graph(*of)
+        return capture_cuda_graph(*of)
 
-    monkeypatch.setattr(gpu, "capture_graph", fails)
+    monkeypatch.setattr(gpu, "capture_cuda_graph", fails)
     found = events(model, asked, [3])
     assert taken
     assert not left
@@ -139,7 +139,7 @@ def test_neither_are_unknown_mixers_many_rows_and_hypotheses_that_share_a_line(
     # a beam of one text starts from a line that is not shared yet
     assert set(taken) <= {3}
     monkeypatch.setattr(module, "NATIVE_MIXERS", ())
-    assert FastSteps(model, CPU).find_step(tiny.start(model, 1)) is None
+    assert FastStepsByShape(model, CPU).find_or_capture_step(tiny.start(model, 1)) is None
 
 
 def test_nothing_changes_on_a_cpu() -> None:

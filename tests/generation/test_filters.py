@@ -122,7 +122,7 @@ def test_draw_never_takes_a_removed_token():
 
 def test_penalties_count_the_new_text_alone():
     settings = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
-    logits_BV = filters.process_logits(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
+    logits_BV = filters.apply_logits_processors(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
     assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
 
 
@@ -193,5 +193,5 @@ def test_typical_p_equals_the_plain_reference(weights, p):
 def test_the_end_token_does_not_come_before_its_time():
     logits_BV = random_logits(3, 9)
     settings = SamplingParams(min_new_tokens=2)
-    result = filters.process_logits(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
+    result = filters.apply_logits_processors(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
     assert result.isinf().nonzero().tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]

@@ -18,13 +18,13 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import UsageError
 from lmtool.generation import constrained, engine
-from lmtool.generation.constrained import start_form
+from lmtool.generation.constrained import check_and_start_form
 from lmtool.generation.drafts import ModelDraft, NGramDraft
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams, params_to_record
 from lmtool.generation.replay import params_from_record
-from lmtool.interop.tokenization.reading import read_tokenizer
+from lmtool.interop.tokenization.reading import read_published_tokenizer
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
         model_type, write_files = PUBLISHED[kind]
         with tempfile.TemporaryDirectory() as folder:
             write_files(Path(folder))
-            read = read_tokenizer(Path(folder), model_type)
+            read = read_published_tokenizer(Path(folder), model_type)
             return Tokenizer(Inner.from_str(read.json), read.config)
     return Tokenizer.train(KINDS[kind], TEXTS * 4)
 
@@ -155,7 +155,7 @@ def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
     tokenizer, longest, most = tokenizer_of("char"), 3, 6
     letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
     every = matches(pattern, most)
-    state = start_form(TextForm("regex", pattern), tokenizer)
+    state = check_and_start_form(TextForm("regex", pattern), tokenizer)
     for n in range(longest + 1):
         for text in map("".join, itertools.product("abc", repeat=n)):
             here, alive = state, True
@@ -212,7 +212,7 @@ def test_what_is_certain_is_read_at_once(monkeypatch):
     form, results = TextForm("json-schema", json.dumps(PERSON)), []
     for jumps in (True, False):
         if not jumps:
-            monkeypatch.setattr(engine.Engine, "_forced_tokens", lambda *given, **named: ())
+            monkeypatch.setattr(engine.Engine, "_forced_tokens_worth_reading", lambda *given, **named: ())
         model = Counting(tokenizer_of("bpe").vocab_size)
         results.append((written(form, model=model, strategy="sample", seed=4), model.passes))
     (jumped, n_jumped), (stepped, n_stepped) = results
@@ -299,7 +299,7 @@ SCHEMAS = st.recursive(
 @settings(max_examples=examples(40, 1000), deadline=None)
 def test_whatever_length_is_left_the_answer_validates(schema, seed):
     form = TextForm("json-schema", json.dumps(schema), complete=True)
-    n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
+    n = len(check_and_start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
 
@@ -326,7 +326,7 @@ def test_what_may_go_on_ends_in_time(ends):
 
 @pytest.mark.parametrize("form", [*FORMS, TextForm("regex", "a( a)*")], ids=lambda form: form.source[:9])
 def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(form):
-    state, chance = start_form(form, tokenizer_of("char")), random.Random(1)
+    state, chance = check_and_start_form(form, tokenizer_of("char")), random.Random(1)
     for _ in range(20):
         closed = state
         for token in state.closing_tokens:
@@ -339,7 +339,7 @@ def test_closing_tokens_complete_the_form_and_there_are_none_where_it_may_end(fo
 
 def test_drafts_close_in_time_too():
     form = TextForm("json-schema", json.dumps(PERSON), complete=True)
-    n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + 3
+    n = len(check_and_start_form(form, tokenizer_of("bpe")).closing_tokens) + 3
     for draft in (NGramDraft(), ModelDraft(HistoryModel(330))):
         for seed in range(4):
             (one,) = written(form, strategy="sample", seed=seed, draft=draft, max_new_tokens=n)
@@ -453,10 +453,10 @@ def test_errors_name_the_file_of_a_form():
 
 def test_samples_of_one_place_share_what_may_follow(monkeypatch):
     """The mask of a state is computed once, however many samples are there."""
-    asked, allowed = [], constrained.SpelledVocabulary.mask_tokens
+    asked, allowed = [], constrained.SpelledVocabulary.spelling_mask_to_token_mask
     monkeypatch.setattr(
         constrained.SpelledVocabulary,
-        "mask_tokens",
+        "spelling_mask_to_token_mask",
         lambda self, mask, begins: asked.append(1) or allowed(self, mask, begins),
     )
     form = TextForm("regex", "a[bc]a[bc]a")

@@ -197,7 +197,9 @@ def test_all_filters_together_equal_those_of_transformers_in_their_order():
         for n, theirs in enumerate(output.scores):
             text = [*prompt, *written[:n]]
             logits_1V = torch.tensor([without_cache(model)(text)])
-            ours = apply_sampling_filters(filters.process_logits(logits_1V, settings, [text], [n], ENDS), settings)
+            ours = apply_sampling_filters(
+                filters.apply_logits_processors(logits_1V, settings, [text], [n], ENDS), settings
+            )
             torch.testing.assert_close(ours.softmax(-1), theirs.softmax(-1), atol=1e-5, rtol=1e-4)
             n_compared += 1
     assert n_compared > 40

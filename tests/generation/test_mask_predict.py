@@ -129,7 +129,7 @@ def test_logits_that_are_not_finite_are_an_error():
     ],
 )
 def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):
-    ids = PromptFormat(ByteTokenizer(), "both", (6,), after=(5,), documents=documents).make_masked_prompt(
+    ids = PromptFormat(ByteTokenizer(), "both", (6,), after=(5,), documents=documents).encode_masked_prompt(
         prompt, **options
     )
     assert list(ids) == [token if isinstance(token, int) else SPECIAL + ord(token) for token in expected]

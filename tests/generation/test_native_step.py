@@ -56,7 +56,7 @@ def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         wanted, _ = model.forward_incremental(tokens[:, 3:], state)
         found = []
         for token in tokens[0, 3:].tolist():
-            assert runner._steps.find_step(state) is not None
+            assert runner._steps.find_or_capture_step(state) is not None
             hidden, state = runner.decode_step([token], state)
             found.append(hidden)
     return torch.cat(found), wanted[0]

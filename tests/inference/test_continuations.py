@@ -39,7 +39,7 @@ def scores(
     loaded: LoadedModel, groups: list[list[tuple[str, str]]], cuts: bool = False
 ) -> list[list[ScoredContinuation]]:
     spaced = [[(context, text_of(context, one)[len(context) :]) for context, one in group] for group in groups]
-    return score_continuations(loaded, spaced, [f"row {n}" for n in range(len(groups))], cuts=cuts)
+    return score_continuations(loaded, spaced, [f"row {n}" for n in range(len(groups))], truncate_contexts=cuts)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, LoadedM
     wanted = sum(float(next_of(loaded, row[: len(row) - (len(ids) - 1 - i)])[ids[i]]) for i in range(begins, len(ids)))
     assert scored[0].total == pytest.approx(wanted, rel=1e-4)
     with pytest.raises(UsageError, match="1 of 2 answers do not fit the context of 64 tokens") as caught:
-        score_continuations(loaded, [[("a", "cat")], [("a", "cat " * 30)]], ["row 7", "row 8"], cuts=True)
+        score_continuations(loaded, [[("a", "cat")], [("a", "cat " * 30)]], ["row 7", "row 8"], truncate_contexts=True)
     assert (caught.value.where or "").startswith("row 8: ")
     fits = "cat " * 15
     n = len(loaded.tokenizer.encode(" " + fits))

@@ -172,7 +172,7 @@ def test_processes_share_the_windows(measuring: Measuring, monkeypatch: pytest.M
 
     def validate(world: World) -> tuple[float, int]:
         compute, windows = replace(CPU, world=world), EvaluationWindows(measuring.store, wanted)
-        items = windows.items(measuring.model, objective.collate_validation, objective.score, compute)
+        items = windows.make_items(measuring.model, objective.collate_validation, objective.score, compute)
         found = evaluate_items(measuring.model, items, compute)
         return found.loss, found.count
 

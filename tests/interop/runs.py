@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.inference.load import build_for_training
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import lora
@@ -61,10 +61,10 @@ def made(
     rows = tokenizer.check_embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
     found = None if base is None else resolve_reference(str(base))
-    cpu = choose_compute("cpu", "float32")
+    cpu = configure_compute("cpu", "float32")
     lm, _ = build_for_training(recipe, tokenizer, cpu, lambda lm: None, base=found)
     torch.manual_seed(2)
-    trained = lora.tensors_to_save(lm)
+    trained = lora.adapter_or_full_state_dict(lm)
     with torch.no_grad():
         for name, tensor in trained.items():
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
@@ -74,7 +74,7 @@ def made(
             recipe="small",
             summary="a small model",
             fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
-            base=None if found is None else found.record(),
+            base=None if found is None else found.to_source_record(),
         ),
         {"recipe.yaml": dump(recipe).encode(), **tokenizer.serialize_files()},
     ) as run:

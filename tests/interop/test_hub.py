@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from lmtool.errors import CheckpointError
-from lmtool.interop.published_models import download_model
+from lmtool.interop.published_models import download_hub_model
 
 
 def not_found(*args: Any, **more: Any) -> str:
@@ -27,7 +27,7 @@ def unreachable(*args: Any, **more: Any) -> str:
 def test_what_the_hub_does_not_have(answer: Any, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", answer)
     with pytest.raises(CheckpointError) as caught:
-        download_model("hf:some/model")
+        download_hub_model("hf:some/model")
     lines = caught.value.lines()
     assert len(lines) == 3
     assert re.search(what, lines[0])
@@ -36,7 +36,7 @@ def test_what_the_hub_does_not_have(answer: Any, what: str, monkeypatch: pytest.
 def test_without_a_network_and_a_copy() -> None:
     """The tests are offline, as users may be."""
     with pytest.raises(CheckpointError, match="cannot download"):
-        download_model("hf:some/model@v1")
+        download_hub_model("hf:some/model@v1")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_repositories_without_weights_that_are_read(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **more: str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "list_repo_files", listed)
     with pytest.raises(CheckpointError, match=what):
-        download_model("hf:some/model")
+        download_hub_model("hf:some/model")
 
 
 def test_only_files_that_are_read_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_only_files_that_are_read_are_downloaded(tmp_path: Path, monkeypatch: py
     (tmp_path / "c0ffee").mkdir()
     (tmp_path / "c0ffee" / "model.safetensors").touch()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert download_model("hf:some/model@main") == (tmp_path / "c0ffee", "c0ffee")
+    assert download_hub_model("hf:some/model@main") == (tmp_path / "c0ffee", "c0ffee")
     assert (asked["name"], asked["revision"]) == ("some/model", "main")
     assert "config.json" in asked["allow_patterns"]
     assert not any(pattern.endswith((".bin", ".py", "*", ".pt")) for pattern in asked["allow_patterns"])

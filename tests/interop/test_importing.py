@@ -23,7 +23,7 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import import_if_published
-from lmtool.interop.importing import import_run, import_to_cache
+from lmtool.interop.importing import import_model_as_run, import_to_cache
 from lmtool.interop.references import is_published
 from lmtool.run.directory import Run
 from lmtool.tokenization.encoder import is_gpt2_bpe
@@ -88,7 +88,7 @@ def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
 ) -> None:
     """Also where the checksums of its files, and the name of the Hub, were not noted."""
     peer_in(tmp_path / "model", "gpt2")
-    monkeypatch.setattr("lmtool.interop.importing.download_model", lambda reference: (tmp_path / "model", "c0ffee"))
+    monkeypatch.setattr("lmtool.interop.importing.download_hub_model", lambda reference: (tmp_path / "model", "c0ffee"))
     runs = [import_to_cache(str(tmp_path / "model")), import_to_cache("hf:some/model")]
     for name in forgets:
         shutil.rmtree(tmp_path / "cache" / "imports" / name)
@@ -111,7 +111,7 @@ def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
 
 def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     peer_in(tmp_path / "model", "t5")
-    run = Run.open(import_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
+    run = Run.open(import_model_as_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
     assert run.state == "imported"
     assert run.info.origin is not None
     assert run.info.origin.model_type == "t5"
@@ -267,7 +267,7 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
         asked.append(reference)
         return tmp_path / "model", "c0ffee"
 
-    monkeypatch.setattr("lmtool.interop.importing.download_model", download)
+    monkeypatch.setattr("lmtool.interop.importing.download_hub_model", download)
     first = import_to_cache("hf:some/model")
     assert import_to_cache("hf:some/model") == first
     assert asked == ["hf:some/model"]
@@ -276,7 +276,7 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
     assert (origin.reference, origin.revision) == ("hf:some/model", "c0ffee")
     assert import_to_cache("hf:some/model@v2") == first
     assert len(asked) == 2
-    import_run("hf:some/model", tmp_path / "own", lambda *_: None)
+    import_model_as_run("hf:some/model", tmp_path / "own", lambda *_: None)
     assert import_to_cache("hf:some/model") == first
     assert len(asked) == 4
 

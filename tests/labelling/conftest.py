@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lmtool.labelling.journal import Journal
-from lmtool.labelling.labelling import Labelling
-from lmtool.labelling.learning import extract_features
+from lmtool.labelling.journal import LockedAnswerJournal
+from lmtool.labelling.labelling import ActiveLearningSession
+from lmtool.labelling.learning import compute_embeddings_or_tfidf
 from lmtool.labelling.table import TableToLabel
 from lmtool.recipe.spec.text import Data
 
@@ -35,18 +35,18 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Callable[..., Labelling]]:
+def begin(tmp_path: Path) -> Iterator[Callable[..., ActiveLearningSession]]:
     """Begins, or goes on, to label a table."""
     journals = []
 
-    def call(source: Path, multi: bool = False, **reading: Any) -> Labelling:
+    def call(source: Path, multi: bool = False, **reading: Any) -> ActiveLearningSession:
         rows = TableToLabel.read(str(source), Data(**reading), multi, None, tmp_path / "out.csv")
         for earlier in journals:
             earlier.close()
-        journal = Journal(tmp_path / "out.answers.jsonl", {"table": source.name})
+        journal = LockedAnswerJournal(tmp_path / "out.answers.jsonl", {"table": source.name})
         journals.append(journal)
-        features = extract_features([" ".join(texts) or "-" for _, texts in rows.rows], None)
-        return Labelling(rows, journal, features, [])
+        features = compute_embeddings_or_tfidf([" ".join(texts) or "-" for _, texts in rows.rows], None)
+        return ActiveLearningSession(rows, journal, features, [])
 
     yield call
     for journal in journals:

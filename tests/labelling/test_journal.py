@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import DataError, ResourceError, UsageError
-from lmtool.labelling.journal import Journal
+from lmtool.labelling.journal import LockedAnswerJournal
 
 HEAD = {"table": "a"}
 
@@ -21,61 +21,61 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_torn_line_is_dropped_and_the_next_one_is_whole(path: Path) -> None:
-    journal = Journal(path, HEAD)
+    journal = LockedAnswerJournal(path, HEAD)
     for row in range(3):
-        journal.append({"row": row})
+        journal.append_and_sync({"row": row})
     journal.close()
     whole = path.read_bytes()
     for end in range(len(whole) - len(b'{"row": 2}\n'), len(whole)):
         path.write_bytes(whole[:end])
-        journal = Journal(path, HEAD)
+        journal = LockedAnswerJournal(path, HEAD)
         assert journal.entries == [{"row": 0}, {"row": 1}]
-        journal.append({"row": 3})
+        journal.append_and_sync({"row": 3})
         journal.close()
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         assert lines == [HEAD, {"row": 0}, {"row": 1}, {"row": 3}]
 
 
 def test_answers_to_another_table_are_refused(path: Path) -> None:
-    journal = Journal(path, HEAD)
-    journal.append({"row": 0})
+    journal = LockedAnswerJournal(path, HEAD)
+    journal.append_and_sync({"row": 0})
     journal.close()
     before = path.read_bytes()
     with pytest.raises(UsageError, match="another table") as refused:
-        Journal(path, {"table": "b"})
+        LockedAnswerJournal(path, {"table": "b"})
     assert refused.value.code == "data_changed"
     assert path.read_bytes() == before
 
 
 def test_a_file_without_answers_is_replaced(path: Path) -> None:
-    Journal(path, HEAD).close()
-    Journal(path, {"table": "b"}).close()
+    LockedAnswerJournal(path, HEAD).close()
+    LockedAnswerJournal(path, {"table": "b"}).close()
     assert path.read_text(encoding="utf-8") == '{"table": "b"}\n'
     for mine in ('{"mine": 1}\n', "[1]\n"):
         path.write_text(mine, encoding="utf-8")
         with pytest.raises(UsageError, match="another table"):
-            Journal(path, HEAD)
+            LockedAnswerJournal(path, HEAD)
         assert path.read_text(encoding="utf-8") == mine
 
 
 def test_a_file_that_is_no_journal_is_refused(path: Path) -> None:
     path.write_text('{"table": "a"}\nnot JSON\n', encoding="utf-8")
     with pytest.raises(DataError, match="damaged"):
-        Journal(path, HEAD)
+        LockedAnswerJournal(path, HEAD)
     assert "not JSON" in path.read_text(encoding="utf-8")
 
 
 def test_one_process_writes(path: Path) -> None:
-    journal = Journal(path, HEAD)
+    journal = LockedAnswerJournal(path, HEAD)
     with pytest.raises(UsageError, match="another process"):
-        Journal(path, HEAD)
+        LockedAnswerJournal(path, HEAD)
     journal.close()
-    Journal(path, HEAD).close()
+    LockedAnswerJournal(path, HEAD).close()
 
 
 def test_what_cannot_be_written_is_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(path, HEAD)
-    journal.append({"row": 0})
+    journal = LockedAnswerJournal(path, HEAD)
+    journal.append_and_sync({"row": 0})
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -83,10 +83,10 @@ def test_what_cannot_be_written_is_not_there(path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(ResourceError, match="cannot write"):
-            journal.append({"row": 1})
-    journal.append({"row": 2})
+            journal.append_and_sync({"row": 1})
+    journal.append_and_sync({"row": 2})
     journal.close()
-    journal = Journal(path, HEAD)
+    journal = LockedAnswerJournal(path, HEAD)
     journal.close()
     assert journal.entries == [{"row": 0}, {"row": 2}]
 
@@ -94,9 +94,9 @@ def test_what_cannot_be_written_is_not_there(path: Path, monkeypatch: pytest.Mon
 def test_kill_9_loses_no_answer(path: Path) -> None:
     """What was told to be kept before the kill is there after it."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom lmtool.labelling.journal import Journal\n"
-        "journal = Journal(Path(sys.argv[1]), {'table': 'a'})\nrow = len(journal.entries)\n"
-        "while True:\n    journal.append({'row': row})\n    print(row, flush=True)\n    row += 1\n"
+        "import sys\nfrom pathlib import Path\nfrom lmtool.labelling.journal import LockedAnswerJournal\n"
+        "journal = LockedAnswerJournal(Path(sys.argv[1]), {'table': 'a'})\nrow = len(journal.entries)\n"
+        "while True:\n    journal.append_and_sync({'row': row})\n    print(row, flush=True)\n    row += 1\n"
     )
     for times in (1, 2, 3):
         process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
@@ -107,7 +107,7 @@ def test_kill_9_loses_no_answer(path: Path) -> None:
         kept = max([kept, *map(int, process.stdout.read().split())])
         process.wait()
         process.stdout.close()
-        journal = Journal(path, HEAD)
+        journal = LockedAnswerJournal(path, HEAD)
         rows = [entry["row"] for entry in journal.entries]
         journal.close()
         assert rows == list(range(len(rows)))

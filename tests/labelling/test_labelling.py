@@ -12,26 +12,28 @@ import pytest
 from scipy.stats import binomtest
 
 from lmtool.labelling import learning
-from lmtool.labelling.labelling import Labelling, RowConflict
+from lmtool.labelling.labelling import ActiveLearningSession, RowVersionConflict
 from lmtool.serving.errors import BadRequest
 from tests.labelling.conftest import TEXTS, TRUTH, write
 
-Begin = Callable[..., Labelling]
+Begin = Callable[..., ActiveLearningSession]
 
 
 def text_of(row: dict[str, Any]) -> str:
     return str(row["texts"][-1][1])
 
 
-def annotate(labelling: Labelling, n: int, truth: dict[str, str] = TRUTH, every: int = 1) -> list[dict[str, Any]]:
+def annotate(
+    labelling: ActiveLearningSession, n: int, truth: dict[str, str] = TRUTH, every: int = 1
+) -> list[dict[str, Any]]:
     """Answers the next n rows, and learns when so many of them are answered."""
     rows = []
     for i in range(1, n + 1):
-        row = labelling.next_row("a")["row"]
+        row = labelling.assign_next_row("a")["row"]
         rows.append(row)
-        labelling.save_answer("a", row["row"], row["version"], [truth[text_of(row)]])
+        labelling.save_answer_and_assign_next("a", row["row"], row["version"], [truth[text_of(row)]])
         if i % every == 0 or i == n:
-            labelling.learn()
+            labelling.learn_from_answers()
     return rows
 
 
@@ -44,7 +46,7 @@ def test_each_row_is_asked_once_until_none_is_left(table: Path, begin: Begin) ->
     labelling = begin(table)
     asked = annotate(labelling, len(TEXTS), every=4)
     assert sorted(row["row"] for row in asked) == list(range(len(TEXTS)))
-    assert labelling.next_row("a")["row"] is None
+    assert labelling.assign_next_row("a")["row"] is None
     assert labelling.record()["answers"] == len(TEXTS)
 
 
@@ -66,10 +68,10 @@ def test_labels_of_the_table_are_answers_and_stay_in_their_column(begin: Begin, 
     source = write(tmp_path / "some.csv", ["good,one text,1", ",another text,2", "bad,,3"], "label,text,number")
     labelling = begin(source)
     assert labelling.answers() == {0: ("good",), 2: ("bad",)}
-    row = labelling.next_row("a")["row"]
+    row = labelling.assign_next_row("a")["row"]
     assert row["row"] == 1
-    assert [name for name, _ in labelling.progress()["classes"]] == ["bad", "good"]
-    labelling.save_answer("a", 1, 0, ['new, "class"'])
+    assert [name for name, _ in labelling.progress_with_doubted_answers()["classes"]] == ["bad", "good"]
+    labelling.save_answer_and_assign_next("a", 1, 0, ['new, "class"'])
     labelling.open(None)  # type: ignore[arg-type]
     labelling.close()
     assert [list(row.values()) for row in result(tmp_path / "out.csv")] == [
@@ -95,44 +97,44 @@ def test_a_column_that_is_no_label_is_not_taken_for_one(begin: Begin, tmp_path: 
 
 def test_two_windows_get_different_rows_and_never_overwrite_each_other(table: Path, begin: Begin) -> None:
     labelling = begin(table)
-    windows = {name: labelling.next_row(name)["row"] for name in "abcdefgh"}
+    windows = {name: labelling.assign_next_row(name)["row"] for name in "abcdefgh"}
     assert len({row["row"] for row in windows.values()}) == len(windows)
-    assert labelling.next_row("a")["row"] == windows["a"], "a page that is loaded again is asked the same"
+    assert labelling.assign_next_row("a")["row"] == windows["a"], "a page that is loaded again is asked the same"
     row = windows["a"]
-    labelling.save_answer("a", row["row"], row["version"], ["fruit"])
-    with pytest.raises(RowConflict) as refused:
-        labelling.save_answer("b", row["row"], row["version"], ["animal"])
+    labelling.save_answer_and_assign_next("a", row["row"], row["version"], ["fruit"])
+    with pytest.raises(RowVersionConflict) as refused:
+        labelling.save_answer_and_assign_next("b", row["row"], row["version"], ["animal"])
     assert refused.value.status == 409
     assert refused.value.body["row"] == {**row, "labels": ("fruit",), "version": 1}
     assert labelling.answers() == {row["row"]: ("fruit",)}
-    labelling.save_answer("b", row["row"], 1, ["animal"])
+    labelling.save_answer_and_assign_next("b", row["row"], 1, ["animal"])
     assert labelling.answers() == {row["row"]: ("animal",)}
 
 
 def test_the_last_row_is_asked_in_each_window(begin: Begin, tmp_path: Path) -> None:
     labelling = begin(write(tmp_path / "one.csv", ["1,alone"]))
-    assert labelling.next_row("a")["row"] == labelling.next_row("b")["row"]
+    assert labelling.assign_next_row("a")["row"] == labelling.assign_next_row("b")["row"]
 
 
 def test_an_answer_is_taken_back_and_a_row_passed_over(table: Path, begin: Begin) -> None:
     labelling = begin(table)
-    first = labelling.next_row("a")["row"]
-    labelling.save_answer("a", first["row"], 0, ["fruit"])
-    labelling.save_answer("a", first["row"], 1, None)
-    second = labelling.next_row("a")["row"]
-    labelling.save_answer("a", second["row"], 0, None)
+    first = labelling.assign_next_row("a")["row"]
+    labelling.save_answer_and_assign_next("a", first["row"], 0, ["fruit"])
+    labelling.save_answer_and_assign_next("a", first["row"], 1, None)
+    second = labelling.assign_next_row("a")["row"]
+    labelling.save_answer_and_assign_next("a", second["row"], 0, None)
     assert labelling.answers() == {}
     again = begin(table)
     asked = annotate(again, len(TEXTS) - 2, every=12)
     assert not {first["row"], second["row"]} & {row["row"] for row in asked}
-    assert again.next_row("a")["row"] is None
+    assert again.assign_next_row("a")["row"] is None
 
 
 def test_what_is_no_answer_is_refused(table: Path, begin: Begin) -> None:
     labelling = begin(table)
     for row, labels in ((10**6, ["a"]), (-1, ["a"]), (0, []), (0, ["a", "b"]), (0, [" "]), (0, ["a;b"])):
         with pytest.raises(BadRequest):
-            labelling.save_answer("a", row, 0, labels)
+            labelling.save_answer_and_assign_next("a", row, 0, labels)
     assert labelling.answers() == {}
 
 
@@ -141,8 +143,8 @@ def test_several_labels_a_row(begin: Begin, tmp_path: Path) -> None:
     write(source, ["a;b,first", ";,second", ",third", ",fourth"], "genre,text")
     labelling = begin(source, multi=True)
     assert labelling.answers() == {0: ("a", "b"), 1: ()}
-    labelling.save_answer("a", 2, 0, [])
-    labelling.save_answer("a", 3, 0, ["c", "a"])
+    labelling.save_answer_and_assign_next("a", 2, 0, [])
+    labelling.save_answer_and_assign_next("a", 3, 0, ["c", "a"])
     labelling = begin(source, multi=True)
     labelling.open(None)  # type: ignore[arg-type]
     labelling.close()
@@ -154,10 +156,12 @@ def test_several_labels_are_learned(begin: Begin, tmp_path: Path) -> None:
     texts = [text for _, text in TEXTS]
     labelling = begin(write(tmp_path / "t.csv", [f"{i},{text}" for i, text in enumerate(texts)]), multi=True)
     for _ in range(60):
-        row = labelling.next_row("a")["row"]
+        row = labelling.assign_next_row("a")["row"]
         text = text_of(row)
-        labelling.save_answer("a", row["row"], 0, [name for name in ("cat", "small", "here") if name in text.split()])
-        labelling.learn()
+        labelling.save_answer_and_assign_next(
+            "a", row["row"], 0, [name for name in ("cat", "small", "here") if name in text.split()]
+        )
+        labelling.learn_from_answers()
     assert labelling.estimate is not None
     assert labelling.estimate[0] > 0.5
 
@@ -182,17 +186,17 @@ def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begi
     labelling = begin(table)
     wrong = {text: "fruit" for _, text in TEXTS if text in ("the old cat here", "the new dog outside")}
     annotate(labelling, len(TEXTS), truth=TRUTH | wrong, every=12)
-    doubted = labelling.progress()["wrong"]
+    doubted = labelling.progress_with_doubted_answers()["wrong"]
     assert {text_of(row) for row in doubted[:2]} == set(wrong)
     assert all(row["labels"] == ("fruit",) and row["suggested"] == ("animal",) for row in doubted[:2])
     first = doubted[0]
-    labelling.save_answer("a", first["row"], first["version"], ["fruit"])
-    labelling.learn()
-    assert text_of(first) not in {text_of(row) for row in labelling.progress()["wrong"]}
+    labelling.save_answer_and_assign_next("a", first["row"], first["version"], ["fruit"])
+    labelling.learn_from_answers()
+    assert text_of(first) not in {text_of(row) for row in labelling.progress_with_doubted_answers()["wrong"]}
 
 
 def test_rows_are_found_by_their_words(table: Path, begin: Begin) -> None:
-    rows = begin(table).find_rows("PEAR  large")
+    rows = begin(table).find_rows_with_all_words("PEAR  large")
     assert {text_of(row) for row in rows} == {text for _, text in TEXTS if "large pear" in text}
 
 
@@ -201,12 +205,12 @@ def test_the_thread_learns_and_goes_on_after_an_error(
 ) -> None:
     labelling = begin(table)
     with monkeypatch.context() as patch:
-        patch.setattr(labelling, "learn", lambda: 1 / 0)
+        patch.setattr(labelling, "learn_from_answers", lambda: 1 / 0)
         labelling.open(None)  # type: ignore[arg-type]
         time.sleep(0.1)
     for _ in range(40):
-        row = labelling.next_row("a")["row"]
-        labelling.save_answer("a", row["row"], row["version"], [TRUTH[text_of(row)]])
+        row = labelling.assign_next_row("a")["row"]
+        labelling.save_answer_and_assign_next("a", row["row"], row["version"], [TRUTH[text_of(row)]])
     deadline = time.monotonic() + 60
     while labelling.estimate is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -214,7 +218,7 @@ def test_the_thread_learns_and_goes_on_after_an_error(
     assert labelling.estimate is not None
 
 
-def needed(labelling: Labelling, wanted: float, choosing: bool) -> int:
+def needed(labelling: ActiveLearningSession, wanted: float, choosing: bool) -> int:
     """Answers until a model of them is right on so many of all rows."""
     classes = sorted(set(TRUTH.values()))
     truth_N = np.array([classes.index(TRUTH[texts[-1]]) for _, texts in labelling.table.rows])
@@ -226,7 +230,7 @@ def needed(labelling: Labelling, wanted: float, choosing: bool) -> int:
             rows = labelling._order[:n]
         if len(set(truth_N[rows])) > 1:
             features = labelling._features
-            p_QJK = learning.fit_and_predict(features[rows], truth_N[rows, None], features, 2)
+            p_QJK = learning.fit_and_predict_probabilities(features[rows], truth_N[rows, None], features, 2)
             if (p_QJK[:, 0].argmax(1) == truth_N).mean() >= wanted:
                 return n
     return len(truth_N)
@@ -248,4 +252,4 @@ def test_conversations_have_one_text(begin: Begin, tmp_path: Path) -> None:
     source = tmp_path / "talk.jsonl"
     said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
     source.write_text(json.dumps({"messages": said}) + "\n", encoding="utf-8")
-    assert begin(source).next_row("a")["row"]["texts"] == [("messages", "user: hello")]
+    assert begin(source).assign_next_row("a")["row"]["texts"] == [("messages", "user: hello")]

@@ -11,13 +11,13 @@ import pytest
 
 from lmtool.compute.device import CPU
 from lmtool.export.exporting import export
-from lmtool.inference.load import load_packed
+from lmtool.inference.load import load_merged_and_packed
 from lmtool.interop.importing import import_to_cache
 from tests.serving.harness import served
 from tests.support.published import unpacked
 
 pytest.importorskip("lm_eval")
-from lmtool.tasks.benchmarks import Tasks, evaluate_tasks, import_lm_eval, open_tasks
+from lmtool.tasks.benchmarks import Tasks, evaluate_lm_eval_tasks, import_and_silence_lm_eval, load_lm_eval_tasks
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
@@ -31,8 +31,8 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def tasks() -> Tasks:
-    import_lm_eval()
-    return open_tasks(FOLDERS)
+    import_and_silence_lm_eval()
+    return load_lm_eval_tasks(FOLDERS)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(exported: Path) -> Rows:
-    return dict(evaluate_tasks(load_packed(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
+    return dict(evaluate_lm_eval_tasks(load_merged_and_packed(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["hf", "local-completions"])

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.loggers.dashboards import Loggers, make_dashboard_run_id
+from lmtool.loggers.dashboards import DashboardLoggers, make_dashboard_run_id
 from lmtool.run.directory import Run
 from tests.support.training import Work, after
 
 
 def trained(work: Work, *overrides: str, **options) -> tuple[Path, list[str]]:
     """A run of 12 steps whose events were logged, and the warnings."""
-    loggers = Loggers()
+    loggers = DashboardLoggers()
     warned = []
     for event in work.pretrain("evaluation.prompts=['a cat']", *overrides, **options):
         warned += loggers.log_event(event)
@@ -93,7 +93,7 @@ def test_tensorboard_hides_what_a_resumed_run_repeats(work):
     trained(work, "logging=[tensorboard]", "checkpoint.every=4", stop=after(7))
     run = work.run()
     (run / "checkpoints" / "step-000007" / "MANIFEST.json").write_text("damaged")
-    loggers = Loggers()
+    loggers = DashboardLoggers()
     warned = [line for event in work.resume() for line in loggers.log_event(event)] + loggers.close()
     assert warned == []
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})

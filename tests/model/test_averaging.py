@@ -12,7 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, NaiveBayesHead
 from lmtool.model.heads import Classifier
-from lmtool.objective import Vocabulary
+from lmtool.objective import VocabularyInfo
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -23,7 +23,7 @@ from tests.support import tiny
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB
-VOCABULARY = Vocabulary(
+VOCABULARY = VocabularyInfo(
     VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, target_start_ids=(1,), sentinels=(), specials=frozenset(range(7))
 )
 KEEP = torch.tensor([[True] * 6, [True, True, True, False, False, False], [False] * 6])
@@ -199,7 +199,7 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
     """Counted on some texts, weighted in others; padding has no weight, and a text without known features none."""
     built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0)
     counted_BT = torch.cat((tiny.tokens(4, 6) % 9, torch.tensor([[5, 5, 5, 2, 5, 5]])))
-    built.fit_feature_statistics_([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
+    built.fit_idf_and_bucket_ngrams_([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
     tokens_BT = torch.tensor([[5, 5, 2, 3, 5, 0], [2, 2, 2, 12, 1, 1], [12, 12, 12, 12, 12, 12]])
     keep_BT = torch.tensor([[True] * 5 + [False], [True] * 4 + [False] * 2, [True] * 6])
     texts = texts_of(tokens_BT, keep_BT)
@@ -212,7 +212,7 @@ def test_tf_idf_is_that_of_the_plain_counts() -> None:
 def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     """In as few buckets as three, each stands for one of the pairs that were counted, the most frequent one."""
     built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
-    built.fit_feature_statistics_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
+    built.fit_idf_and_bucket_ngrams_([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
     assert built.owner_K is not None
     known = {int(h) for h in built.owner_K if h >= 0}
     hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
@@ -241,7 +241,7 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         tokens = [[alphabet.index(char) for char in text.ljust(longest, "g")] for text in of]
         return Batch(torch.tensor(tokens), keep_BT=torch.tensor([[i < len(t) for i in range(longest)] for t in of]))
 
-    built.fit_feature_statistics_(
+    built.fit_idf_and_bucket_ngrams_(
         [batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])]
     )  # the last is shorter than n-grams are
     plain = []
@@ -251,9 +251,9 @@ def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
         ids = [[[names.index(name) for name in counts.elements()] for counts in of] for of in (of_texts, of_counted)]
         plain.append(reference.tf_idf(*ids, len(names)))
     expected_BB = sum(x_BF @ x_BF.T for x_BF in plain) / 2
-    x_BF = built.feature_matrix([batch(texts)])
+    x_BF = built.sparse_feature_matrix([batch(texts)])
     np.testing.assert_allclose((x_BF @ x_BF.T).toarray(), expected_BB, rtol=1e-6, atol=1e-7)
-    alone_BF = built.feature_matrix([batch([text]) for text in texts if text])
+    alone_BF = built.sparse_feature_matrix([batch([text]) for text in texts if text])
     kept = [i for i, text in enumerate(texts) if text]
     np.testing.assert_allclose((alone_BF @ alone_BF.T).toarray(), expected_BB[np.ix_(kept, kept)], rtol=1e-6, atol=1e-7)
 

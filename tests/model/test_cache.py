@@ -243,7 +243,7 @@ def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) ->
         shared, state = read(model, tokens_BT[:, 3:6], [2], state.select_rows([0, 0, 0]))
         apart = state.select_rows([2, 0])
         assert apart.rows_per_line == (2 if keeps_lines(state) else 1)
-        apart = apart.select_rows([1, 0], own_lines=True)
+        apart = apart.select_rows([1, 0], separate_lines=True)
         assert apart.shared_lines is None
         alone, _ = read(model, tokens_BT[[0, 2], 6:], [1], apart)
     wanted = full(model, tokens_BT, text * 3)
@@ -358,7 +358,7 @@ def test_states_that_hold_all_positions_go_back(family: str) -> None:
         expected = full(model, tokens_BT)[:, 5:]
         hidden, _ = read(model, tokens_BT[:, 5:], [3], kept)
         torch.testing.assert_close(hidden, expected, **EXACT)
-        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaim_slots_())
+        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaim_continuation_slots_())
         torch.testing.assert_close(hidden, expected, **EXACT)
         for old, new in zip(after.layers, later.layers, strict=True):
             if isinstance(old, KeyValueCache) and isinstance(new, KeyValueCache):

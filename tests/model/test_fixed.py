@@ -8,7 +8,7 @@ import torch
 
 from lmtool.model import DecodeState
 from lmtool.model import fixed as module
-from lmtool.model.fixed import FixedState, StateShape
+from lmtool.model.fixed import DecodeStateShape, FixedSizeDecodeState
 from lmtool.model.state import RowTokens
 from tests.support import tiny
 from tests.support.tiny import CACHED, TRANSFORMERS
@@ -36,8 +36,8 @@ def state_of(family: str, lengths: tuple[int, ...], seed: int = 0) -> tuple[Any,
     return model, DecodeState.join_rows(states).trim_common_padding()
 
 
-def fixed_of(state: DecodeState) -> FixedState:
-    fixed = FixedState.empty_like(state, StateShape.from_state(state))
+def fixed_of(state: DecodeState) -> FixedSizeDecodeState:
+    fixed = FixedSizeDecodeState.empty_like(state, DecodeStateShape.from_state(state))
     fixed.copy_from_(state)
     return fixed
 
@@ -108,10 +108,10 @@ def test_nothing_is_allocated_for_a_longer_text() -> None:
 @pytest.mark.parametrize(("length", "n_slots"), [(1, 16), (14, 16), (15, 32), (30, 32)])
 def test_slots_are_a_power_of_two_with_one_for_the_next_position(length: int, n_slots: int) -> None:
     """And one more, at the end."""
-    assert StateShape.from_state(state_of("alibi", (length,))[1]) == (1, n_slots, 0)
+    assert DecodeStateShape.from_state(state_of("alibi", (length,))[1]) == (1, n_slots, 0)
 
 
 def test_slots_of_a_source() -> None:
     model, state = state_of("2017", (2, 2, 2))
-    assert StateShape.from_state(state).n_source == 4
-    assert StateShape.from_state(tiny.start(model, 1, [[1, 2, 3, 4, 5]])).n_source == 8
+    assert DecodeStateShape.from_state(state).n_source == 4
+    assert DecodeStateShape.from_state(tiny.start(model, 1, [[1, 2, 3, 4, 5]])).n_source == 8

@@ -62,4 +62,4 @@ def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:
         raise AssertionError("these were read")
         yield
 
-    model.fit_feature_statistics_(batches())
+    model.fit_counted_weights_(batches())

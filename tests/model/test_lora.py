@@ -11,7 +11,13 @@ from lmtool import model as models
 from lmtool.batch import Batch
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import JoinedLinear, Mixer, find_linears
-from lmtool.model.lora import LoraLinear, adapter_parameter_names, add_adapters_, merge_adapters_, tensors_to_save
+from lmtool.model.lora import (
+    LoraLinear,
+    adapter_or_full_state_dict,
+    adapter_parameter_names,
+    add_adapters_and_freeze_,
+    merge_adapters_,
+)
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
@@ -31,7 +37,7 @@ def drawn(model: torch.nn.Module, seed: int = 3) -> None:
 
 
 def filled(model: torch.nn.Module, **changes: Any) -> None:
-    add_adapters_(model, Lora(**changes))
+    add_adapters_and_freeze_(model, Lora(**changes))
     drawn(model)
 
 
@@ -48,7 +54,7 @@ def test_quantized_weights_below_adapters(name: str, quantize: Any) -> None:
     wide = {**tiny.TRANSFORMERS[name], "d_model": 32, "d_ff": 64}
     found, wanted = (tiny.model(dtype=torch.float32, **wide) for _ in range(2))
     for model, trains in ((found, True), (wanted, False)):
-        add_adapters_(model, Lora(targets=ALL, quantize=quantize), keep_quantized=trains)
+        add_adapters_and_freeze_(model, Lora(targets=ALL, quantize=quantize), keep_quantized=trains)
         drawn(model)
         model.float().logits(model(batch_of(name)).hidden_BTD).square().mean().backward()
     rounded = {key for key, value in found.state_dict().items() if not value.isfinite().all()}
@@ -56,7 +62,11 @@ def test_quantized_weights_below_adapters(name: str, quantize: Any) -> None:
     gradients = dict(wanted.named_parameters())
     for key in adapter_parameter_names(found):
         torch.testing.assert_close(found.get_parameter(key).grad, gradients[key].grad, rtol=1e-4, atol=1e-6)
-    assert tensors_to_save(found).keys() == tensors_to_save(wanted).keys() == set(adapter_parameter_names(found))
+    assert (
+        adapter_or_full_state_dict(found).keys()
+        == adapter_or_full_state_dict(wanted).keys()
+        == set(adapter_parameter_names(found))
+    )
     for model in (found, wanted):
         merge_adapters_(model)
     for key, value in found.state_dict().items():
@@ -100,7 +110,7 @@ def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_i
     batch = batch_of(name)
     with torch.no_grad():
         before = plain.logits(plain(batch).hidden_BTD)
-        add_adapters_(adapted, Lora(rank=2, targets=ALL))
+        add_adapters_and_freeze_(adapted, Lora(rank=2, targets=ALL))
         torch.testing.assert_close(adapted.logits(adapted(batch).hidden_BTD), before, rtol=0, atol=0)
         drawn(adapted)
         after = adapted.logits(adapted(batch).hidden_BTD)
@@ -139,10 +149,10 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     model = Classifier(tiny.model(**tiny.BERT), spec, tiny.spec(**tiny.BERT))
     head = {name for name, _ in model.named_parameters() if not name.startswith("body.")}
     assert {"head.weight", "head.bias", "pool.key.weight"} <= head
-    assert len(tensors_to_save(model)) == len(model.state_dict())
-    add_adapters_(model.body, Lora())
+    assert len(adapter_or_full_state_dict(model)) == len(model.state_dict())
+    add_adapters_and_freeze_(model.body, Lora())
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert learning == head | set(adapter_parameter_names(model)) == set(tensors_to_save(model))
+    assert learning == head | set(adapter_parameter_names(model)) == set(adapter_or_full_state_dict(model))
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     assert len(set(adapter_parameter_names(model))) == 2 * len(mixers) / 2
 
@@ -155,7 +165,7 @@ def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
         with torch.device("meta"):
             model = models.build(recipe.model, recipe.model.vocab_size or 30_000)
             whole = sum(parameter.numel() for parameter in model.parameters())
-            add_adapters_(model, Lora() if targets is None else Lora(targets=targets))
+            add_adapters_and_freeze_(model, Lora() if targets is None else Lora(targets=targets))
         learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         assert least < learning / whole < most
 
@@ -176,7 +186,7 @@ def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
 def test_dropout_is_of_what_adapters_read() -> None:
     """With zero adapters dropout has no effect."""
     model = tiny.model()
-    add_adapters_(model, Lora(dropout=0.5))
+    add_adapters_and_freeze_(model, Lora(dropout=0.5))
     model.train()
     batch = Batch(tiny.tokens(2, 5))
     assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)

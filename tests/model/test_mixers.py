@@ -17,7 +17,7 @@ from lmtool.model.language_model import LayerState
 from lmtool.model.layers import stack
 from lmtool.model.layers.attention import AttentionOp, Mixer, MixerOutput
 from lmtool.model.layers.blocks import FeedForward
-from lmtool.model.lora import LoraLinear, add_adapters_, merge_adapters_
+from lmtool.model.lora import LoraLinear, add_adapters_and_freeze_, merge_adapters_
 from lmtool.model.packed import PackedMatrix, pack_weights_
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer
@@ -160,7 +160,7 @@ def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) 
     model = with_teams()
     batch = Batch(tiny.tokens(2, T))
     whole = model(batch).hidden_BTD
-    add_adapters_(model, Lora(targets=("feed-forward",)))
+    add_adapters_and_freeze_(model, Lora(targets=("feed-forward",)))
     assert sum(isinstance(module, LoraLinear) for module in model.modules()) == 2 * 2 * 2
     merge_adapters_(model)
     torch.testing.assert_close(model(batch).hidden_BTD, whole, **EXACT)
@@ -176,7 +176,7 @@ def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) 
 
 def test_a_mixer_that_no_adapter_knows_is_left_as_it_is(with_traces: Callable[..., LanguageModel]) -> None:
     model = with_traces()
-    add_adapters_(model, Lora(targets=("query", "feed-forward")))
+    add_adapters_and_freeze_(model, Lora(targets=("query", "feed-forward")))
     assert sum(isinstance(module, LoraLinear) for module in model.modules()) == 2 * 2
     with pytest.raises(UsageError, match="no matrices of the kind query or value"):
-        add_adapters_(with_traces(), Lora())
+        add_adapters_and_freeze_(with_traces(), Lora())

@@ -11,7 +11,7 @@ from lmtool.batch import Batch
 from lmtool.compute.kernels import products
 from lmtool.compute.kernels.build import load_kernels
 from lmtool.compute.kernels.matrices import quantize_int8
-from lmtool.compute.kernels.products import MAX_QUANTIZED_INPUT, DequantizedProduct, _OneDnnInt8Product
+from lmtool.compute.kernels.products import MAX_QUANTIZED_INPUT, DequantizingProduct, _OneDnnInt8Product
 from lmtool.model import LanguageModel
 from lmtool.model.packed import PackedMatrix, pack_weights_
 from tests.support import tiny
@@ -82,7 +82,7 @@ def test_eight_bit_weights_are_each_channel_rounded_to_its_largest() -> None:
             rounded = [round(w / step) * step if step else 0.0 for w in channel]
             outs.append(sum(a * w for a, w in zip(row, rounded, strict=True)) + b)
         expected.append(outs)
-    for product in (_OneDnnInt8Product(weight), DequantizedProduct(weight, "int8")):
+    for product in (_OneDnnInt8Product(weight), DequantizingProduct(weight, "int8")):
         if isinstance(product, _OneDnnInt8Product) and MAX_QUANTIZED_INPUT < 127:
             continue
         torch.testing.assert_close(product(x, bias), torch.tensor(expected), rtol=1e-4, atol=1e-4)

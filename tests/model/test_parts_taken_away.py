@@ -13,8 +13,8 @@ from lmtool.batch import Batch
 from lmtool.cost.summary import ModelPart, summarize_model
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import AttentionOp, find_layer_matrices
-from lmtool.model.lora import add_adapters_
+from lmtool.model.layers.attention import AttentionOp, find_layer_matrices_and_part_rows
+from lmtool.model.lora import add_adapters_and_freeze_
 from lmtool.model.size import count_parameters
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lora, Training
@@ -44,7 +44,7 @@ def test_plain_attention_alone_takes_weighted_means_of_states() -> None:
         torch.testing.assert_close(found[t], sum(p / powers.sum() * h[s] for s, p in enumerate(powers)))
     assert [name for name, _ in model.named_parameters()] == ["inputs.tokens.weight"]
     with pytest.raises(UsageError, match="no matrices") as caught:
-        add_adapters_(model, Lora())
+        add_adapters_and_freeze_(model, Lora())
     assert "without adapters" in str(caught.value.fix)
 
 
@@ -85,7 +85,11 @@ def test_shared_layers_are_saved_and_updated_once() -> None:
     shared, apart = (build(tiny.spec(n_layers=5, share_layers=yes), tiny.VOCAB) for yes in (True, False))
     one = build(tiny.spec(n_layers=1), tiny.VOCAB)
     assert shared.state_dict().keys() == one.state_dict().keys()
-    assert len(find_layer_matrices(shared)) == len(find_layer_matrices(one)) == len(find_layer_matrices(apart)) // 5
+    assert (
+        len(find_layer_matrices_and_part_rows(shared))
+        == len(find_layer_matrices_and_part_rows(one))
+        == len(find_layer_matrices_and_part_rows(apart)) // 5
+    )
     assert count_parameters(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB) == count_parameters(
         tiny.spec(n_layers=1), tiny.VOCAB
     )

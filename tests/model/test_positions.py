@@ -26,7 +26,7 @@ from tests.support import tiny
 def test_rotary_turns_pairs(positions: list[int], half: int, theta: float) -> None:
     x = torch.randn(2, 3, len(positions), 2 * half, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rule = RotaryPositions(theta)
-    found = rotary(x, *rule.rotations(torch.tensor([positions]), 2 * half, x.dtype))
+    found = rotary(x, *rule.cosines_and_sines(torch.tensor([positions]), 2 * half, x.dtype))
     for row in range(2):
         for head in range(3):
             for t, position in enumerate(positions):
@@ -42,7 +42,7 @@ def test_rotary_products_depend_on_the_distance_alone(first: int, second: int, s
     rule = RotaryPositions(10_000.0)
 
     def product(a: int, b: int) -> float:
-        at_a, at_b = (rule.rotations(torch.tensor([[place]]), 8, torch.float64) for place in (a, b))
+        at_a, at_b = (rule.cosines_and_sines(torch.tensor([[place]]), 8, torch.float64) for place in (a, b))
         return float((rotary(q, *at_a) * rotary(k, *at_b)).sum())
 
     assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-9)
@@ -145,4 +145,4 @@ def test_buckets_are_those_of_transformers(both_sides: bool, buckets: int, max_d
 
 def test_yarn_takes_a_base_that_is_hardly_above_one():
     rule = RotaryPositions(1 + 2**-52, scaling=YarnScaling(kind="yarn", factor=2.0, original_context=9))
-    assert all(table.isfinite().all() for table in rule.rotations(torch.arange(5)[None], 8, torch.float64))
+    assert all(table.isfinite().all() for table in rule.cosines_and_sines(torch.arange(5)[None], 8, torch.float64))

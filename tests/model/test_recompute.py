@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
-from lmtool.model.layers.stack import enable_recomputation_
+from lmtool.model.layers.stack import enable_activation_recomputation_
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from tests.support.cases import nightly_but
@@ -54,7 +54,7 @@ def test_the_same_loss_and_gradients(name: str, autocast: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss, gradients = learned(model, a_batch())
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        assert enable_recomputation_(model)
+        assert enable_activation_recomputation_(model)
         again, recomputed = learned(model, a_batch())
     assert torch.equal(loss, again)
     assert gradients.keys() == recomputed.keys()
@@ -67,7 +67,7 @@ def test_the_same_loss_and_gradients(name: str, autocast: bool) -> None:
 
 def test_only_stacks_recompute() -> None:
     model = build(Recurrent.model_validate({"kind": "recurrent", "d_model": 4, "context": 4}), 5)
-    assert not enable_recomputation_(model)
+    assert not enable_activation_recomputation_(model)
 
 
 def peak(model: LanguageModel, batch: Batch) -> int:
@@ -92,6 +92,6 @@ def test_twelve_layers_keep_a_third() -> None:
     model = build(Transformer.model_validate(spec), 9)
     batch = a_batch(2, 128)
     kept = peak(model, batch)
-    assert enable_recomputation_(model)
+    assert enable_activation_recomputation_(model)
     ratio = peak(model, batch) / kept
     assert 0.05 < ratio <= 0.35

@@ -112,7 +112,7 @@ def test_packed_texts_equal_each_text_alone(
     keep_BT, documents_BT = torch.tensor(keep), torch.tensor(borders).cumsum(1)
     x = torch.randn(ROWS, T, 3, dtype=torch.float64)
     x[~keep_BT] = torch.nan
-    texts = TextLayout.from_masks(keep_BT.long(), keep_BT, documents_BT if isolated else None)
+    texts = TextLayout.from_masks_unless_full(keep_BT.long(), keep_BT, documents_BT if isolated else None)
     state = tuple(torch.randn(ROWS, 4, dtype=torch.float64) for _ in own.initial_state(1))
     out, last = own(x, state, texts)
     back, _ = own.forward_right_to_left(x, own.initial_state(ROWS), texts)
@@ -136,8 +136,8 @@ def test_packed_texts_equal_each_text_alone(
 
 
 def test_rows_that_are_full_are_not_packed() -> None:
-    assert TextLayout.from_masks(tokens(2, 3), None, None) is None
-    assert TextLayout.from_masks(tokens(2, 3), torch.ones(2, 3, dtype=torch.bool), None) is None
+    assert TextLayout.from_masks_unless_full(tokens(2, 3), None, None) is None
+    assert TextLayout.from_masks_unless_full(tokens(2, 3), torch.ones(2, 3, dtype=torch.bool), None) is None
 
 
 @cells

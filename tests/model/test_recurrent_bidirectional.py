@@ -9,13 +9,13 @@ import torch
 from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.heads import ScalarMix
-from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalLanguageModel, RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
 from tests.reference import recurrent as reference
 from tests.support.recurrent import EXACT, tokens
 
 
-def two_models(model: BidirectionalModel, **changes: Any) -> list[RecurrentDecoder]:
+def two_models(model: BidirectionalLanguageModel, **changes: Any) -> list[RecurrentDecoder]:
     """Separate decoders with the weights of the two halves."""
     halves = []
     for name in ("forth", "back"):
@@ -32,7 +32,7 @@ def two_models(model: BidirectionalModel, **changes: Any) -> list[RecurrentDecod
 def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlinearity: str, tied: bool) -> None:
     changes = {"cell": cell, "nonlinearity": nonlinearity, "tie_embeddings": tied}
     model = built(spec(shape="bidirectional", **changes))
-    assert isinstance(model, BidirectionalModel)
+    assert isinstance(model, BidirectionalLanguageModel)
     forth, back = two_models(model, **changes)
     batch, reversed_batch = Batch(tokens(2, 8)), Batch(tokens(2, 8).flip(1))
     torch.testing.assert_close(model(batch).hidden_BTD, forth(batch).hidden_BTD, **EXACT)
@@ -59,7 +59,7 @@ def test_a_residual_layer_adds_what_it_reads() -> None:
 
 def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
     model = built(spec(shape="bidirectional"))
-    assert isinstance(model, BidirectionalModel)
+    assert isinstance(model, BidirectionalLanguageModel)
     keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0]]).bool()
     documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
     tokens_BT = tokens(1, 8)
@@ -74,7 +74,7 @@ def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
 
 def test_a_backward_state_sees_no_token_before_it() -> None:
     model = built(spec(shape="bidirectional"))
-    assert isinstance(model, BidirectionalModel)
+    assert isinstance(model, BidirectionalLanguageModel)
     one = tokens(1, 8)
     two = one.clone()
     two[0, 3] = (two[0, 3] + 1) % VOCAB

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.layers.attention import find_layer_matrices
+from lmtool.model.layers.attention import find_layer_matrices_and_part_rows
 from lmtool.model.size import build_on_meta, check_fits_memory, count_parameters, estimate_min_training_bytes
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Model, make_generator_spec
@@ -26,7 +26,9 @@ def holds(spec: Model) -> None:
     """The size of a spec equals that of the built model."""
     model = build(spec, vocab_size=50)
     assert count_parameters(spec, vocab_size=50).parameters == sum(p.numel() for p in model.parameters())
-    assert count_parameters(spec, vocab_size=50).matrices == sum(p.numel() for p in find_layer_matrices(model))
+    assert count_parameters(spec, vocab_size=50).matrices == sum(
+        p.numel() for p in find_layer_matrices_and_part_rows(model)
+    )
 
 
 @settings(max_examples=examples(40, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -162,7 +164,7 @@ def test_what_fits_passes():
 def test_a_vocabulary_of_a_trillion_is_refused_by_its_line():
     resolved = load("tiny", ["tokenizer.vocab_size=1000000000000"])
     with pytest.raises(RecipeError) as caught:
-        check_fits_memory(resolved.recipe, 24 * GIGABYTE, origins=resolved.origins)
+        check_fits_memory(resolved.recipe, 24 * GIGABYTE, key_origins=resolved.origins)
     n = count_parameters(resolved.recipe.model, 10**12).parameters
     (line,) = caught.value.lines()
     assert line.startswith("-s tokenizer.vocab_size=1000000000000: tokenizer.vocab_size: 1,000,000,000,000 is too much")

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import LanguageModel, Output, build
+from lmtool.model import HiddenOutput, LanguageModel, build
 from lmtool.model.heads import Classifier
-from lmtool.model.recurrent import BidirectionalModel
+from lmtool.model.recurrent import BidirectionalLanguageModel
 from lmtool.model.word_vectors import SkipGramModel
 from lmtool.objective import Objective
-from lmtool.objective import build_with_vocabulary as build_objective
+from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from tests.support import tiny
@@ -45,7 +45,7 @@ def take(model: LanguageModel) -> None:
     price_B = torch.nn.Parameter(PRICE_B.clone())
     model.register_parameter("price_B", price_B)
     forward, layers = model.forward, model.layer_outputs_and_auxiliary
-    model.forward = lambda batch: Output(forward(batch).hidden_BTD, price_B)  # type: ignore[method-assign]
+    model.forward = lambda batch: HiddenOutput(forward(batch).hidden_BTD, price_B)  # type: ignore[method-assign]
     model.layer_outputs_and_auxiliary = lambda batch: (layers(batch)[0], price_B)  # type: ignore[method-assign]
 
 
@@ -122,13 +122,13 @@ def test_both_directions_pay_for_their_own_targets() -> None:
         }
     )
     model = build(recipe.model, tiny.VOCAB)
-    assert isinstance(model, BidirectionalModel)
+    assert isinstance(model, BidirectionalLanguageModel)
     objective = build_objective(recipe, VOCABULARY)
     batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS))
     without = objective.loss(model, batch).total
     backward = model.forward_right_to_left
     take(model)
-    model.forward_right_to_left = lambda batch: Output(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
+    model.forward_right_to_left = lambda batch: HiddenOutput(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
     n_before_B = (objective.backward_targets(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
     wanted = ((N_TARGETS_B + n_before_B) * PRICE_B).sum() / 2
     paid = (objective.loss(model, batch).total - without).detach()

@@ -8,13 +8,13 @@ import torch
 
 from lmtool.batch import IGNORE
 from lmtool.model.heads import Classifier
-from lmtool.objective import Example, Vocabulary
+from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from tests.support import tiny
 from tests.support.cases import nightly_but
 
-VOCABULARY = Vocabulary(
+VOCABULARY = VocabularyInfo(
     tiny.VOCAB,
     pad=0,
     bos=1,

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from lmtool.objective import contrastive
 from lmtool.objective.contrastive import (
+    class_cosine_pair_loss,
     cosent_loss,
-    label_similarity_loss,
     matryoshka_loss,
-    ranking_loss,
+    multiple_negatives_ranking_loss,
     supervised_contrastive_loss,
     triplet_loss,
 )
@@ -28,8 +28,8 @@ def vectors(n_texts: int) -> Tensor:
 
 
 LOSSES: dict[str, tuple[int, Callable[[Tensor], Tensor], Callable[[list[list[list[float]]]], float]]] = {
-    "pairs": (2, ranking_loss, lambda rows: plain.ranking(rows, 20)),
-    "hard negatives": (4, lambda v: ranking_loss(v, 5.0), lambda rows: plain.ranking(rows, 5)),
+    "pairs": (2, multiple_negatives_ranking_loss, lambda rows: plain.ranking(rows, 20)),
+    "hard negatives": (4, lambda v: multiple_negatives_ranking_loss(v, 5.0), lambda rows: plain.ranking(rows, 5)),
     "cosent": (2, lambda v: cosent_loss(v, SIMILARITIES), lambda rows: plain.cosent(rows, SIMILARITIES.tolist(), 20)),
     "triplet": (3, lambda v: triplet_loss(v, 0.3), lambda rows: plain.triplet(rows, 0.3)),
     "labels": (
@@ -39,12 +39,12 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor], Tensor], Callable[[list[list[lis
     ),
     "similarity of labels": (
         1,
-        lambda v: label_similarity_loss(v[:, 0], LABELS),
+        lambda v: class_cosine_pair_loss(v[:, 0], LABELS),
         lambda rows: plain.label_similarity([row[0] for row in rows], LABELS.tolist()),
     ),
     "matryoshka": (
         2,
-        lambda v: matryoshka_loss(ranking_loss, v, (6, 4, 1)),
+        lambda v: matryoshka_loss(multiple_negatives_ranking_loss, v, (6, 4, 1)),
         lambda rows: sum(plain.ranking([[text[:dim] for text in row] for row in rows], 20) for dim in (6, 4, 1)),
     ),
 }

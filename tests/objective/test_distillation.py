@@ -8,7 +8,7 @@ import torch
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model.heads import Classifier
-from lmtool.objective import CausalObjective, Vocabulary
+from lmtool.objective import CausalObjective, VocabularyInfo
 from lmtool.objective.distillation import DistillationObjective, distillation_divergence
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
@@ -18,7 +18,7 @@ from tests.reference import distillation as reference
 from tests.support import tiny
 
 V, SPECIALS = tiny.VOCAB, 7
-VOCABULARY = Vocabulary(V, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(SPECIALS)))
+VOCABULARY = VocabularyInfo(V, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(SPECIALS)))
 CAUSAL = CausalObjective(Causal(), 1, False)
 MASKED = MaskedObjective(Masked(kind="masked"), VOCABULARY)
 SPEC = Distillation(teacher="of a test", temperature=3.0, weight=0.3, cosine=0.7)

@@ -10,14 +10,14 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
-from lmtool.model.lora import adapter_parameter_names, add_adapters_
-from lmtool.objective import CausalObjective, Example, Objective, Vocabulary, cross_entropy
+from lmtool.model.lora import adapter_parameter_names, add_adapters_and_freeze_
+from lmtool.objective import CausalObjective, Example, Objective, VocabularyInfo, cross_entropy
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.training import Lora
 from tests.support import tiny
 
-VOCABULARY = Vocabulary(
+VOCABULARY = VocabularyInfo(
     tiny.VOCAB,
     pad=0,
     bos=1,
@@ -66,7 +66,7 @@ def in_chunks_as_at_once(
 @pytest.mark.parametrize("head", HEADS)
 def test_a_language_model_that_learns_by_adapters(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(**HEADS[head])
-    add_adapters_(model, Lora(rank=2))
+    add_adapters_and_freeze_(model, Lora(rank=2))
     objective = CausalObjective(Causal(label_smoothing=0.1), VOCABULARY.bos, False)
     rng = np.random.default_rng(0)
     batch = objective.collate([Example(rng.integers(7, tiny.VOCAB, 11), rng) for _ in range(3)])
@@ -90,7 +90,7 @@ def test_a_head_that_learns_in_part(learning: tuple[str, ...], monkeypatch: pyte
 def test_a_classifier_with_adapters_that_learns_its_text_as_well(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Classification(kind="classification", task="class", labels=("a", "b"), lm_weight=0.5, dropout=0.0)
     model = Classifier(tiny.model(**HEADS[head]), spec, tiny.spec(**HEADS[head])).double()
-    add_adapters_(model.body, Lora(rank=2))
+    add_adapters_and_freeze_(model.body, Lora(rank=2))
     model.double()
     objective = ClassificationObjective(spec, VOCABULARY)
     rng = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
-from lmtool.objective import Example, Vocabulary, build_objective
-from lmtool.objective.masked import MaskedObjective, select_positions, split_by_shares
+from lmtool.objective import Example, VocabularyInfo, build_objective
+from lmtool.objective.masked import MaskedObjective, round_shares_randomly, select_positions
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
@@ -26,7 +26,7 @@ from tests.support.cases import nightly_but
 
 V = 60
 PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
-VOCABULARY = Vocabulary(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
+VOCABULARY = VocabularyInfo(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
 
 
 def objective(**changes: Any) -> MaskedObjective:
@@ -85,7 +85,7 @@ def test_short_rows_have_the_shares_on_average(n: int) -> None:
 
 @given(n=st.integers(0, 100), shares=st.lists(st.floats(0, 0.2), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_counts_are_within_one_of_the_shares(n: int, shares: list[float], seed: int) -> None:
-    counts = split_by_shares(n, shares, np.random.default_rng(seed))
+    counts = round_shares_randomly(n, shares, np.random.default_rng(seed))
     assert all(abs(count - share * n) < 1 + 1e-9 for count, share in zip(counts, shares, strict=True))
     assert sum(counts) <= n
 
@@ -145,7 +145,8 @@ LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items(
 def of_words(name: str, **changes: Any) -> MaskedObjective:
     tokenizer = LEARNT[name]
     vocabulary = replace(
-        Vocabulary.from_tokenizer(tokenizer, None), word_continuations_2V=tokenizer.find_word_continuations()
+        VocabularyInfo.from_tokenizer(tokenizer, None),
+        word_continuations_2V=tokenizer.find_continuing_and_continuable_tokens(),
     )
     return MaskedObjective(Masked.model_validate({"kind": "masked", "whole_words": True} | changes), vocabulary)
 
@@ -419,7 +420,7 @@ def test_rows_of_two_texts(lengths: list[tuple[int, int]]) -> None:
 
 def test_two_texts_share_the_context() -> None:
     own = objective(next_sentence=True)
-    cut = own.text_cut(16)
+    cut = own.choose_text_cut(16)
     assert cut.unit == "pair"
     batch = own.collate([pair(5, cut.length - 5, True)])
     assert batch.tokens_BT.shape == (1, 16)

@@ -14,7 +14,7 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.heads import Classifier
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, cross_entropy, scheduled
-from lmtool.objective import build_with_vocabulary as build_objective
+from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.objective.distillation import DistillationObjective
 from lmtool.recipe.spec.objective import Classification, ReplacedTokens
 from lmtool.recipe.spec.recipe import Recipe

@@ -11,7 +11,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
-from lmtool.objective import Example, Vocabulary
+from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective.replaced import DETECTION_ACCURACY, REPLACED_RECALL, ReplacedTokensObjective
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import ReplacedTokens
@@ -22,7 +22,7 @@ from tests.support import tiny
 
 V, SPECIALS = 20, 7
 PAD, BOS, EOS, MASK, SEP, CLS = 0, 1, 2, 4, 5, 6
-VOCABULARY = Vocabulary(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
+VOCABULARY = VocabularyInfo(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": tiny.BERT,
     "narrow embeddings": {"shape": "encoder", "embedding_width": 6, "position": {"kind": "sinusoidal"}},

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective, Example, cross_entropy, scheduled
-from lmtool.objective.scheduled import draw_sampling_numbers, sample_input_tokens, true_token_probability
+from lmtool.objective.scheduled import draw_scheduled_sampling_numbers, sample_input_tokens, true_token_probability
 from lmtool.objective.sources import Seq2SeqObjective, SourceTargetPair, collate_pairs
 from lmtool.recipe.spec.objective import Causal, ScheduledSampling, Seq2Seq
-from lmtool.training.truncated_bptt import CarriedModel
+from lmtool.training.truncated_bptt import StateCarryingModel
 from tests.reference import scheduled as reference
 from tests.support import tiny
 from tests.support.cases import nightly_but
@@ -65,20 +65,20 @@ def rows(n: int, length: int, seed: int = 0) -> list[Example]:
 
 
 def test_as_many_are_drawn_as_the_schedule_says() -> None:
-    found = draw_sampling_numbers(spec(), rows(200, 50), 50, 0.3)
+    found = draw_scheduled_sampling_numbers(spec(), rows(200, 50), 50, 0.3)
     assert found is not None
     assert float((found >= 0).float().mean()) == pytest.approx(0.3, abs=0.02)
     numbers = found[found >= 0]
     assert float(numbers.max()) <= 1
     assert float(numbers.mean()) == pytest.approx(0.5, abs=0.02)
-    start = draw_sampling_numbers(spec(), rows(200, 50), 50, 0.0)
+    start = draw_scheduled_sampling_numbers(spec(), rows(200, 50), 50, 0.0)
     assert start is not None
     assert (start == -1).all()
-    assert draw_sampling_numbers(None, rows(1, 2), 2, 0.5) is None
+    assert draw_scheduled_sampling_numbers(None, rows(1, 2), 2, 0.5) is None
 
 
 def test_a_row_draws_the_same_beside_longer_ones() -> None:
-    short, long = (draw_sampling_numbers(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
+    short, long = (draw_scheduled_sampling_numbers(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
     assert short is not None
     assert long is not None
     assert torch.equal(short, long[:, :7])
@@ -253,7 +253,9 @@ def test_rows_that_go_on_draw_behind_what_was_read_before() -> None:
     whole = sample_input_tokens(model, causal(tokens_BT, numbers_BT)).tokens_BT
     first = sample_input_tokens(model, causal(tokens_BT[:, :T], numbers_BT[:, :T])).tokens_BT
     _, state = model.forward_incremental(first, model.initial_state(Batch(first)))
-    second = sample_input_tokens(CarriedModel(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])).tokens_BT
+    second = sample_input_tokens(
+        StateCarryingModel(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])
+    ).tokens_BT
     assert torch.equal(torch.cat((first, second), 1), whole)
 
 

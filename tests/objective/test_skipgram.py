@@ -14,7 +14,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError, UsageError
 from lmtool.model import SkipGramModel, build
 from lmtool.model.size import count_parameters
-from lmtool.objective import Example, Vocabulary, cross_entropy
+from lmtool.objective import Example, VocabularyInfo, cross_entropy
 from lmtool.objective import skipgram as module
 from lmtool.objective.skipgram import SkipGramObjective
 from lmtool.recipe.spec.objective import SkipGramWindow
@@ -28,7 +28,7 @@ COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 13), 0])
 
 
 def objective(counts: Any = COUNTS, **keys: Any) -> SkipGramObjective:
-    vocabulary = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), counts)
+    vocabulary = VocabularyInfo(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), counts)
     return SkipGramObjective(SkipGramWindow.model_validate({"kind": "skip-gram", **keys}), vocabulary)
 
 

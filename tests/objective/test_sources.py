@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.objective import Example, Vocabulary
+from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective, _random_composition
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 from tests.reference import losses
@@ -18,7 +18,7 @@ from tests.support import tiny
 
 V, BOS, EOS = 60, 1, 2
 SENTINELS = tuple(range(7, 27))
-VOCABULARY = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (BOS,), SENTINELS, frozenset(range(27)))
+VOCABULARY = VocabularyInfo(V, 0, BOS, EOS, 4, 5, 6, (BOS,), SENTINELS, frozenset(range(27)))
 FORMS = ("prefix", "encoder-decoder")
 
 
@@ -62,7 +62,7 @@ def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
     assert [t for t in source.tolist() if t < 27] == [7, 8]
     assert target.tolist()[-len(tail) :] == tail
     assert len(target) == 4 + 2 + len(tail)
-    length = own.text_cut(40).length
+    length = own.choose_text_cut(40).length
     rows = [own.corrupt(text(length, seed), np.random.default_rng(seed)) for seed in range(5)]
     assert all(len(source) <= 40 for source, _ in rows)
     assert {len(target) for _, target in rows} == {own._source_and_target_lengths(length)[1]}
@@ -70,9 +70,9 @@ def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
 
 def test_lengths_are_t5s() -> None:
     """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end token."""
-    many = Vocabulary(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))
+    many = VocabularyInfo(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))
     own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, False)
-    length = own.text_cut(512).length
+    length = own.choose_text_cut(512).length
     source, target = own.corrupt(np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0))
     assert length == 569
     assert len(source) == 512

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from lmtool.model.heads import SpanReader, Tagger, TokenHeadModel
-from lmtool.objective import Example, Vocabulary
+from lmtool.objective import Example, VocabularyInfo
 from lmtool.objective.heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
 from tests.reference import annotated, losses
 from tests.support import tiny
 
-VOCABULARY = Vocabulary(
+VOCABULARY = VocabularyInfo(
     tiny.VOCAB,
     pad=0,
     bos=1,

@@ -10,11 +10,11 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import build
 from lmtool.model.size import count_parameters
 from lmtool.model.word_vectors import GloveModel, PpmiModel, truncated_svd
-from lmtool.objective import Example, TextCut, Vocabulary
-from lmtool.objective import build_with_vocabulary as build_objective
+from lmtool.objective import Example, TextCutSettings, VocabularyInfo
+from lmtool.objective import build_objective_for_vocabulary as build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
-from lmtool.training.cooccurrences import CountedPairs
+from lmtool.training.cooccurrences import CooccurrenceExamples
 from lmtool.training.windows import Windows
 from tests.reference import vectors as reference
 from tests.support.examples import examples
@@ -22,7 +22,7 @@ from tests.support.training import MemoryStore
 from tests.support.word_vectors import BOS, COUNTS, EOS, SPECIALS, TEXT, UNK, WORDS, V, counted, randomised
 
 EXACT: dict[str, float] = {"rtol": 1e-10, "atol": 1e-10}
-VOCABULARY = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), COUNTS)
+VOCABULARY = VocabularyInfo(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), COUNTS)
 MODELS = {"cbow": "skipgram", "glove": "glove", "cooccurrence": "ppmi"}
 documents = st.lists(
     st.lists(st.sampled_from([UNK, *WORDS]), max_size=12).map(lambda words: [BOS, *words, EOS]), min_size=1, max_size=5
@@ -54,8 +54,8 @@ def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, windo
     expected = reference.cooccurrences(rows, WORDS, window, by_distance=True)
     if not expected:
         return
-    text = Windows(MemoryStore(rows), TextCut("stream", 1, 1), 1)
-    pairs = CountedPairs.count(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
+    text = Windows(MemoryStore(rows), TextCutSettings("stream", 1, 1), 1)
+    pairs = CooccurrenceExamples.count_pairs(text, np.isin(np.arange(V), [*WORDS]), window, 1, seed=3)
     assert pairs.per_epoch == len(expected)
     epochs = [
         [(int(one.tokens[0]), int(one.second[0]), float(one.label[0])) for one in pairs.read(part)]
@@ -76,7 +76,7 @@ def test_vectors_are_factors_of_positive_pmi():
     assert model.words_VD.shape == (V, 6)
     wide = PpmiModel(Ppmi(kind="ppmi", d_model=30, window=2), V)
     wide.counts_V[SPECIALS:] = 1
-    wide.fit_counts_([Windows(MemoryStore(TEXT), TextCut("stream", 1, 1), 1).read_in_order(0, 21, 2)], 21)
+    wide.fit_counts_([Windows(MemoryStore(TEXT), TextCutSettings("stream", 1, 1), 1).read_span(0, 21, 2)], 21)
     np.testing.assert_allclose((wide.words_VD @ wide.contexts_VD.T).numpy(), expected, atol=1e-5)
 
 

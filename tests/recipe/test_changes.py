@@ -8,13 +8,13 @@ import pytest
 from lmtool.recipe.changes import (
     CHANGE_RULES,
     ChangeRule,
+    checkpoint_selection_values,
     diff_recipes,
     find_change_rule,
     find_unchangeable_keys,
-    selection_criteria,
 )
 from lmtool.recipe.dump import iterate_values
-from lmtool.recipe.grammar import iterate_keys, owner_specs, specs_by_kind
+from lmtool.recipe.grammar import iterate_dotted_keys, owner_specs, specs_by_kind
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.covering import covering
@@ -33,7 +33,7 @@ def plain_keys() -> list[str]:
     return [key for key, found in fields.items() if not all(map(specs_by_kind, found))]
 
 
-ALL = list(dict.fromkeys(iterate_keys(Recipe)))
+ALL = list(dict.fromkeys(iterate_dotted_keys(Recipe)))
 PLAIN = plain_keys()
 
 
@@ -60,13 +60,13 @@ def changed(recipe: Any, path: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize("name", nightly_but(covering(), "longformer-tiny", "cbow", "electra-tiny", "tagger"))
 def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
     recipe = load(name).recipe
-    measured = selection_criteria(recipe.model_dump())
+    measured = checkpoint_selection_values(recipe.model_dump())
     for path, _ in iterate_values(recipe):
         key, other = ".".join(map(str, path)), changed(recipe, tuple(map(str, path)))
         found = diff_recipes(recipe, other)
         assert [*found] == [key], key
         assert find_unchangeable_keys(found) == ([] if find_change_rule(key).may_change else [key])
-        assert (selection_criteria(other.model_dump(warnings=False)) != measured) == (
+        assert (checkpoint_selection_values(other.model_dump(warnings=False)) != measured) == (
             "best" in find_change_rule(key).resets
         )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmtool.recipe.finetuning import MAX_ROWS_OF_CLASS, ParentRun, TableShape, choose_epochs
+from lmtool.recipe.finetuning import MAX_ROWS_OF_CLASS, ParentRun, TableProperties, choose_epochs
 from lmtool.recipe.load import load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification
@@ -20,7 +20,7 @@ def chosen(
 ) -> Recipe:
     """The recipe for a table, with a person's settings, as `lmtool finetune` resolves it."""
     parent = ParentRun(source or base(), "run", published)
-    return resolve(None, parse_settings(settings), TableShape(n_rows, writes), parent).recipe
+    return resolve(None, parse_settings(settings), TableProperties(n_rows, writes), parent).recipe
 
 
 def rate(recipe: Recipe) -> float:
@@ -123,10 +123,10 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
 @pytest.mark.parametrize("per_class", nightly_but([1, 8, MAX_ROWS_OF_CLASS], 0, 1))
 def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> None:
     n_rows = 3 * per_class
-    shape = TableShape(n_rows, per_class=per_class)
+    shape = TableProperties(n_rows, per_class=per_class)
     encoder = ParentRun(load("bert-tiny").recipe, "run", published)
 
-    def contrasts(*settings: str, parent: ParentRun = encoder, shape: TableShape = shape) -> bool:
+    def contrasts(*settings: str, parent: ParentRun = encoder, shape: TableProperties = shape) -> bool:
         head = resolve(None, parse_settings(settings), shape, parent).recipe.objective
         assert isinstance(head, Classification)
         return head.contrastive
@@ -146,8 +146,8 @@ def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> 
     assert not contrasts("objective.class_weights=balanced")
     assert not contrasts("evaluation.metric=loss")
     assert not contrasts(parent=ParentRun(base(), "run", published))
-    assert not contrasts(shape=TableShape(3 * MAX_ROWS_OF_CLASS + 3, per_class=MAX_ROWS_OF_CLASS + 1))
-    assert not contrasts(shape=TableShape(n_rows))
+    assert not contrasts(shape=TableProperties(3 * MAX_ROWS_OF_CLASS + 3, per_class=MAX_ROWS_OF_CLASS + 1))
+    assert not contrasts(shape=TableProperties(n_rows))
     assert contrasts("objective.contrastive=true", parent=ParentRun(base(), "run", published))
     assert isinstance(resolve(None, parse_settings(["tuning.freeze=body"]), shape, encoder).recipe.optimizer, Lbfgs)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.dump import iterate_values
-from lmtool.recipe.grammar import iterate_keys, specs_by_kind
+from lmtool.recipe.grammar import iterate_dotted_keys, specs_by_kind
 from lmtool.recipe.load import MAX_RECIPE_BYTES, Setting, find_recipe, load, load_run_recipe, shipped_recipes
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
@@ -381,7 +381,7 @@ def test_a_part_without_a_kind_is_of_the_default_kind(file):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([*iterate_keys(Recipe), "", "x", "model..n_layers", "training.steps.x"]),
+            st.sampled_from([*iterate_dotted_keys(Recipe), "", "x", "model..n_layers", "training.steps.x"]),
             st.text()
             | st.sampled_from(["+1", "+1e400", "+", "{}", "[]", "null", "sgd", "{kind: muon}", "+.inf", "1e400"]),
         ),

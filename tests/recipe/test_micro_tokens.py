@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmtool.recipe.finetuning import ParentRun, TableShape, make_table_recipe
+from lmtool.recipe.finetuning import ParentRun, TableProperties, make_table_recipe
 from lmtool.recipe.spec.recipe import Recipe
 
 SHAPES: dict[str, tuple[dict[str, object], int]] = {
@@ -22,4 +22,4 @@ def test_micro_batches_of_large_models_are_small(name: str) -> None:
             "training": {"steps": 1, "batch_size": 1},
         }
     )
-    assert make_table_recipe(ParentRun(base, "run"), TableShape(1000)).training.micro_tokens == wanted
+    assert make_table_recipe(ParentRun(base, "run"), TableProperties(1000)).training.micro_tokens == wanted

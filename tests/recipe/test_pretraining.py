@@ -6,13 +6,13 @@ import pytest
 
 from lmtool.errors import RecipeError
 from lmtool.recipe.load import Setting, load, parse_settings
-from lmtool.recipe.pretraining import LENGTH_KEYS, TextShape, default_recipe
+from lmtool.recipe.pretraining import LENGTH_KEYS, TextStatistics, resolve_default_recipe
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import CharTokenizer
 from lmtool.recipe.spec.transformer import Transformer
 
-PROSE = TextShape(
+PROSE = TextStatistics(
     is_list=False,
     is_stream=True,
     documents=1,
@@ -29,9 +29,9 @@ SHAPES = {"prose": PROSE, "names": NAMES, "captions": CAPTIONS, "stories": STORI
 TEXT = Setting("data.train", ["a.txt"], "TEXT")
 
 
-def settled(shape: TextShape, *overrides: str, **flags: object) -> tuple[Recipe, str]:
+def settled(shape: TextStatistics, *overrides: str, **flags: object) -> tuple[Recipe, str]:
     given = [TEXT, *(Setting(f"training.{key}", value, f"--{key}") for key, value in flags.items())]
-    resolved = default_recipe(parse_settings(overrides, given), shape)
+    resolved = resolve_default_recipe(parse_settings(overrides, given), shape)
     return resolved.recipe, "\n".join(resolved.inferred)
 
 
@@ -120,7 +120,7 @@ def test_only_decoders_of_much_text_have_embeddings_of_ngrams() -> None:
         ("evaluation.every=9", 9),
     ],
 )
-def test_what_a_person_sets_stays(shape: TextShape, override: str, value: object) -> None:
+def test_what_a_person_sets_stays(shape: TextStatistics, override: str, value: object) -> None:
     recipe, told = settled(shape, override)
     key = override.partition("=")[0]
     found: object = recipe
@@ -132,7 +132,7 @@ def test_what_a_person_sets_stays(shape: TextShape, override: str, value: object
 
 @pytest.mark.parametrize("key", sorted(LENGTH_KEYS))
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-def test_who_sets_a_length_sets_it_alone(shape: TextShape, key: str) -> None:
+def test_who_sets_a_length_sets_it_alone(shape: TextStatistics, key: str) -> None:
     recipe, told = settled(shape, f"{key}=5")
     training = recipe.training
     assert {name for name in ("epochs", "tokens", "minutes") if getattr(training, name) is not None} == (
@@ -165,4 +165,4 @@ def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
 def test_mistakes_are_told_before_a_text_is_read() -> None:
     for wrong in ("model.n_headss=2", "model.n_heads=7", "training.steps=0", "data.documents=page"):
         with pytest.raises(RecipeError):
-            default_recipe(parse_settings([wrong], [TEXT]))
+            resolve_default_recipe(parse_settings([wrong], [TEXT]))

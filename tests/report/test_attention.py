@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from lmtool.analysis.attention import AttentionWeights, TextAttention
-from lmtool.analysis.attribution import Attribution
+from lmtool.analysis.attribution import WordAttribution
 from lmtool.errors import UsageError
 from lmtool.report import attention
 from lmtool.report.attention import format_attention_head, format_attribution, render_attention_page
@@ -62,7 +62,7 @@ def test_text_of_a_hostile_run_stays_text():
     plain, hostile = (
         render_attention_page(
             TextAttention(run, 1, (part("self", words, words),)),
-            Attribution(words[0], -0.5, words, (0.0,) * len(words), (0.0,) * len(words), None),
+            WordAttribution(words[0], -0.5, words, (0.0,) * len(words), (0.0,) * len(words), None),
         )
         for run, words in (("run", tuple(f"w{i}" for i in range(len(tokens)))), (HOSTILE[0], tokens))
     )
@@ -73,7 +73,7 @@ def test_text_of_a_hostile_run_stays_text():
 
 
 def test_words_that_decided_are_a_table():
-    decided = Attribution("good", -0.25, ("not", "bad"), (0.5, -0.125), (0.25, 0.75), (0.1, 0.9))
+    decided = WordAttribution("good", -0.25, ("not", "bad"), (0.5, -0.125), (0.25, 0.75), (0.1, 0.9))
     text = Elements(render_attention_page(of(part("self", QUERIES, QUERIES)), decided)).text
     for word in ("good", "-0.25", "leave-one-out", "integrated gradients", "rollout", "not", "0.5", "0.75", "0.9"):
         assert word in text
@@ -133,5 +133,5 @@ def test_markup_in_tokens_is_text():
     tokens = ("[bold]", "[/bold]", "\\[", "[link=https://example.com]")
     lines = printed(format_attention_head(part("self", tokens, tokens), 0, None, 80))
     assert "0 [bold] " in lines[2]
-    decided = Attribution("[red]", 0.0, tokens, (0.0,) * 4, (0.0,) * 4, None)
+    decided = WordAttribution("[red]", 0.0, tokens, (0.0,) * 4, (0.0,) * 4, None)
     assert printed(format_attribution(decided))[0].startswith("[red] 0")

@@ -13,8 +13,8 @@ from lmtool.data import bundled
 from lmtool.errors import DataError
 from lmtool.recipe.load import load, parse_settings, shipped_recipes
 from lmtool.recipe.spec.objective import Classification, Seq2Seq, Tagging
-from lmtool.report.batch import format_lines, make_batch_of_step, render_page, tabulate_batch
-from lmtool.training.finetuning import plan_training
+from lmtool.report.batch import collate_batch_of_step, format_batch_lines, render_batch_page, tabulate_batch
+from lmtool.training.finetuning import plan_finetuning_or_pretraining
 from tests.support.cases import nightly_but
 
 WHO, WHAT = ("baker", "sailor", "twin", "fox"), ("kettle", "map", "moon")
@@ -60,7 +60,9 @@ def tables(folder):
 
 def given(name, source, *overrides, step=1, rows=1, typed=()):
     settings = parse_settings([f"data.train={source}", *overrides])
-    return make_batch_of_step(plan_training(None, name, settings), typed, step, rows, lambda stage, done, total: None)
+    return collate_batch_of_step(
+        plan_finetuning_or_pretraining(None, name, settings), typed, step, rows, lambda stage, done, total: None
+    )
 
 
 def rows_of(described):
@@ -102,9 +104,9 @@ def are_of_the_stories(words):
 def test_every_shipped_recipe_is_described(name, text, tables):
     source = tables.get(type(load(name).recipe.objective), text)
     described = given(name, source, "model.context=24", *(() if source != text else APART))
-    lines = list(map(str, format_lines(described, 80, ascii_only=True)))
+    lines = list(map(str, format_batch_lines(described, 80, ascii_only=True)))
     assert load(name).recipe.objective.kind in lines[0]
-    html = render_page(described)
+    html = render_batch_page(described)
     for part in tabulate_batch(described):
         assert len({len(column) for column in part.columns.values()}) == 1
         assert part.title.capitalize() in html
@@ -139,7 +141,7 @@ def test_columns_are_the_tensors_of_the_batch(text, tables, what):
         sources, parts = parts[::2], parts[1::2]
         assert [part.columns["id"] for part in sources] == batch.source_BS.tolist()
     assert len(parts) == len(batch.tokens_BT) == 8
-    lines = [str(line).split() for line in format_lines(described, 200, ascii_only=True)]
+    lines = [str(line).split() for line in format_batch_lines(described, 200, ascii_only=True)]
     for row, part in enumerate(parts):
         ids, columns = batch.tokens_BT[row].tolist(), part.columns
         assert columns["id"] == ids

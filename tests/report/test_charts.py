@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.report.charts import CHART_SIZES, HeatMap, Level, Line, LineChart, Mark, needs_log_scale
+from lmtool.report.charts import CHART_SIZES, HeatMap, HorizontalLine, Line, LineChart, RingMark, needs_log_scale
 from lmtool.report.numbers import choose_log_ticks, choose_ticks, format_tick
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -49,7 +49,7 @@ def test_few_or_strange_points_are_drawn(points):
 
 
 def test_all_levels_are_in_sight():
-    svg = LineChart([Line("a", [(0, 5), (1, 4)])], x="x", y="y", label="l", levels=[Level("limit", 1.0)]).svg()
+    svg = LineChart([Line("a", [(0, 5), (1, 4)])], x="x", y="y", label="l", levels=[HorizontalLine("limit", 1.0)]).svg()
     height = float(re.search(r'viewBox="0 0 \d+ (\d+)', svg)[1])
     (place,) = re.findall(r'class="level" d="M\d+ ([\d.]+)H', svg)
     assert 0 < float(place) < height
@@ -58,7 +58,9 @@ def test_all_levels_are_in_sight():
 
 def test_a_mark_is_a_ring_at_its_point_with_its_name_once():
     lines = [Line("a", [(0, 4.0), (10, 3.0), (20, 5.0)]), Line("b", [(0, 2.0), (20, 1.0)], 1)]
-    svg = LineChart(lines, x="x", y="y", label="l", marks=[Mark("best", (10, 3.0)), Mark("best", (20, 1.0), 1)]).svg()
+    svg = LineChart(
+        lines, x="x", y="y", label="l", marks=[RingMark("best", (10, 3.0)), RingMark("best", (20, 1.0), 1)]
+    ).svg()
     one, two = points_of(svg)
     rings = [(float(x), float(y)) for x, y in re.findall(r'<circle class="mark" cx="([\d.]+)" cy="([\d.]+)"', svg)]
     assert rings == [one[1], two[1]]

@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.errors import CheckpointError, RecipeError
 from lmtool.recipe.load import load, shipped_recipes
-from lmtool.report.drawing import draw_model, format_lines, list_tree_rows, render_page
+from lmtool.report.drawing import draw_model, format_model_lines, list_tree_rows, render_model_page
 from tests.support.cases import nightly_but
 
 SMALL = ("model.n_layers=2", "model.d_model=8", "model.n_heads=2", "model.context=32", "model.vocab_size=40")
@@ -39,10 +39,10 @@ def cells(mask):
 )
 def test_every_shipped_recipe_is_drawn(name):
     drawing = draw_model(load(name).recipe, name)
-    lines = list(format_lines(drawing, 80))
+    lines = list(format_model_lines(drawing, 80))
     assert lines[0].startswith(f"{name}: ")
     assert any(f"{drawing.tree.parameters:,}" in line for line in lines)
-    html = render_page(drawing)
+    html = render_model_page(drawing)
     assert html.count("<figure>") == len(drawing.masks) + bool(drawing.signal.rows)
 
 
@@ -149,7 +149,7 @@ def test_what_only_the_text_knows_is_said():
 
 def test_a_hostile_name_stays_text():
     drawing = draw_model(load("tiny", SMALL).recipe, "</script><img src=x onerror=alert(1)>\u202e")
-    html = render_page(drawing)
+    html = render_model_page(drawing)
     assert "<img" not in html
     assert html.count("</script>") == html.count("<script")
     assert "\u202e" not in html

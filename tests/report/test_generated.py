@@ -9,7 +9,7 @@ import pytest
 from lmtool.generation.generate import generate
 from lmtool.generation.params import MaskPredict, SamplingParams
 from lmtool.generation.request import Alternative, BeamNode, Completion
-from lmtool.report.generated import assign_lanes, render_page
+from lmtool.report.generated import assign_steps_and_lanes, render_completions_page
 from tests.generation.models import HistoryModel, SidesModel, TableModel
 
 TABLE = [[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25] * 4, [0.7, 0.1, 0.1, 0.1]]
@@ -69,7 +69,7 @@ def test_alternatives_of_filled_masks():
 
 
 def test_what_the_page_says():
-    html = render_page([("One", completion())], Names(), "run, step 1")
+    html = render_completions_page([("One", completion())], Names(), "run, step 1")
     (data,) = re.findall(r'<script type="application/json" id="tokens-1">(.*?)</script>', html)
     first, second = json.loads(data)
     assert first["text"].endswith("p 0.6000, rank 1, filters removed 0.0000")
@@ -82,7 +82,7 @@ def test_what_the_page_says():
 def test_hostile_tokens_stay_text():
     tree = (BeamNode(None, 0, -1.0), BeamNode(0, 1, -2.0, "end", -1.0, 0), BeamNode(0, 3, -3.0))
     told = completion(tree=tree, score=-1.0)
-    html = render_page([("<script>alert(1)</script>\u2066", told)], Names(), "<i>\u202e")
+    html = render_completions_page([("<script>alert(1)</script>\u2066", told)], Names(), "<i>\u202e")
     assert "<img" not in html
     assert "<i>" not in html
     assert "<b>" not in html
@@ -103,7 +103,7 @@ def test_a_tree_has_a_place_for_every_hypothesis():
         BeamNode(4, 6, -5.0, "end", -1.3, 1),
         BeamNode(2, 6, -6.0),
     ]
-    placed = assign_lanes(tree)
+    placed = assign_steps_and_lanes(tree)
     assert len(set(placed)) == len(tree)
     assert [step for step, _ in placed] == [0, 0, 1, 1, 1, 2, 2, 2]
     lane = [lane for _, lane in placed]
@@ -117,7 +117,7 @@ def test_a_tree_shows_the_probability_of_each_token_after_those_before_it():
         BeamNode(0, 1, log(0.5 * 0.31), "end", -0.931, 0),
         BeamNode(0, 2, log(0.5 * 0.07), "end", -1.676),
     )
-    html = render_page([("One", completion(tree=tree, score=-0.931))], Names(), "run, step 1")
+    html = render_completions_page([("One", completion(tree=tree, score=-0.931))], Names(), "run, step 1")
     (picture,) = re.findall(r'<svg class="picture.*?</svg>', html, re.DOTALL)
     assert re.findall(r'<text class="tick".*?>(.*?)</text>', picture) == [
         "0.50",

@@ -16,8 +16,8 @@ from lmtool.report.page import (
     facts,
     figure,
     page,
+    switchable_panels,
     table,
-    views,
     write_page,
 )
 from tests.support.pages import HOSTILE, Elements
@@ -29,7 +29,7 @@ def a_page(text="w0rd", **options):
     numbers = table([text, "n"], [[text, 1.5], [text, None]], caption=text, row_headers=True)
     sections = [
         Section(text, text),
-        Section("table", figure(views("v", {text: "a", "other": "b"}), text, numbers)),
+        Section("table", figure(switchable_panels("v", {text: "a", "other": "b"}), text, numbers)),
         Section("facts", facts([(text, text)]) + embed_json("data", {text: text})),
     ]
     return page(text, sections, lead=text, **options)

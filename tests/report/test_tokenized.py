@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer
-from lmtool.report.tokenized import render_page
+from lmtool.report.tokenized import render_tokenized_page
 from lmtool.tokenization.merging import trace_merges
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -40,13 +40,13 @@ def test_merges_lead_to_the_pieces(bpe, text):
 def test_other_tokenizers_have_no_merges(spec):
     tokenizer = Tokenizer.train(spec, [TEXT])
     assert trace_merges(tokenizer, TEXT) == []
-    html = render_page(tokenizer, TEXT)
+    html = render_tokenized_page(tokenizer, TEXT)
     assert "Merges" not in html
     assert html.count('class="piece ') == len(tokenizer.encode(TEXT))
 
 
 def test_hostile_text_stays_text(bpe):
-    html = render_page(bpe, HOSTILE)
+    html = render_tokenized_page(bpe, HOSTILE)
     for wrong in ("<img", "\u202e", "\x1b", "\x00"):
         assert wrong not in html
     assert html.count("</script>") == html.count("<script>")
@@ -54,7 +54,7 @@ def test_hostile_text_stays_text(bpe):
 
 
 def test_the_pieces_of_the_page(bpe):
-    html = render_page(bpe, "the tale")
+    html = render_tokenized_page(bpe, "the tale")
     ids = bpe.encode("the tale")
     assert f"{len(ids)} pieces of 8 bytes" in html
     assert all(f'title="{token}"' in html for token in ids)

@@ -9,7 +9,7 @@ import pytest
 from lmtool.report.training import render_loss_figure, render_runs_page, write_run_page
 from lmtool.run.directory import Run
 from lmtool.run.files import ValidationState
-from lmtool.run.history import RunHistory, compare_recipes, downsample_records
+from lmtool.run.history import RunHistory, compare_recipes, downsample_by_averaging
 from tests.support.cases import nightly_but
 from tests.support.pages import HOSTILE, Elements, make
 
@@ -42,7 +42,7 @@ def test_losses_are_in_bits_per_byte_where_bytes_are_known(tmp_path):
     # what is measured at the end is exact
     (run.path / "metrics.json").write_text(json.dumps({"loss": 2.0, "bits_per_byte": 1.25, "part": "validation"}))
     assert RunHistory.from_run(run).best_bits_per_byte == 1.25
-    assert RunHistory.from_run(run).bits_per_nat == 0.625
+    assert RunHistory.from_run(run).bits_per_byte_per_nat == 0.625
 
 
 @pytest.mark.parametrize(("steps", "first", "other"), [(40, "logarithmic", "linear"), (20, "linear", "logarithmic")])
@@ -77,7 +77,7 @@ def test_many_steps_are_drawn_as_means(tmp_path):
     records = [
         {"step": i, "loss": float(i), "valid_loss": 7.0 if i == 500 else None, "lr": 0.1} for i in range(1, 1001)
     ]
-    found = downsample_records(records, max_records=100)
+    found = downsample_by_averaging(records, max_records=100)
     assert len(found) <= 102
     assert found[0]["step"] == 10
     assert found[0]["loss"] == 5.5
@@ -200,10 +200,10 @@ def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path):
     """That which the metric has chosen, not the lowest loss; on each axis of the losses, and of a page of several."""
     run = make(tmp_path)
     steps = [record["step"] for record in run.metrics.read_records() if record.get("valid_loss") is not None]
-    lowest = RunHistory.from_run(run).best_validation["step"]
+    lowest = RunHistory.from_run(run).lowest_loss_validation["step"]
     other = next(step for step in steps if step != lowest)
     run.lock()
-    run.save_validation(ValidationState(step=steps[-1], best_step=other, best_value=1.0, stale=0))
+    run.save_validation_and_prune(ValidationState(step=steps[-1], best_step=other, best_value=1.0, stale=0))
     run.release_lock()
     html = render_runs_page([RunHistory.from_run(run)])
     assert f"best checkpoint, step {other:,}" in html

@@ -41,7 +41,7 @@ def new_run(folder: Path) -> Run:
         ),
         {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     )
-    run.start_session(step=0, command=[], environment={})
+    run.rewind_and_start_session(step=0, command=[], environment={})
     return run
 
 
@@ -64,7 +64,7 @@ def check(folder: Path) -> tuple[int, list[str]]:
         problems.append("the lock outlived its process")
     with Run.open(folder) as run:
         run.lock()
-        run.start_session(step=newest.step, command=[], environment={})
+        run.rewind_and_start_session(step=newest.step, command=[], environment={})
         left = sorted(path.name for path in (folder / CHECKPOINTS).iterdir() if path.name.startswith("."))
         if left:
             problems.append(f"left after the next start: {left}")
@@ -139,7 +139,7 @@ def at_each_event(folder: Path) -> Iterable[dict[str, object]]:
         def save_third(copy: Path = copy, number: int = number) -> None:
             run = Run.open(copy)
             run.lock()
-            run.start_session(step=2, command=[], environment={})
+            run.rewind_and_start_session(step=2, command=[], environment={})
             die_at_event(number, copy)
             save(run, 3)
 
@@ -163,7 +163,7 @@ def at_random(folder: Path, seed: int) -> Iterable[dict[str, object]]:
         def save_for_ever(first: int = first, writer: int = writer) -> None:
             run = Run.open(path)
             run.lock()
-            run.start_session(step=first, command=[], environment={})
+            run.rewind_and_start_session(step=first, command=[], environment={})
             step = first
             while True:
                 step += 1

@@ -81,7 +81,7 @@ def test_a_new_run_keeps_its_files_and_environment(runs: Path, tmp_path: Path) -
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     with create_run(folder, run_info(), FILES) as run:
-        run.start_session(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
+        run.rewind_and_start_session(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
     assert names(run.path) == [".lock", "checkpoints", "notes.txt", "recipe.yaml", "run.json", "tokenizer.json"]
     assert {path.name: path.read_bytes() for path in (run.recipe_path, run.tokenizer_path)} == FILES
     again = Run.open(run.path)
@@ -156,29 +156,29 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(make: MakeR
     aborted = make(folder=tmp_path / "out", steps=())
     with refuses("output_exists"):
         check_output_folder(aborted.path)
-    check_output_folder(aborted.path, retry=True)
-    with create_run(aborted.path, run_info("other"), FILES, retry=True) as again:
+    check_output_folder(aborted.path, replace_aborted=True)
+    with create_run(aborted.path, run_info("other"), FILES, replace_aborted=True) as again:
         assert again.info.recipe == "other"
         assert names(again.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
         with refuses("checkpoint"):  # it is in use
-            check_output_folder(aborted.path, retry=True)
+            check_output_folder(aborted.path, replace_aborted=True)
     begun = make(folder=tmp_path / "begun")
     for attempt in (check_output_folder, lambda folder, retry: create_run(folder, run_info(), FILES, retry)):
         with refuses("checkpoint"):
             attempt(begun.path, True)
     (tmp_path / "recipe.yaml").write_text("mine")
     with refuses("output_exists"):
-        check_output_folder(tmp_path, retry=True)
+        check_output_folder(tmp_path, replace_aborted=True)
 
 
 def test_only_the_process_with_the_lock_writes(make: MakeRun) -> None:
     run = make()
     for write in (
         lambda: run.save_checkpoint(Snapshot(30, {}, {}, {}), keep_last=1),
-        lambda: run.start_session(step=0, command=[], environment={}),
+        lambda: run.rewind_and_start_session(step=0, command=[], environment={}),
         lambda: run.end_session("finished"),
-        lambda: run.write_recipe(""),
-        lambda: run.save_validation(validated(20, 10)),
+        lambda: run.replace_recipe(""),
+        lambda: run.save_validation_and_prune(validated(20, 10)),
     ):
         with pytest.raises(RuntimeError, match="lock"):
             write()
@@ -200,7 +200,7 @@ def test_a_run_is_stopped_running_or_finished(make: MakeRun) -> None:
     run.release_lock()
     assert Run.open(run.path).state == "finished"
     run.lock()
-    run.start_session(step=20, command=[], environment={})
+    run.rewind_and_start_session(step=20, command=[], environment={})
     run.release_lock()
     assert Run.open(run.path).state == "stopped"
 
@@ -214,7 +214,9 @@ def test_resuming_takes_away_what_came_after_its_step(make: MakeRun, pending: bo
     (run.path / "metrics.json").write_text("{}")
     with run:
         run.lock()
-        run.start_session(step=20, command=["lmtool", "resume"], environment={}, pending=pending)
+        run.rewind_and_start_session(
+            step=20, command=["lmtool", "resume"], environment={}, is_validation_pending=pending
+        )
         assert logged_steps(run) == ([10] if pending else [10, 20])
         assert names(run.path / "checkpoints") == ["step-000010", "step-000020", "step-000030.aside-1"]
         assert not (run.path / "metrics.json").exists()
@@ -239,7 +241,7 @@ def test_a_damaged_best_that_is_the_newest_is_warned_of_once(make: MakeRun) -> N
     run = make(steps=(10, 20))
     with run:
         run.lock()
-        run.save_validation(validated(20, 20))
+        run.save_validation_and_prune(validated(20, 20))
     (run.path / "checkpoints" / "step-000020" / "state.json").unlink()
     best, warnings = run.find_best_checkpoint()
     assert (best.step, len(warnings)) == (10, 1)
@@ -252,7 +254,7 @@ def test_the_best_is_found_without_reading_the_others(make: MakeRun, recorded: i
     if recorded is not None:
         with run:
             run.lock()
-            run.save_validation(validated(30, recorded))
+            run.save_validation_and_prune(validated(30, recorded))
     best_step = recorded or 10
     for step in {10, 20, 30} - {best_step}:
         for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
@@ -280,12 +282,12 @@ def test_a_validation_is_recorded_until_a_session_begins_before_it(
     assert run.last_validation is None
     with run:
         run.lock()
-        run.save_validation(validated(30, None))
+        run.save_validation_and_prune(validated(30, None))
         assert without_checksum(Run.open(run.path).last_validation) == validated(30, None)
         assert run.best_step is None
-        run.save_validation(validated(30, 20))
+        run.save_validation_and_prune(validated(30, 20))
         assert run.best_step == 20
-        run.start_session(step=20, command=[], environment={}, validated=at_step)
+        run.rewind_and_start_session(step=20, command=[], environment={}, validated=at_step)
         assert without_checksum(run.last_validation) == at_step
         assert run.best_step == 10
 
@@ -329,16 +331,16 @@ def test_a_full_disk_changes_nothing(make: MakeRun) -> None:
     run = make()
     with run:
         run.lock()
-        run.save_validation(validated(20, 20))
-        run.write_recipe("seed: 2\n")
+        run.save_validation_and_prune(validated(20, 20))
+        run.replace_recipe("seed: 2\n")
         with failing_call():
             for write in (
-                lambda: run.start_session(step=20, command=[], environment={}),
-                lambda: run.start_session(step=10, command=[], environment={}),
+                lambda: run.rewind_and_start_session(step=20, command=[], environment={}),
+                lambda: run.rewind_and_start_session(step=10, command=[], environment={}),
                 lambda: run.end_session("finished"),
                 lambda: run.save_checkpoint(Snapshot(30, {}, {}, {}), keep_last=1),
-                lambda: run.write_recipe("seed: 3\n"),
-                lambda: run.save_validation(validated(20, 10)),
+                lambda: run.replace_recipe("seed: 3\n"),
+                lambda: run.save_validation_and_prune(validated(20, 10)),
             ):
                 with refuses("no_space"):
                     write()

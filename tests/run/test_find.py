@@ -9,7 +9,7 @@ import pytest
 from lmtool.errors import CheckpointError
 from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.run.directory import Run
-from lmtool.run.find import find_resumable_run
+from lmtool.run.find import find_resumable_or_last_run
 from tests.support.errors import refuses
 from tests.support.runs import MakeRun
 
@@ -21,7 +21,7 @@ def found_run(reference: str) -> Path:
 def found_steps(reference: str) -> tuple[int, int]:
     """Of the newest checkpoint and of the one that is named, else of the best."""
     found = resolve_reference(reference)
-    return found.find_newest_checkpoint()[0].step, found.checkpoint.step
+    return found.find_named_or_newest_checkpoint()[0].step, found.checkpoint.step
 
 
 def refused(reference: str) -> CheckpointError:
@@ -37,7 +37,7 @@ def refused(reference: str) -> CheckpointError:
 def resume(run: Run) -> None:
     with run:
         run.lock()
-        run.start_session(step=20, command=[], environment={})
+        run.rewind_and_start_session(step=20, command=[], environment={})
 
 
 def test_a_run_is_found_by_path_name_and_last(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +110,10 @@ def test_a_named_checkpoint_that_is_damaged_is_refused(make: MakeRun) -> None:
     run = make()
     path = run.path / "checkpoints" / "step-000020"
     (path / "model.safetensors").write_bytes(b"")
-    for read in (Reference.find_newest_checkpoint, lambda reference: reference.checkpoint):
+    for read in (Reference.find_named_or_newest_checkpoint, lambda reference: reference.checkpoint):
         with pytest.raises(CheckpointError):
             read(resolve_reference(str(path)))
-    newest, (warning,) = resolve_reference(str(run.path)).find_newest_checkpoint()
+    newest, (warning,) = resolve_reference(str(run.path)).find_named_or_newest_checkpoint()
     assert newest.step == 10
     assert "step-000020" in warning
 
@@ -179,7 +179,7 @@ def test_the_last_run_that_was_stopped_is_resumed(make: MakeRun) -> None:
     used = make()
     with used:
         used.lock()
-        run, skipped = find_resumable_run(or_finished=False)
+        run, skipped = find_resumable_or_last_run(or_finished=False)
         assert run.name == stopped.name
         assert skipped == [
             f"{used.name} is running",
@@ -188,10 +188,10 @@ def test_the_last_run_that_was_stopped_is_resumed(make: MakeRun) -> None:
             "2 other newer runs are finished",
         ]
         shutil.rmtree(empty.path)
-        assert find_resumable_run(or_finished=False)[1][2:] == ["2 other newer runs are finished"]
+        assert find_resumable_or_last_run(or_finished=False)[1][2:] == ["2 other newer runs are finished"]
         shutil.rmtree(another.path)
-        assert find_resumable_run(or_finished=True)[0].name == finished.name
+        assert find_resumable_or_last_run(or_finished=True)[0].name == finished.name
     for run, then in ((used, stopped), (stopped, older), (older, finished)):
-        assert find_resumable_run(or_finished=False)[0].name == run.name
+        assert find_resumable_or_last_run(or_finished=False)[0].name == run.name
         shutil.rmtree(run.path)
-        assert find_resumable_run(or_finished=False)[0].name == then.name
+        assert find_resumable_or_last_run(or_finished=False)[0].name == then.name

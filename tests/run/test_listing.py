@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from lmtool.checks.runs import find_damaged_records
-from lmtool.run.listing import collect_test_scores, read_evaluations, save_evaluation, summarize_run, summarize_runs
+from lmtool.checks.runs import find_damaged_record_files
+from lmtool.run.listing import (
+    collect_test_scores,
+    read_evaluations,
+    save_evaluation_unless_training_data,
+    summarize_run,
+    summarize_runs,
+)
 from tests.support.runs import MakeRun
 
 
@@ -100,7 +106,7 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
     assert figures(validation) == (0.9, "validation", 12, 0.1, {})
     for step, accuracy in ((20, 0.1), (10, 0.5), (10, 0.6)):
         record = {"step": step, "rows": 400, "accuracy": accuracy, "classes": {}}
-        save_evaluation(run.path, ["data/new.csv"], [], record)
+        save_evaluation_unless_training_data(run.path, ["data/new.csv"], [], record)
     new = {"new.csv": {"rows": 400, "accuracy": 0.6}}
     assert figures(validation) == (0.9, "validation", 12, 0.1, new)
     test = {"rows": 100, "loss": 1.0, "accuracy": 0.7}
@@ -108,7 +114,7 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
     assert list(collect_test_scores(run)) == ["test", "new.csv"]
     (run.path / "evaluations.json").write_text("[{}]")
     assert "evaluations.json" in summarize_run(run.path).problem
-    assert "evaluations.json" in [name for name, _ in find_damaged_records(run)]
+    assert "evaluations.json" in [name for name, _ in find_damaged_record_files(run)]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +123,9 @@ def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(m
 def test_data_of_the_training_are_no_test_set(make: MakeRun, source: str) -> None:
     run = make()
     known = ["train.csv", "texts", "shards/part-*.jsonl", "valid.csv"]
-    save_evaluation(run.path, [source], known, {"step": 10, "loss": 1.0})
+    save_evaluation_unless_training_data(run.path, [source], known, {"step": 10, "loss": 1.0})
     assert read_evaluations(run) == []
-    save_evaluation(run.path, ["new.csv"], known, {"step": 10, "loss": float("nan")})
+    save_evaluation_unless_training_data(run.path, ["new.csv"], known, {"step": 10, "loss": float("nan")})
     assert [found.source for found in read_evaluations(run)] == ["new.csv"]
 
 

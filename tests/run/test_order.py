@@ -190,4 +190,4 @@ def test_a_mixture_reads_each_text_in_order_and_in_any_place() -> None:
     some = np.array([4999, 0, 1234, 1234, 2000])
     assert [found.tolist() for found in order(some)] == [text_S[some].tolist(), own_S[some].tolist()]
     for sample in (0, 1, 999, 1000, 3217):
-        assert order.count_before(sample) == np.bincount(text_S[:sample], minlength=3).tolist()
+        assert order.count_samples_per_text_before(sample) == np.bincount(text_S[:sample], minlength=3).tolist()

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest, bootstrap, wilcoxon
 
 from lmtool.run import paired
-from lmtool.run.paired import bootstrap_interval, compare_paired_scores, mcnemar_p_value
+from lmtool.run.paired import bootstrap_mean_interval, compare_paired_scores, mcnemar_p_value
 
 
 @pytest.mark.parametrize("pair", [(0, 0), (0, 1), (5, 0), (3, 9), (12, 10), (400, 340)])
@@ -22,11 +22,11 @@ def test_the_interval_is_that_of_resampled_rows(kind: str, monkeypatch: pytest.M
     rng = np.random.default_rng(1)
     values = rng.integers(-1, 2, 120).astype(float) if kind == "right or wrong" else rng.standard_normal(120) ** 2
     plain = bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", random_state=1).confidence_interval
-    interval = bootstrap_interval(values)
+    interval = bootstrap_mean_interval(values)
     assert interval == pytest.approx((plain.low, plain.high), abs=0.03 * (plain.high - plain.low))
     monkeypatch.setattr(paired, "MAX_RANDOM_NUMBERS", 2000)
     tracemalloc.start()
-    assert bootstrap_interval(values) == pytest.approx(interval)  # in parts, in little memory
+    assert bootstrap_mean_interval(values) == pytest.approx(interval)  # in parts, in little memory
     assert tracemalloc.get_traced_memory()[1] < 120 * paired.BOOTSTRAP_SAMPLES
     tracemalloc.stop()
 
@@ -36,7 +36,7 @@ def test_the_interval_has_the_true_difference_in_19_of_20_draws(monkeypatch: pyt
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(400):
-        low, high = bootstrap_interval(rng.choice([-1.0, 0.0, 1.0], 200, p=[0.1, 0.7, 0.2]))
+        low, high = bootstrap_mean_interval(rng.choice([-1.0, 0.0, 1.0], 200, p=[0.1, 0.7, 0.2]))
         inside += low <= 0.1 <= high
     assert 0.91 < inside / 400 < 0.98
 

@@ -15,7 +15,7 @@ from lmtool.records import encode_with_checksum
 from lmtool.run.directory import Run
 from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
-from lmtool.run.removal import find_removable_runs, find_runs_older_than, parse_age, remove_run
+from lmtool.run.removal import find_removable_runs_older_than, parse_age, remove_run, resolve_runs_to_remove
 from tests.support.disks import failing_call
 from tests.support.errors import refuses
 from tests.support.runs import MakeRun
@@ -65,11 +65,11 @@ def test_a_run_in_the_runs_directory_goes_as_a_whole(make: MakeRun, runs: Path) 
     (run.path / "notes.txt").write_text("mine")
     (run.path / "checkpoints" / "step-000005.aside-1").mkdir()
     size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
-    assert find_removable_runs([run.name, str(run.path)]) == [run.path]
+    assert resolve_runs_to_remove([run.name, str(run.path)]) == [run.path]
     assert remove_run(run.path) == size
     assert [path.name for path in runs.iterdir()] == [other.name]
     with refuses("run_not_found"):
-        find_removable_runs([run.name])
+        resolve_runs_to_remove([run.name])
 
 
 def test_of_a_folder_elsewhere_only_the_files_of_the_run_go(make: MakeRun, runs: Path, tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_links_in_a_run_are_not_followed(make: MakeRun, tmp_path: Path) -> None:
 def test_a_run_in_use_is_not_removed(make: MakeRun) -> None:
     run = aged(make(), 100)
     lock = RunLock(run.path)
-    for attempt in (lambda: find_removable_runs([run.name]), lambda: remove_run(run.path)):
+    for attempt in (lambda: resolve_runs_to_remove([run.name]), lambda: remove_run(run.path)):
         with pytest.raises(CheckpointError):
             attempt()
-    assert find_runs_older_than(DAY) == []
+    assert find_removable_runs_older_than(DAY) == []
     lock.release()
-    assert find_runs_older_than(DAY) == [run.path]
+    assert find_removable_runs_older_than(DAY) == [run.path]
 
 
 def test_only_runs_are_removed(make: MakeRun, tmp_path: Path) -> None:
@@ -119,15 +119,15 @@ def test_only_runs_are_removed(make: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for other in (str(tmp_path / "photos"), f"{run.name}@10", str(run.path / "checkpoints" / "step-000010")):
         with pytest.raises(CheckpointError):
-            find_removable_runs([run.name, other])
+            resolve_runs_to_remove([run.name, other])
     assert run.find_newest_checkpoint()[0].step == 20
 
 
 def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
     run = aged(make(), 100)
     (run.path / "run.json").write_text("{")
-    assert find_runs_older_than(DAY) == []
-    assert find_removable_runs([run.name]) == [run.path]
+    assert find_removable_runs_older_than(DAY) == []
+    assert resolve_runs_to_remove([run.name]) == [run.path]
     remove_run(run.path)
     assert list(runs.iterdir()) == []
 
@@ -136,23 +136,23 @@ def test_old_runs_are_found_but_for_imported_ones(make: MakeRun) -> None:
     make()
     old, oldest, imported = aged(make(finished=True), 40), aged(make(), 400), aged(make("imported"), 100)
     change_info(imported, origin={"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}})
-    assert find_runs_older_than(DAY) == find_runs_older_than(30 * DAY) == [oldest.path, old.path]
-    assert find_runs_older_than(300 * DAY) == [oldest.path]
-    assert find_removable_runs([imported.name]) == [imported.path]
+    assert find_removable_runs_older_than(DAY) == find_removable_runs_older_than(30 * DAY) == [oldest.path, old.path]
+    assert find_removable_runs_older_than(300 * DAY) == [oldest.path]
+    assert resolve_runs_to_remove([imported.name]) == [imported.path]
 
 
 def test_the_base_of_adapters_stays(make: MakeRun) -> None:
     base, adapters, whole = aged(make(), 100), make("adapters"), make("whole")
     adapt(whole, base, BASE)
-    assert find_removable_runs([base.name]) == [base.path]
+    assert resolve_runs_to_remove([base.name]) == [base.path]
     adapt(adapters, base)
     with pytest.raises(CheckpointError) as caught:
-        find_removable_runs([base.name])
+        resolve_runs_to_remove([base.name])
     assert f"lmtool runs merge {adapters.name}" in caught.value.fix
-    assert find_runs_older_than(30 * DAY) == []
-    assert find_removable_runs([base.name, adapters.name]) == [base.path, adapters.path]
+    assert find_removable_runs_older_than(30 * DAY) == []
+    assert resolve_runs_to_remove([base.name, adapters.name]) == [base.path, adapters.path]
     aged(adapters, 90)
-    assert find_runs_older_than(30 * DAY) == [base.path, adapters.path]
+    assert find_removable_runs_older_than(30 * DAY) == [base.path, adapters.path]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may remove everything")
@@ -168,6 +168,6 @@ def test_a_removal_that_fails_can_be_repeated(make: MakeRun) -> None:
     run = make()
     with failing_call(shutil, "rmtree", code=errno.EACCES), pytest.raises(ResourceError):
         remove_run(run.path)
-    assert find_removable_runs([run.name]) == [run.path]
+    assert resolve_runs_to_remove([run.name]) == [run.path]
     remove_run(run.path)
     assert not run.path.exists()

@@ -80,7 +80,7 @@ def save(folder: Path, step: int) -> Checkpoint:
 
     saved: Checkpoint = together(
         lambda peers: saving.save_checkpoint(folder, snapshot(0), keep_last=9, peers=peers),
-        lambda peers: saving.save_shard(snapshot(peers.rank), peers),
+        lambda peers: saving.save_shard_for_main_process(snapshot(peers.rank), peers),
     )
     return saved
 
@@ -248,7 +248,7 @@ def test_no_process_waits_for_logs_that_cannot_be_written(tmp_path: Path) -> Non
     with run, failing_call(run, "_sync_logs"), refuses("no_space"):
         together(
             lambda peers: run.save_checkpoint(Snapshot(4, {}, {}, {}), keep_last=1, peers=peers),
-            lambda peers: saving.save_shard(Snapshot(0, {}, {}, {}), peers),
+            lambda peers: saving.save_shard_for_main_process(Snapshot(0, {}, {}, {}), peers),
         )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, pearsonr
 
-from lmtool.run.uncertainty import are_equivalent, confidence_interval, standard_error
+from lmtool.run.uncertainty import are_indistinguishable_scores, confidence_interval_95, standard_error
 
 
 @pytest.mark.parametrize("n", [10, 40, 300])
@@ -14,14 +14,14 @@ def test_a_share_varies_as_its_error_and_interval_say(n: int, p: float) -> None:
     right = np.random.default_rng(0).binomial(n, p, 4000)
     errors, inside = [], 0
     for k in right.tolist():
-        low, high = confidence_interval("accuracy", k / n, n) or (1.0, 0.0)
+        low, high = confidence_interval_95("accuracy", k / n, n) or (1.0, 0.0)
         inside += low <= p <= high
         errors.append(standard_error("accuracy", k / n, n) or 0.0)
     assert 0.93 < inside / len(right) <= 1
     assert 0.8 < np.mean(errors) / (right / n).std() < 1.6
     for k in (0, n // 3, n):
         wilson = binomtest(k, n).proportion_ci(method="wilson")
-        assert confidence_interval("macro-f1", k / n, n) == pytest.approx((wilson.low, wilson.high), abs=0.07)
+        assert confidence_interval_95("macro-f1", k / n, n) == pytest.approx((wilson.low, wilson.high), abs=0.07)
 
 
 def test_a_correlation_varies_as_its_error_says_and_its_interval_is_that_of_scipy() -> None:
@@ -34,10 +34,10 @@ def test_a_correlation_varies_as_its_error_says_and_its_interval_is_that_of_scip
     for n in (4, 9, 200):
         x = rng.standard_normal(n)
         plain = pearsonr(x, x + rng.standard_normal(n))
-        interval = confidence_interval("pearson", float(plain.statistic), n)
+        interval = confidence_interval_95("pearson", float(plain.statistic), n)
         assert interval == pytest.approx(tuple(plain.confidence_interval()))
-    assert confidence_interval("correlation", 0.5, 3) == (-1, 1)
-    assert confidence_interval("correlation", 1.0, 30) == pytest.approx((1, 1), abs=1e-6)
+    assert confidence_interval_95("correlation", 0.5, 3) == (-1, 1)
+    assert confidence_interval_95("correlation", 1.0, 30) == pytest.approx((1, 1), abs=1e-6)
 
 
 def test_the_error_falls_with_the_rows_and_is_never_zero() -> None:
@@ -52,7 +52,7 @@ def test_the_error_falls_with_the_rows_and_is_never_zero() -> None:
 )
 def test_other_figures_have_no_error(metric: str, value: float, n: int) -> None:
     assert standard_error(metric, value, n) is None
-    assert confidence_interval(metric, value, n) is None
+    assert confidence_interval_95(metric, value, n) is None
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_other_figures_have_no_error(metric: str, value: float, n: int) -> None:
 def test_few_rows_do_not_distinguish_figures(
     metric: str, one: tuple[float, int], other: tuple[float, int], expected: bool
 ) -> None:
-    assert are_equivalent(metric, one, other) == expected
+    assert are_indistinguishable_scores(metric, one, other) == expected

@@ -16,7 +16,17 @@ from lmtool.errors import DataError, LmtoolError, ResourceError
 from lmtool.inference import reference
 from lmtool.inference.load import load_run
 from lmtool.search import database
-from lmtool.search.index import LISTS, SCHEMA, TEXTS, VECTORS, Entry, Index, add_texts, open_index, remove_texts
+from lmtool.search.index import (
+    LISTS,
+    SCHEMA,
+    TEXTS,
+    VECTORS,
+    Entry,
+    Index,
+    add_or_replace_texts,
+    open_index,
+    remove_texts_by_id_or_source,
+)
 from tests.support.errors import refuses
 from tests.support.training import Work, no_report
 
@@ -36,7 +46,7 @@ def entries(lines=LINES):
 
 @pytest.fixture
 def path(tmp_path, loaded):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     return tmp_path / "i"
 
 
@@ -49,8 +59,8 @@ def execute(path, *statements):
 def use(path, loaded):
     """All that is done with an index: it is searched, then changed."""
     Index(path, loaded).search(["the cat"], 99)
-    add_texts(path, loaded, [Entry("b", "b", "a mat")], no_report)
-    remove_texts(path, ["b"])
+    add_or_replace_texts(path, loaded, [Entry("b", "b", "a mat")], no_report)
+    remove_texts_by_id_or_source(path, ["b"])
 
 
 # What is named
@@ -135,8 +145,8 @@ def test_changed_vectors_give_no_answers(path, loaded, kind, with_checksums):
             return  # vectors as a program writes them
     for call in (
         lambda: Index(path),
-        lambda: add_texts(path, loaded, entries(), no_report),
-        lambda: remove_texts(path, ["a.txt"]),
+        lambda: add_or_replace_texts(path, loaded, entries(), no_report),
+        lambda: remove_texts_by_id_or_source(path, ["a.txt"]),
     ):
         with pytest.raises(DataError, match=VECTORS):
             call()
@@ -144,7 +154,7 @@ def test_changed_vectors_give_no_answers(path, loaded, kind, with_checksums):
 
 def test_a_file_whose_pages_repeat_ends(path, loaded):
     """Pages of a tree that are all the same one: each row is read again and again."""
-    add_texts(path, loaded, [Entry(f"{i}", "a", "the cat") for i in range(2000)], no_report)
+    add_or_replace_texts(path, loaded, [Entry(f"{i}", "a", "the cat") for i in range(2000)], no_report)
     with closing(sqlite3.connect(path / TEXTS)) as db:
         ((root, size),) = db.execute(
             "SELECT rootpage, (SELECT page_size FROM pragma_page_size) FROM sqlite_master WHERE name = 'texts'"
@@ -197,7 +207,7 @@ def test_a_special_file_is_not_waited_for(path, loaded, name, kind):
         Index(path)
     assert name in error.value.what
     with pytest.raises(LmtoolError) as error:
-        add_texts(path, loaded, entries(), no_report)
+        add_or_replace_texts(path, loaded, entries(), no_report)
     assert error.value.exit_code > 1
 
 
@@ -213,7 +223,7 @@ def test_nothing_is_written_through_a_link(path, loaded, tmp_path, name):
     (path / name).symlink_to(tmp_path / "elsewhere")
     assert len(Index(path, loaded).search(["the cat"], 3)[0]) == 3
     with pytest.raises(DataError, match="link"):
-        add_texts(path, loaded, [Entry("b", "b", "a mat")], no_report)
+        add_or_replace_texts(path, loaded, [Entry("b", "b", "a mat")], no_report)
 
 
 # What a process leaves that is killed
@@ -280,7 +290,7 @@ def test_a_full_disk_is_told_as_that(path, loaded, monkeypatch, is_new):
     more = [Entry(f"{i}", "b.txt", "the cat " * 500) for i in range(20)]
     where = path.with_name("new") if is_new else path
     with refuses("no_space") as error:
-        add_texts(where, loaded, more, no_report)
+        add_or_replace_texts(where, loaded, more, no_report)
     assert error.value.exit_code == 5
     monkeypatch.undo()
     assert not path.with_name("new").exists()

@@ -12,7 +12,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification, Embedding, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.search.entries import Entry, hits_to_csv, hits_to_json_lines, read_entries, text_columns_of_run
+from lmtool.search.entries import Entry, get_text_columns_to_index, hits_to_csv, hits_to_json_lines, read_entries
 from tests.support.errors import refuses
 
 ROWS = [("k1", "Cats", "They purr."), ("k2", "", "No title."), ("k3", " ", ""), ("k4", "Été", 'A "quoted", thing')]
@@ -75,7 +75,7 @@ def test_texts_are_those_of_the_columns_that_the_run_was_trained_on(folder, colu
     write(folder / "a.csv")
     recipe = load("transformer-tiny", []).recipe
     recipe = recipe.with_values({"data": Data(**columns), "objective": objective})
-    found = read_entries(["a.csv"], Data(), default_columns=text_columns_of_run(recipe))
+    found = read_entries(["a.csv"], Data(), default_columns=get_text_columns_to_index(recipe))
     assert [entry.text for entry in found] == read
     (named,) = [
         entry.text for entry in read_entries(["a.csv"], Data(text_columns=("key",)), default_columns=("title",))

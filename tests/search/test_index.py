@@ -12,7 +12,16 @@ from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.search import index as module
 from lmtool.search import nearest
-from lmtool.search.index import LISTS, TEXTS, VECTORS, Entry, Index, add_texts, open_index, remove_texts
+from lmtool.search.index import (
+    LISTS,
+    TEXTS,
+    VECTORS,
+    Entry,
+    Index,
+    add_or_replace_texts,
+    open_index,
+    remove_texts_by_id_or_source,
+)
 from lmtool.search.nearest import normalize
 from tests.reference import search as plain
 from tests.run.killing import in_child
@@ -53,7 +62,7 @@ def check(path, loaded, texts, query="the cat"):
 
 
 def test_all_texts_are_ranked_as_by_a_loop(tmp_path, loaded):
-    counts = add_texts(tmp_path / "i", loaded, entries(), no_report)
+    counts = add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     assert counts == {"added": 7, "replaced": 0, "kept": 0}
     check(tmp_path / "i", loaded, entries())
     assert found(tmp_path / "i", loaded, LINES[2], 1)[0].text == LINES[2]
@@ -61,7 +70,7 @@ def test_all_texts_are_ranked_as_by_a_loop(tmp_path, loaded):
 
 
 def test_many_queries_are_answered_each(tmp_path, loaded):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     answers = Index(tmp_path / "i", loaded).search(LINES, 1)
     assert [hits[0].text for hits in answers] == LINES
     assert [hits[0].score for hits in answers] == pytest.approx([1.0] * 7, abs=1e-5)
@@ -70,43 +79,43 @@ def test_many_queries_are_answered_each(tmp_path, loaded):
 def test_texts_are_added_replaced_kept_and_removed(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(module, "COMMIT_TEXTS", 2)
     path = tmp_path / "i"
-    add_texts(path, loaded, entries(LINES[:3]), no_report)
+    add_or_replace_texts(path, loaded, entries(LINES[:3]), no_report)
     changed = [*entries(LINES[:2]), Entry("a.txt:3", "a.txt", "another"), Entry("b:1", "b", "the cat sat")]
-    assert add_texts(path, loaded, changed, no_report) == {"added": 1, "replaced": 1, "kept": 2}
+    assert add_or_replace_texts(path, loaded, changed, no_report) == {"added": 1, "replaced": 1, "kept": 2}
     check(path, loaded, changed)
-    assert remove_texts(path, ["b", "a.txt:1"]) == {"removed": 2}
+    assert remove_texts_by_id_or_source(path, ["b", "a.txt:1"]) == {"removed": 2}
     check(path, loaded, changed[1:3])
     with pytest.raises(DataError, match="no file 'none'"):
-        remove_texts(path, ["a.txt:2", "none"])
+        remove_texts_by_id_or_source(path, ["a.txt:2", "none"])
     check(path, loaded, changed[1:3])
-    assert add_texts(path, loaded, entries(), no_report) == {"added": 5, "replaced": 1, "kept": 1}
+    assert add_or_replace_texts(path, loaded, entries(), no_report) == {"added": 5, "replaced": 1, "kept": 1}
     check(path, loaded, entries())
-    assert remove_texts(path, ["a.txt"]) == {"removed": 7}
+    assert remove_texts_by_id_or_source(path, ["a.txt"]) == {"removed": 7}
     assert found(path, loaded, "a") == []
 
 
 def test_nothing_is_computed_where_nothing_has_changed(tmp_path, loaded, monkeypatch):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     monkeypatch.setattr(module, "embed", lambda *arguments, **options: pytest.fail("a text is embedded again"))
-    assert add_texts(tmp_path / "i", loaded, entries(), no_report)["kept"] == 7
+    assert add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)["kept"] == 7
 
 
 def test_a_reader_does_not_see_what_comes_later(tmp_path, loaded):
     path = tmp_path / "i"
-    add_texts(path, loaded, entries(LINES[:3]), no_report)
+    add_or_replace_texts(path, loaded, entries(LINES[:3]), no_report)
     index = Index(path, loaded)
-    add_texts(path, loaded, entries(), no_report)
+    add_or_replace_texts(path, loaded, entries(), no_report)
     assert len(index.search(["cat"], 9)[0]) == 3
-    remove_texts(path, ["a.txt:1"])
+    remove_texts_by_id_or_source(path, ["a.txt:1"])
     assert [hit.id for hit in index.search([LINES[0]], 9)[0]].count("a.txt:1") == 0
 
 
 def test_another_model_is_refused_by_name(tmp_path, loaded, work):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     work.pretrain("seed=5", name="other")
     other = load_run(str(work.run("other")), CPU)
     for call in (
-        lambda: add_texts(tmp_path / "i", other, entries(), no_report),
+        lambda: add_or_replace_texts(tmp_path / "i", other, entries(), no_report),
         lambda: Index(tmp_path / "i", other),
     ):
         with pytest.raises(CheckpointError, match="not of this model") as refusal:
@@ -117,19 +126,19 @@ def test_another_model_is_refused_by_name(tmp_path, loaded, work):
 
 def test_what_cannot_be_indexed_leaves_nothing(tmp_path, loaded):
     with pytest.raises(DataError, match="no text"):
-        add_texts(tmp_path / "i", loaded, [], no_report)
+        add_or_replace_texts(tmp_path / "i", loaded, [], no_report)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
     with pytest.raises(UsageError, match="not empty"):
-        add_texts(tmp_path / "full", loaded, entries(), no_report)
+        add_or_replace_texts(tmp_path / "full", loaded, entries(), no_report)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
     with pytest.raises(DataError, match=r"two texts have the same id: 'a\.txt:1'"):
-        add_texts(tmp_path / "i", loaded, [*entries(), *entries()], no_report)
+        add_or_replace_texts(tmp_path / "i", loaded, [*entries(), *entries()], no_report)
 
 
 @pytest.mark.parametrize("name", [TEXTS, VECTORS])
 def test_damage_is_told(tmp_path, loaded, name):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     (tmp_path / "i" / name).write_bytes(b"x" * 50)
     with pytest.raises(DataError, match="damaged"):
         Index(tmp_path / "i")
@@ -145,12 +154,12 @@ def test_beyond_many_texts_faiss_proposes(tmp_path, loaded, monkeypatch):
     pytest.importorskip("faiss")
     monkeypatch.setattr(module, "MIN_FAISS_TEXTS", 3)
     path = tmp_path / "i"
-    add_texts(path, loaded, entries(), no_report)
+    add_or_replace_texts(path, loaded, entries(), no_report)
     assert (path / LISTS).exists()
     assert found(path, loaded, LINES[2])[0].text == LINES[2]
-    add_texts(path, loaded, entries([*LINES, "another cat"]), no_report)
+    add_or_replace_texts(path, loaded, entries([*LINES, "another cat"]), no_report)
     assert found(path, loaded, "another cat")[0][:3] == ("a.txt:8", "a.txt", "another cat")
-    remove_texts(path, ["a.txt:1"])
+    remove_texts_by_id_or_source(path, ["a.txt:1"])
     hits = found(path, loaded, LINES[0])
     assert hits
     (path / LISTS).write_bytes(b"x" * 50)
@@ -161,14 +170,14 @@ def test_beyond_many_texts_faiss_proposes(tmp_path, loaded, monkeypatch):
 @pytest.mark.filterwarnings("ignore:builtin type")
 def test_faiss_finds_most_of_what_is_nearest(tmp_path, loaded):
     pytest.importorskip("faiss")
-    add_texts(tmp_path / "i", loaded, entries([str(i) for i in range(2000)]), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries([str(i) for i in range(2000)]), no_report)
     draw = np.random.default_rng(0)
     centres_CD = draw.standard_normal((50, Index(tmp_path / "i").vectors_ND.shape[1])).astype("<f4")
     noise_ND = draw.standard_normal((2000, centres_CD.shape[1])).astype("<f4")
     (tmp_path / "i" / VECTORS).write_bytes(normalize(np.repeat(centres_CD, 40, axis=0) + 0.3 * noise_ND).tobytes())
     index = Index(tmp_path / "i")
     exact = [{hit.id for hit in hits} for hits in index.find_nearest(centres_CD, 10)]
-    index.write_lists()
+    index.write_faiss_index()
     proposed = [{hit.id for hit in hits} for hits in index.find_nearest(centres_CD, 10)]
     assert sum(len(a & b) for a, b in zip(exact, proposed, strict=True)) >= 0.9 * 500
     assert exact != [set()] * 50
@@ -196,33 +205,37 @@ def test_an_indexing_that_is_killed_goes_on(tmp_path, loaded, monkeypatch, at, w
     def work():
         if when == "vectors":
             os.fsync = lambda handle: die() if is_vectors(handle) else None
-        add_texts(path, loaded, entries(), die if when == "texts" else no_report)
+        add_or_replace_texts(path, loaded, entries(), die if when == "texts" else no_report)
 
     assert os.WIFSIGNALED(os.waitpid(in_child(work), 0)[1])
     n_whole = 2 * (at - (when == "vectors"))
     assert len(Index(path).row_N) == n_whole
-    assert add_texts(path, loaded, entries(), no_report) == {"added": 7 - n_whole, "replaced": 0, "kept": n_whole}
+    assert add_or_replace_texts(path, loaded, entries(), no_report) == {
+        "added": 7 - n_whole,
+        "replaced": 0,
+        "kept": n_whole,
+    }
     check(path, loaded, entries())
 
 
 def test_a_text_without_tokens_has_a_vector_that_nothing_is_near(loaded):
-    vectors = module.embed_texts(loaded, ["the map", "", "the map"])
+    vectors = module.embed_to_unit_vectors(loaded, ["the map", "", "the map"])
     np.testing.assert_array_equal(vectors[0], vectors[2])
     assert not vectors[1].any()
     with pytest.raises(DataError, match="there is no text"):
-        module.embed_texts(loaded, ["", ""])
+        module.embed_to_unit_vectors(loaded, ["", ""])
 
 
 def test_the_first_text_may_be_without_tokens(tmp_path, loaded):
-    add_texts(tmp_path / "i", loaded, entries(["", *LINES]), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(["", *LINES]), no_report)
     assert found(tmp_path / "i", loaded, LINES[0], 1)[0].text == LINES[0]
     with pytest.raises(DataError, match="there is no text"):
-        add_texts(tmp_path / "j", loaded, entries(["", ""]), no_report)
+        add_or_replace_texts(tmp_path / "j", loaded, entries(["", ""]), no_report)
     assert not (tmp_path / "j").exists()
 
 
 def test_queries_are_answered_one_by_one_as_together(tmp_path, loaded, monkeypatch):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     index = Index(tmp_path / "i", loaded)
     together = index.search(LINES, 3)
     monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 1)
@@ -234,7 +247,7 @@ def test_queries_are_answered_one_by_one_as_together(tmp_path, loaded, monkeypat
 
 
 def test_a_query_without_tokens_is_refused(tmp_path, loaded):
-    add_texts(tmp_path / "i", loaded, entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, entries(), no_report)
     index = Index(tmp_path / "i", loaded)
     with pytest.raises(UsageError, match="text 2 has no tokens"):
         index.search(["the cat", ""])
@@ -243,16 +256,16 @@ def test_a_query_without_tokens_is_refused(tmp_path, loaded):
 
 
 def test_a_text_that_is_in_another_file_now_is_of_that(tmp_path, loaded):
-    add_texts(tmp_path / "i", loaded, [Entry("k", "old.csv", "the cat sat")], no_report)
-    counts = add_texts(tmp_path / "i", loaded, [Entry("k", "new.csv", "the cat sat")], no_report)
+    add_or_replace_texts(tmp_path / "i", loaded, [Entry("k", "old.csv", "the cat sat")], no_report)
+    counts = add_or_replace_texts(tmp_path / "i", loaded, [Entry("k", "new.csv", "the cat sat")], no_report)
     assert counts == {"added": 0, "replaced": 1, "kept": 0}
-    assert remove_texts(tmp_path / "i", ["new.csv"]) == {"removed": 1}
+    assert remove_texts_by_id_or_source(tmp_path / "i", ["new.csv"]) == {"removed": 1}
 
 
 def test_an_index_whose_run_is_gone_names_the_option(tmp_path, work):
     work.pretrain("seed=6", name="gone")
     run = work.run("gone")
-    add_texts(tmp_path / "i", load_run(str(run), CPU), entries(), no_report)
+    add_or_replace_texts(tmp_path / "i", load_run(str(run), CPU), entries(), no_report)
     run.rename(run.with_name("moved"))
     with refuses("run_not_found") as error:
         open_index(tmp_path / "i")

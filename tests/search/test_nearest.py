@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lmtool.search import nearest as module
-from lmtool.search.nearest import find_near_duplicates, find_nearest, normalize
+from lmtool.search.nearest import find_near_duplicates, find_nearest_by_cosine, normalize
 from tests.reference import search as plain
 
 
@@ -17,7 +17,7 @@ def vectors(n: int, width: int = 8, seed: int = 0) -> np.ndarray:
 def test_the_ranking_is_that_of_a_loop(monkeypatch, at_once, k):
     monkeypatch.setattr(module, "MAX_SIMILARITIES", at_once)
     rows, queries = vectors(40), vectors(7, seed=1)
-    found = list(find_nearest(normalize(rows), normalize(queries), k, np.arange(40)))
+    found = list(find_nearest_by_cosine(normalize(rows), normalize(queries), k, np.arange(40)))
     assert len(found) == 7
     for (score_K, row_K), query in zip(found, queries, strict=True):
         wanted = plain.ranking(query.tolist(), rows.tolist(), k)
@@ -28,7 +28,7 @@ def test_the_ranking_is_that_of_a_loop(monkeypatch, at_once, k):
 def test_rows_that_may_not_be_found_are_not():
     rows = vectors(30)
     allowed = np.arange(1, 30, 2)
-    ((score_K, row_K),) = find_nearest(normalize(rows), normalize(rows[:1]), 4, allowed)
+    ((score_K, row_K),) = find_nearest_by_cosine(normalize(rows), normalize(rows[:1]), 4, allowed)
     wanted = plain.ranking(rows[0].tolist(), rows[allowed].tolist(), 4)
     assert row_K.tolist() == [int(allowed[i]) for i, _ in wanted]
     assert score_K[0] < 0.99
@@ -44,7 +44,7 @@ def test_the_ranking_is_that_of_sentence_transformers():
     rows, queries = vectors(500, 32), vectors(9, 32, seed=1)
     theirs = util.semantic_search(torch.tensor(queries), torch.tensor(rows), top_k=20)
     for hits, (score_K, row_K) in zip(
-        theirs, find_nearest(normalize(rows), normalize(queries), 20, np.arange(500)), strict=True
+        theirs, find_nearest_by_cosine(normalize(rows), normalize(queries), 20, np.arange(500)), strict=True
     ):
         assert [hit["corpus_id"] for hit in hits] == row_K.tolist()
         np.testing.assert_allclose([hit["score"] for hit in hits], score_K, atol=1e-6)

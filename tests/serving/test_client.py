@@ -11,15 +11,15 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.data.stdin import open_table_or_texts
+from lmtool.data.stdin import temporary_table_file
 from lmtool.data.survey import no_progress
 from lmtool.generation.chat import Conversation
 from lmtool.generation.params import SamplingFilters, SamplingParams
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.search.index import Entry, Index, add_texts
+from lmtool.search.index import Entry, Index, add_or_replace_texts
 from lmtool.serving.server import ServerConfig
-from lmtool.tasks.predict import predict
+from lmtool.tasks.predict import predict_table_lazily
 from tests.serving.harness import Served, served
 
 PROMPT = "Who saw the"
@@ -149,7 +149,7 @@ def test_embeddings_are_those_of_embed(client: openai.OpenAI, server: Served, na
 def test_a_search_finds_what_lmtool_search_does(talker: str, server: Served, tmp_path: Path) -> None:
     loaded = server.generator.loaded
     texts = [Entry(f"a:{i}", "a", text) for i, text in enumerate(["Tom saw it", "yes", "no", "yes it is", "the cat"])]
-    add_texts(tmp_path / "i", loaded, texts, no_progress)
+    add_or_replace_texts(tmp_path / "i", loaded, texts, no_progress)
     expected = Index(tmp_path / "i", loaded).search(["yes it", "cat"], 3)
     with served(talker, ServerConfig(index=Index(tmp_path / "i"))) as searching, searching.http() as http:
         answer = http.post("/search", json={"input": ["yes it", "cat"], "k": 3}).json()["data"]
@@ -174,8 +174,8 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
     with served(classifier) as server, server.http() as client:
         answer = client.post("/classify", json={"input": texts})
         assert answer.status_code == 200
-        with open_table_or_texts(None, texts, ("text",), False) as table:
-            expected = [cells for _, cells in predict(server.generator.loaded, table).rows]
+        with temporary_table_file(None, texts, ("text",), False) as table:
+            expected = [cells for _, cells in predict_table_lazily(server.generator.loaded, table).rows]
         found = [(one["label"], *one["probabilities"].values()) for one in answer.json()["data"]]
         assert [one[0] for one in found] == [cells[0] for cells in expected]
         for one, cells in zip(found, expected, strict=True):

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from lmtool.errors import UsageError
 from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.serving import application, server
-from lmtool.serving.guard import AccessPolicy, read_key
+from lmtool.serving.guard import AccessPolicy, read_api_key
 from lmtool.serving.server import ServerConfig
 from tests.serving import harness
 from tests.serving.harness import Served, samples, served
@@ -87,13 +87,13 @@ def test_a_key_is_asked_for(talker: str) -> None:
 def test_keys_are_read_from_files(tmp_path: Path) -> None:
     file = tmp_path / "key"
     with pytest.raises(UsageError, match="cannot be read"):
-        read_key(file)
+        read_api_key(file)
     for wrong in (b"", b"short", b"two words of a sentence", "é".encode() * 20):
         file.write_bytes(wrong)
         with pytest.raises(UsageError):
-            read_key(file)
+            read_api_key(file)
     file.write_text(f"{KEY}\n")
-    assert read_key(file) == KEY
+    assert read_api_key(file) == KEY
 
 
 def test_what_is_nowhere_and_what_is_no_json(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_who_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     waits: list[Callable[[], None]] = []
     transport, loop = MagicMock(), MagicMock()
     loop.call_later.side_effect = lambda seconds, call, *given: waits.append(partial(call, *given)) or MagicMock()
-    connection = server._Connection(uvicorn.Config(MagicMock()), ServerState(), {}, loop)
+    connection = server._LimitedConnection(uvicorn.Config(MagicMock()), ServerState(), {}, loop)
     for unsent in (1000, 900, 400):
         transport.get_write_buffer_size.return_value = unsent
         if not waits:

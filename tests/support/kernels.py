@@ -10,5 +10,5 @@ from lmtool.compute.kernels import build
 def put_kernels(cache: Path) -> None:
     """Put the kernels of this machine into a cache that has none; nothing where there is no compiler."""
     if build.load_kernels() is not None:
-        build._read_or_compile()  # where they were loaded from another cache
+        build._read_or_compile_library()  # where they were loaded from another cache
         shutil.copytree(durable.cache_folder() / build.CACHE_FOLDER, cache / build.CACHE_FOLDER)

@@ -63,7 +63,7 @@ def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps
         ),
         {"recipe.yaml": RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)).encode(), "tokenizer.json": b"{}"},
     ) as run:
-        run.start_session(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
+        run.rewind_and_start_session(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
         for step in range(1, steps + 1):
             valid = None if step % 10 else 4.5 - step / 10
             run.metrics.append(

@@ -28,7 +28,7 @@ def make_run(
     """Makes a run with a checkpoint at each of the given steps, the first being the best, and releases its lock."""
     with create_run(folder, run_info(name), FILES) as run:
         command = ["lmtool", "pretrain", "a b.txt"]
-        run.start_session(step=0, command=command, environment={"python": "3", "gpu": None})
+        run.rewind_and_start_session(step=0, command=command, environment={"python": "3", "gpu": None})
         for step in steps:
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
             run.samples.append({"step": step, "prompt": "", "text": "Once"})

@@ -14,7 +14,7 @@ from lmtool.recipe.load import Setting, parse_settings
 from lmtool.run.checkpoint import check_checkpoint_sizes
 from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, train
-from lmtool.training.comparison import TextResults
+from lmtool.training.comparison import BitsPerByteResults
 from lmtool.training.job import SessionOptions
 
 RECIPE = """\
@@ -187,5 +187,5 @@ def warnings_in(told: Sequence[Any]) -> list[str]:
 def ended(told: Sequence[Any]) -> events.Ended:
     """How training ended; results of its best checkpoint may come after it, and how it is scored."""
     (last,) = (event for event in told if isinstance(event, events.Ended))
-    assert all(isinstance(event, Results | TextResults | events.Info) for event in told[told.index(last) + 1 :])
+    assert all(isinstance(event, Results | BitsPerByteResults | events.Info) for event in told[told.index(last) + 1 :])
     return last

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lmtool.objective import Vocabulary
+from lmtool.objective import VocabularyInfo
 from tests.support import tiny
 
-VOCABULARY = Vocabulary(
+VOCABULARY = VocabularyInfo(
     tiny.VOCAB,
     pad=0,
     bos=1,
@@ -19,7 +19,7 @@ VOCABULARY = Vocabulary(
 )
 """Without sentinels."""
 
-COUNTED = Vocabulary(
+COUNTED = VocabularyInfo(
     tiny.VOCAB,
     pad=0,
     bos=1,

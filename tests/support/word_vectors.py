@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lmtool.model.word_vectors import PpmiModel
-from lmtool.objective import TextCut
+from lmtool.objective import TextCutSettings
 from lmtool.recipe.spec.words import Ppmi
 from lmtool.training.windows import Windows
 from tests.support.training import MemoryStore
@@ -28,10 +28,10 @@ def counted(rows, window, *, parts=1):
     """A model that has counted documents, in so many parts."""
     model = PpmiModel(Ppmi(kind="ppmi", d_model=6, window=window), V)
     model.counts_V[SPECIALS:] = 1
-    windows = Windows(MemoryStore(rows), TextCut("stream", 1, 1), 1)
+    windows = Windows(MemoryStore(rows), TextCutSettings("stream", 1, 1), 1)
     edges = np.linspace(0, windows.n_tokens, parts + 1).astype(int).tolist()
     for start, stop in pairwise(edges):
-        model.fit_counts_([windows.read_in_order(start, stop, window)], stop - start)
+        model.fit_counts_([windows.read_span(start, stop, window)], stop - start)
     return model
 
 

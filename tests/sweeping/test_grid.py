@@ -8,9 +8,9 @@ from lmtool.sweeping.grid import (
     MAX_SWEEP_RUNS,
     default_axes,
     list_grid_points,
-    list_single_changes,
+    list_one_at_a_time_points,
     name_grid_point,
-    parse_key_values,
+    parse_fixed_and_swept_settings,
 )
 
 
@@ -31,7 +31,7 @@ from lmtool.sweeping.grid import (
     ],
 )
 def test_several_values_are_an_axis(typed, values):
-    fixed, axes = parse_key_values([typed])
+    fixed, axes = parse_fixed_and_swept_settings([typed])
     assert fixed == []
     (listed,) = axes.values()
     assert all(value in (None, one) for value, one in zip(values, listed, strict=True)), listed
@@ -49,23 +49,25 @@ def test_several_values_are_an_axis(typed, values):
     ],
 )
 def test_one_value_is_left_as_it_is(typed):
-    assert parse_key_values([typed]) == ([typed], {})
+    assert parse_fixed_and_swept_settings([typed]) == ([typed], {})
 
 
 @pytest.mark.parametrize("value", ["6..2", "0.1..0.4", "0..1/3", "1..2/1", "1..9999", "1..2/2000", "-1..4/3", "1e..2"])
 def test_a_range_without_values_is_refused(value):
     with pytest.raises(UsageError) as refused:
-        parse_key_values([f"optimizer.lr={value}"])
+        parse_fixed_and_swept_settings([f"optimizer.lr={value}"])
     assert f"optimizer.lr={value}" in refused.value.where
 
 
 def test_one_key_at_a_time_leaves_all_others_at_their_first_value():
     axes = {"a": ["1", "2", "3"], "b": ["x", "y"]}
     changed = [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}, {"a": "3", "b": "x"}, {"a": "1", "b": "y"}]
-    assert list_single_changes(axes, []) == changed
-    assert list_single_changes(axes, ["7", "8"]) == [{"seed": seed, **point} for seed in "78" for point in changed]
+    assert list_one_at_a_time_points(axes, []) == changed
+    assert list_one_at_a_time_points(axes, ["7", "8"]) == [
+        {"seed": seed, **point} for seed in "78" for point in changed
+    ]
     with pytest.raises(UsageError, match="at most"):
-        list_single_changes({"a": ["1"] * MAX_SWEEP_RUNS}, ["1", "2"])
+        list_one_at_a_time_points({"a": ["1"] * MAX_SWEEP_RUNS}, ["1", "2"])
 
 
 def test_every_combination_is_a_run_with_a_name():

@@ -48,7 +48,7 @@ class Machine:
                     self.share[name] = until
         self.now += max(free)
 
-    def measure_cost(self, names):
+    def estimate_largest_cost(self, names):
         return RunCost(self.start, self.whole)
 
     def rank(self, names):
@@ -134,7 +134,7 @@ def test_runs_are_stopped_where_steps_become_slower():
         train(*arguments)
         machine.whole = min(400.0, 2 * machine.whole)
 
-    machine.train, machine.measure_cost = slower, lambda names: RunCost(2.0, 40.0)
+    machine.train, machine.estimate_largest_cost = slower, lambda names: RunCost(2.0, 40.0)
     train_by_halving(names, 2, lambda: 180 - machine.now, machine)
     assert machine.now == pytest.approx(1.05 * 180)
     assert max(machine.share.values()) < 1

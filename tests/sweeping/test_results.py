@@ -9,9 +9,9 @@ import pytest
 
 from lmtool.run.history import RunHistory
 from lmtool.sweeping.results import (
-    PointResults,
+    GridPointResults,
     get_validation_metric,
-    group_by_grid_point,
+    group_and_rank_by_grid_point,
     make_results_table,
     render_sweep_page,
     score_by_validation,
@@ -38,13 +38,15 @@ def test_a_row_is_all_seeds_of_a_setting(tmp_path):
         ({"seed": seed, "lr": rate}, history(tmp_path, f"{rate}-{seed}", value), "")
         for (rate, seed), value in values.items()
     ]
-    rows = group_by_grid_point([*runs, ({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")])
+    rows = group_and_rank_by_grid_point(
+        [*runs, ({"seed": "1", "lr": "9"}, None, "the loss is nan"), ({"lr": "8"}, None, "")]
+    )
     assert [row.point for row in rows[:2]] == [{"lr": "0.2"}, {"lr": "0.1"}]
-    figures = rows[1].summarize()
+    figures = rows[1].average_over_seeds()
     assert figures["loss"] == pytest.approx(statistics.mean([2.0, 3.0]))
     assert figures["deviation"] == pytest.approx(statistics.stdev([2.0, 3.0]))
     assert (figures["seeds"], figures["steps"], figures["seconds"]) == (2, 20, 10)
-    assert rows[2].summarize() == {"seeds": 0, "failed": "the loss is nan"}
+    assert rows[2].average_over_seeds() == {"seeds": 0, "failed": "the loss is nan"}
     assert rows[0].to_json_values()["runs"][0] == {"path": str(tmp_path / "0.2-1"), "value": 1.0, "state": "finished"}
     columns, cells = make_results_table(rows)
     assert columns == ["lr", "loss", "deviation", "steps", "seconds", "seeds", "failed"]
@@ -66,7 +68,7 @@ def test_what_was_measured_on_test_rows_chooses_nothing(tmp_path):
     measured = RunHistory.from_run(one.run)
     assert measured.results[""]["accuracy"] == 1.0
     assert get_validation_metric(measured) == ("accuracy", 0.5)
-    assert PointResults({}, [measured]).summarize()["accuracy"] == 0.5
+    assert GridPointResults({}, [measured]).average_over_seeds()["accuracy"] == 0.5
 
 
 def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_path):
@@ -76,7 +78,7 @@ def test_a_run_that_stopped_before_its_end_comes_after_those_that_did_not(tmp_pa
     del info["checksum"]
     (stopped.run.path / "run.json").write_text(json.dumps(info))
     stopped = RunHistory.from_run(type(stopped.run).open(stopped.run.path))
-    rows = group_by_grid_point([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
+    rows = group_and_rank_by_grid_point([({"lr": "1"}, stopped, ""), ({"lr": "2"}, finished, "")])
     assert [row.point["lr"] for row in rows] == ["2", "1"]
 
 
@@ -86,7 +88,7 @@ def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path):
         for rate in ("0.001", "0.01", "0.1")
         for seed in ("1", "2")
     ]
-    rows = group_by_grid_point([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
+    rows = group_and_rank_by_grid_point([*runs, ({"lr": "5", "kind": HOSTILE}, None, HOSTILE)])
     html = render_sweep_page(HOSTILE, rows, {"seed": ["1", "2"], "lr": [], "kind": []})
     assert HOSTILE not in html
     assert re.findall("<h2>(.*?)</h2>", html) == [
@@ -108,4 +110,4 @@ def test_the_page_has_the_settings_the_figures_and_the_losses(tmp_path):
 @pytest.mark.parametrize(("values", "log"), [((2, 3, 4), False), ((16, 32, 64, 128), True), ((0, 1, 10), False)])
 def test_the_axis_is_logarithmic_where_values_are_spread_by_factors(tmp_path, values, log):
     runs = [({"d": str(value)}, history(tmp_path, str(value), 1.0 + value), "") for value in values]
-    assert ("data-log" in render_sweep_page("d", group_by_grid_point(runs), {"d": []})) is log
+    assert ("data-log" in render_sweep_page("d", group_and_rank_by_grid_point(runs), {"d": []})) is log

@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 
 from lmtool.run.files import BaselineScores
 from lmtool.tasks import baseline
-from lmtool.tasks.baseline import Baseline, format_mean_baseline, has_recurring_words, measure_baseline
+from lmtool.tasks.baseline import Baseline, format_mean_baseline, has_recurring_words, score_or_cross_validate_baseline
 from lmtool.tasks.reading import LabelledTable
 from tests.tasks.labelled import read
 
@@ -35,7 +35,7 @@ def rows(path: Path, n: int, seed: int, noise: float = 0.4, labels: str = "abc")
 
 def test_it_is_the_accuracy_of_the_usual_pipeline(tmp_path: Path) -> None:
     train, test = rows(tmp_path, 300, 0, 0.7), rows(tmp_path, 300, 1, 0.7)
-    found = measure_baseline(train, test, "test")
+    found = score_or_cross_validate_baseline(train, test, "test")
     (texts, labels), (others, truth) = (
         ([item.texts[0] for item in part.items], [str(item.label) for item in part.items]) for part in (train, test)
     )
@@ -52,7 +52,7 @@ def test_several_labels_have_a_micro_f1(tmp_path: Path) -> None:
     labels = ["x", "x;y", "y", "x;y", ";"] * 20
     lines = [f"{text} {i % 4},{label}\n" for i, (text, label) in enumerate(zip(texts, labels, strict=True))]
     table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines), kind="multi")
-    found = measure_baseline(table, table, "validation")
+    found = score_or_cross_validate_baseline(table, table, "validation")
     truth = np.array([["x" in label, "y" in label] for label in labels])
     assert found.linear == 1.0
     assert found.constant == pytest.approx(f1_score(truth, np.tile([True, False], (100, 1)), average="micro"))
@@ -62,12 +62,12 @@ def test_several_labels_have_a_micro_f1(tmp_path: Path) -> None:
 def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
     lines = [f"{'good' if i % 2 else 'bad'} day,{2.5 + i % 2}\n" for i in range(60)]
     table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    found = measure_baseline(table, table, "validation")
+    found = score_or_cross_validate_baseline(table, table, "validation")
     assert found.constant == pytest.approx(0.25)
     assert found.linear < 0.05
     assert found.describe().startswith("baseline: mean 0.25, ridge regression on words and pairs 0.0")
-    assert "below" not in found.compare({"mse": found.linear * 0.9}, 12)
-    assert "is below it" in found.compare({"mse": 0.3}, 12)
+    assert "below" not in found.format_comparison({"mse": found.linear * 0.9}, 12)
+    assert "is below it" in found.format_comparison({"mse": 0.3}, 12)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
 def test_texts_whose_words_do_not_recur_are_read_by_characters(texts: list[str], says: str, tmp_path: Path) -> None:
     lines = [f"{text},{'ab'[i // 2 % 2]}\n" for i, text in enumerate(texts)]
     table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    assert measure_baseline(table, table, "validation").features == says
+    assert score_or_cross_validate_baseline(table, table, "validation").features == says
 
 
 def test_characters_learn_chinese(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_characters_learn_chinese(tmp_path: Path) -> None:
         label = rng.choice("好坏")
         lines.append(f"{''.join(rng.choices('一二三四五六七八九十', k=6))}{rng.choice(words[label])},{label}\n")
     table = read(tmp_path / "t.csv", "text,label\n" + "".join(lines))
-    found = measure_baseline(table.select_rows(range(40)), table.select_rows(range(40, 80)), "test")
+    found = score_or_cross_validate_baseline(table.select_rows(range(40)), table.select_rows(range(40, 80)), "test")
     assert found.features == "character n-grams"
     assert found.linear > 0.95
 
@@ -102,17 +102,17 @@ def test_rows_that_teach_nothing_have_the_floor_of_the_majority(tmp_path: Path) 
     first = str(table.items[0].label)
     alike = [i for i, item in enumerate(table.items) if item.label == first]
     for train in (alike, alike[:1]):
-        found = measure_baseline(table.select_rows(train), table, "validation")
+        found = score_or_cross_validate_baseline(table.select_rows(train), table, "validation")
         assert found.linear == found.constant == len(alike) / 60
     marks = read(tmp_path / "b.csv", "text,label\n!,a\n!,a\n!,b\n!,b\n!,b\n!,b\n")
-    found = measure_baseline(marks, marks, "validation")
+    found = score_or_cross_validate_baseline(marks, marks, "validation")
     assert found.linear == found.constant == pytest.approx(2 / 3)
 
 
 def test_a_large_table_is_fitted_by_some_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baseline, "MAX_FITTED_ROWS", 100)
     train, test = rows(tmp_path, 250, 0), rows(tmp_path, 80, 1)
-    found = measure_baseline(train, test, "test")
+    found = score_or_cross_validate_baseline(train, test, "test")
     assert (found.fitted, found.rows) == (100, 250)
     assert found.describe().endswith("; fitted to 100 of 250 rows")
     assert found.linear > found.constant
@@ -121,7 +121,7 @@ def test_a_large_table_is_fitted_by_some_of_its_rows(tmp_path: Path, monkeypatch
 def test_rows_of_which_none_are_held_out_are_cross_validated(tmp_path: Path) -> None:
     """Each is scored by a model of others, and a text that is in them twice tells of itself."""
     train = rows(tmp_path, 200, 0, 0.7)
-    found = measure_baseline(train, None, "training")
+    found = score_or_cross_validate_baseline(train, None, "training")
     texts, labels = [item.texts[0] for item in train.items], [str(item.label) for item in train.items]
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=10))
     folds = KFold(5, shuffle=True, random_state=0)
@@ -141,12 +141,12 @@ def test_vectors_of_an_encoder_have_a_figure_of_their_own(held: bool, tmp_path: 
         """Which tell the class, as texts of noise alone do not."""
         return np.eye(3, dtype=np.float32)[[classes[text] for text in texts]]
 
-    found = measure_baseline(train, test, "validation", vectors_of)
+    found = score_or_cross_validate_baseline(train, test, "validation", vectors_of)
     assert found.linear < 0.6
     assert found.probe is not None
     assert found.probe > 0.9
     assert f"vectors of the encoder {100 * found.probe:.1f} %" in found.describe()
-    assert "this model 70.0 % is below it" in found.compare({"accuracy": 0.7}, 1000)
+    assert "this model 70.0 % is below it" in found.format_comparison({"accuracy": 0.7}, 1000)
     means = format_mean_baseline([found, found.model_copy(update={"probe": found.probe - 0.02})])
     assert f"vectors of the encoder {100 * found.probe - 1:.1f} %" in means
 
@@ -154,7 +154,9 @@ def test_vectors_of_an_encoder_have_a_figure_of_their_own(held: bool, tmp_path: 
 def test_of_many_rows_no_vectors_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baseline, "MAX_EMBEDDED_ROWS", 50)
     table = rows(tmp_path, 51, 0)
-    assert measure_baseline(table, None, "training", lambda texts: pytest.fail("computed")).probe is None
+    assert (
+        score_or_cross_validate_baseline(table, None, "training", lambda texts: pytest.fail("computed")).probe is None
+    )
 
 
 def test_words_recur_in_half_of_the_texts() -> None:
@@ -168,17 +170,17 @@ def test_a_baseline_is_read_back_and_compared() -> None:
     found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
     assert Baseline(**dict(BaselineScores.model_validate(found.model_dump()))) == found
     assert found.describe() == "baseline: majority 22.3 %, words and pairs 88.1 %"
-    assert found.compare({"accuracy": 0.9}, 10_000) == f"{found.describe()}; this model 90.0 %"
+    assert found.format_comparison({"accuracy": 0.9}, 10_000) == f"{found.describe()}; this model 90.0 %"
     below = f"{found.describe()}; this model 70.0 % is below it"
-    assert found.compare({"accuracy": 0.7}, 1000) == below
-    assert found.compare({"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]) == (
+    assert found.format_comparison({"accuracy": 0.7}, 1000) == below
+    assert found.format_comparison({"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]) == (
         f"{below}: lmtool finetune with --recipe linear or more --epochs may do better"
     )
     for accuracy in (0.7, 0.9):
-        few = found.compare({"accuracy": accuracy}, 12, ["--recipe linear"])
+        few = found.format_comparison({"accuracy": accuracy}, 12, ["--recipe linear"])
         assert (
             few == f"{found.describe()}; this model {100 * accuracy:.1f} %; 12 rows are too few to tell which is better"
         )
-    assert found.compare({"bleu": 3.0}, 1000) == found.describe()
+    assert found.format_comparison({"bleu": 3.0}, 1000) == found.describe()
     other = found.model_copy(update={"constant": 0.225, "linear": 0.861})
     assert format_mean_baseline([found, other]) == "baseline: majority 22.4 %, words and pairs 87.1 %"

@@ -14,11 +14,11 @@ from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 from sklearn import metrics as sklearn
 
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.errors import UsageError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.model import build
 from lmtool.model.heads import HeadOutput
 from lmtool.objective import build_objective
@@ -35,7 +35,7 @@ from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
 from lmtool.tasks.task import MAX_LISTED_ROWS, Task, TaskModel
-from lmtool.tasks.text_to_text import TextToTextTask, choose_unrepeated, format_source, format_target
+from lmtool.tasks.text_to_text import TextToTextTask, choose_hypothesis_without_repeats, format_source, format_target
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.cases import nightly_but
@@ -70,7 +70,7 @@ def a_recipe(model: dict[str, Any], objective: dict[str, Any], num_beams: int = 
 
 
 def a_model(recipe: Recipe, precision: Any = "float32") -> TaskModel:
-    compute = choose_compute("cpu", precision)
+    compute = configure_compute("cpu", precision)
     torch.manual_seed(0)
     lm = build(recipe.model, TOKENIZER.vocab_size)
     return TaskModel(lm, build_objective(recipe, TOKENIZER), compute)
@@ -249,7 +249,7 @@ def told(task: Task, recipe: Recipe, scores: list[list[float]], labels: list[Lab
     model = TaskModel(
         Told(scores),  # type: ignore[arg-type]  # it has the interface of a head
         build_objective(recipe, TOKENIZER),
-        choose_compute("cpu", "float32"),
+        configure_compute("cpu", "float32"),
     )
     texts = [f"{letter} {'h' * (7 * i % 5)}" for i, letter in enumerate("abcdefgh"[: len(scores)])]
     return model, task.encode(items(texts, labels))
@@ -409,7 +409,7 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
     ],
 )
 def test_a_hypothesis_that_repeats_a_phrase_gives_way(hypotheses: list[str], source: str, wanted: int) -> None:
-    assert choose_unrepeated(hypotheses, source) == hypotheses[wanted]
+    assert choose_hypothesis_without_repeats(hypotheses, source) == hypotheses[wanted]
 
 
 def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +437,7 @@ def measured(
     recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
     task = a_task(recipe, labels)
     monkeypatch.setattr(task, "generate", lambda *_: answers)
-    monkeypatch.setattr(task, "validate", lambda *_: Validation(1.5))
+    monkeypatch.setattr(task, "validate", lambda *_: ValidationResult(1.5))
     nothing = np.zeros(1, dtype=np.int64)
     rows = [EncodedRow(i, nothing, is_truncated=False, target=nothing, answer=text) for i, text in enumerate(true, 1)]
     found = task.measure(a_model(recipe), rows, "test", 3)
@@ -461,7 +461,7 @@ def test_the_worst_and_best_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     true = [f"the cat number {i} sat on the mat" for i in range(3 * MAX_LISTED_ROWS)]
     answers = [text[: len(text) - i // 2] for i, text in enumerate(true)]
     monkeypatch.setattr(task, "generate", lambda *_: answers)
-    monkeypatch.setattr(task, "validate", lambda *_: Validation(1.5))
+    monkeypatch.setattr(task, "validate", lambda *_: ValidationResult(1.5))
     source = np.array(task.prompt_format.tokenizer.encode("ab"))
     rows = [EncodedRow(i, source, is_truncated=False, target=source, answer=text) for i, text in enumerate(true)]
     kept = task.measure(a_model(recipe), rows, "test", 3).record()["sentences"]

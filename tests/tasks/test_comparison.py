@@ -8,9 +8,9 @@ import pytest
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.comparison import _score_prediction, compare_row_scores, score_table_rows
+from lmtool.tasks.comparison import _choose_metric_and_score, compare_row_scores, score_table_rows
 from lmtool.tasks.metrics import compute_chrf_scores
-from lmtool.tasks.predict import evaluate_tables, predict
+from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
 from lmtool.tasks.reading import LabelledRow
 from tests.support.answering import PREFIX, learned
 from tests.support.training import Work, words
@@ -32,7 +32,10 @@ def test_the_mean_over_rows_is_the_accuracy(work: Work, kind: str, figure: str) 
 def test_numbers_are_scored_by_their_error(work: Work) -> None:
     loaded, table = learned(work, "number")
     scored = score_table_rows(loaded, "run", str(table))
-    expected = [-abs(float(str(cells[0])) - float(row.values[2])) for row, cells in predict(loaded, str(table)).rows]
+    expected = [
+        -abs(float(str(cells[0])) - float(row.values[2]))
+        for row, cells in predict_table_lazily(loaded, str(table)).rows
+    ]
     assert scored.scores == pytest.approx(expected)
     assert max(expected) < 0
 
@@ -43,19 +46,19 @@ def test_target_texts_are_scored_by_chrf(work: Work) -> None:
     work.learn_table(work.recipe, table, PREFIX, "objective={kind: seq2seq}", "training.epochs=null")
     loaded = load_run(str(work.run()))
     scored = score_table_rows(loaded, "run", str(table))
-    written = [str(cells[0]) for _, cells in predict(loaded, str(table)).rows]
+    written = [str(cells[0]) for _, cells in predict_table_lazily(loaded, str(table)).rows]
     assert scored.metric == "chrF"
     assert scored.scores == pytest.approx(compute_chrf_scores(written, [words(4, i + 1) for i in range(24)]))
 
 
 def test_tags_and_answers_to_questions() -> None:
     sentence = LabelledRow(("a", "b", "c", "d"), ("X", "O", "O", "X"), None, 1)
-    assert _score_prediction(sentence, ["X", "O", "X", "X"]) == ("word accuracy", 0.75)
+    assert _choose_metric_and_score(sentence, ["X", "O", "X", "X"]) == ("word accuracy", 0.75)
     question = LabelledRow(("Who?", "It was Ann."), None, None, 1, answers=(AnswerSpan(7, "Ann"),))
-    assert _score_prediction(question, "ann") == ("exact match", 1)
-    assert _score_prediction(question, "Bob") == ("exact match", 0)
+    assert _choose_metric_and_score(question, "ann") == ("exact match", 1)
+    assert _choose_metric_and_score(question, "Bob") == ("exact match", 0)
     several = LabelledRow(("t",), ("b", "a"), None, 1)
-    assert [_score_prediction(several, answer)[1] for answer in ("a;b", "a", ";")] == [1, 0, 0]
+    assert [_choose_metric_and_score(several, answer)[1] for answer in ("a;b", "a", ";")] == [1, 0, 0]
 
 
 def test_a_run_is_no_better_than_itself(work: Work) -> None:

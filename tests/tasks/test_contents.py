@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.data.table import open_table
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.schema import Columns, choose_columns, has_codes, has_prose
+from lmtool.tasks.schema import Columns, are_certainly_no_texts, are_certainly_texts, choose_columns
 
 RNG = random.Random(0)
 WORDS = ["fine", "old", "story", "of", "the", "sea", "many", "quiet", "people", "who", "never", "went", "home"]
@@ -40,21 +40,21 @@ NO_CODE = {*PROSE, "word"}
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_cells_are(name: str) -> None:
-    assert has_codes(SAMPLES[name]) == (name not in NO_CODE)
-    assert has_prose(SAMPLES[name]) == (name in PROSE)
+    assert are_certainly_no_texts(SAMPLES[name]) == (name not in NO_CODE)
+    assert are_certainly_texts(SAMPLES[name]) == (name in PROSE)
     some_empty = [*SAMPLES[name], "", None]
-    assert has_codes(some_empty) == (name not in NO_CODE)
+    assert are_certainly_no_texts(some_empty) == (name not in NO_CODE)
 
 
 def test_a_category_of_several_words_is_no_prose() -> None:
-    assert not has_prose(["science fiction", "crime and thriller"] * 500)
-    assert has_prose(["a film of the sea", "another one entirely"])
+    assert not are_certainly_texts(["science fiction", "crime and thriller"] * 500)
+    assert are_certainly_texts(["a film of the sea", "another one entirely"])
 
 
 def test_values_that_are_no_text_are_codes() -> None:
-    assert has_codes([1, 2, 3])
-    assert has_codes([["a"], ["b"]])
-    assert has_codes([True, None])
+    assert are_certainly_no_texts([1, 2, 3])
+    assert are_certainly_no_texts([["a"], ["b"]])
+    assert are_certainly_no_texts([True, None])
 
 
 def columns(path: Path, **cells: str) -> Columns:

@@ -16,8 +16,8 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit
 from lmtool.tasks.data import TableData
-from lmtool.tasks.predict import evaluate_tables, predict
-from lmtool.tasks.prepare import open_tables, read_tables
+from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
+from lmtool.tasks.prepare import open_tables, read_and_encode_tables
 from lmtool.tasks.results import Results
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, lasting, warnings_in, words
@@ -34,7 +34,7 @@ def write(path: Path, labels: list[object], texts: list[str] | None = None) -> P
 
 def resolved(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> tuple[Recipe, TableData]:
     recipe = load(work.recipe, [*CLASSES, *overrides, Setting("data.train", [str(table)], "TABLE")]).recipe
-    return read_tables(recipe, open_tables(recipe.data), None, split)
+    return read_and_encode_tables(recipe, open_tables(recipe.data), None, split)
 
 
 def read(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> TableData:
@@ -107,7 +107,8 @@ def test_numbers_of_any_size_are_learned_and_measured(work: Work, unit: float) -
     (results,) = evaluate_tables(load_run(str(work.run())), [str(table)])
     assert np.isfinite(results.loss)
     assert all(
-        abs(float(str(cells[0]))) < 100 * unit for _, cells in predict(load_run(str(work.run())), str(table)).rows
+        abs(float(str(cells[0]))) < 100 * unit
+        for _, cells in predict_table_lazily(load_run(str(work.run())), str(table)).rows
     )
 
 
@@ -124,7 +125,7 @@ def test_a_run_on_numbers_keeps_its_scale(work: Work) -> None:
     work.resume()
     assert load(work.run() / "recipe.yaml").recipe.objective == kept
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
-    answers = [float(str(cells[0])) for _, cells in predict(load_run(str(work.run())), str(table)).rows]
+    answers = [float(str(cells[0])) for _, cells in predict_table_lazily(load_run(str(work.run())), str(table)).rows]
     assert len(answers) == 60
     assert all(abs(answer - 1000) < 200 for answer in answers)
     record = json.loads((work.run() / "metrics.json").read_text())
@@ -190,7 +191,7 @@ def test_rows_without_a_label_do_not_count_as_rows(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y", "", "", ""] * 20)
     recipe = load(work.recipe, [*CLASSES, Setting("data.train", [str(table)], "TABLE")]).recipe
     (opened,) = open_tables(recipe.data)
-    assert (opened.n_rows, opened.table.n_rows) == (40, 100)
+    assert (opened.n_labelled_rows, opened.table.n_rows) == (40, 100)
 
 
 def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
@@ -201,17 +202,17 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         work.recipe,
         [model, "objective={kind: seq2seq}", f"data.tasks=[one:{first}, two:{second}:2]"],
     ).recipe
-    _, data = read_tables(recipe, open_tables(recipe.data), None)
+    _, data = read_and_encode_tables(recipe, open_tables(recipe.data), None)
     assert [(task.task.name, task.weight, len(task.train), len(task.valid)) for task in data.tasks] == [
         ("one", 1.0, 54, 6),
         ("two", 2.0, 18, 2),
     ]
     assert data.split is not None
     assert [len(data.split.split_of_task(name).test) for name in ("one", "two")] == [6, 2]
-    assert read_tables(recipe, open_tables(recipe.data), None, data.split)[1].fingerprint == data.fingerprint
+    assert read_and_encode_tables(recipe, open_tables(recipe.data), None, data.split)[1].fingerprint == data.fingerprint
     examples = data.examples(data.objective)
     assert examples.per_epoch == 54 + 2 * 18
-    assert [line.split(":")[0] for line in data.lines] == ["columns", "task one", "columns", "task two"]
+    assert [line.split(":")[0] for line in data.description_lines] == ["columns", "task one", "columns", "task two"]
 
 
 def moved(path: Path, rows: list[str]) -> str:
@@ -231,7 +232,7 @@ def test_rows_that_change_their_part_are_other_data(work: Work) -> None:
         )
         recipe = load(work.recipe, [*CLASSES, Setting("data.train", [train], "TABLE")]).recipe
         beside = recipe.data.model_copy(update={"valid": (valid,), "test": test})
-        _, data = read_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
+        _, data = read_and_encode_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
         tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == 3
@@ -249,7 +250,7 @@ def test_what_a_row_gives_is_not_confused_with_the_row_beside_it(work: Work) -> 
         flags = [Setting("data.train", [str(path)], "TABLE"), Setting("data.valid", [str(path)], "--valid")]
         settings = [model, "objective={kind: seq2seq}", "tokenizer={kind: word}", *flags]
         recipe = load(work.recipe, settings).recipe
-        _, data = read_tables(recipe, open_tables(recipe.data), tokenizer)
+        _, data = read_and_encode_tables(recipe, open_tables(recipe.data), tokenizer)
         tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == len(tables)
@@ -281,7 +282,7 @@ def test_several_tables_have_no_one_label(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y"] * 5)
     recipe = load(work.recipe, [*CLASSES, f"data.tasks=[a:{table}, b:{table}]"]).recipe
     with pytest.raises(UsageError, match="one labelled table"):
-        read_tables(recipe, open_tables(recipe.data), None)
+        read_and_encode_tables(recipe, open_tables(recipe.data), None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmtool.tasks.classification import LOG_TEMPERATURE_STD, MIN_MISTAKES, fit_temperature
-from lmtool.tasks.multi_label import DEFAULT_THRESHOLD, MIN_THRESHOLD_ROWS, find_best_threshold, fit_thresholds
+from lmtool.tasks.multi_label import DEFAULT_THRESHOLD, MIN_THRESHOLD_ROWS, find_threshold_of_best_f1, fit_thresholds
 from tests.reference import calibrated as reference
 
 
@@ -74,7 +74,7 @@ def test_a_threshold_has_the_highest_f1(seed):
     p_R = rng.random(20).round(int(rng.integers(1, 3)))
     true_R = rng.random(20) < p_R
     true_R[0] = True
-    found = find_best_threshold(p_R, true_R)
+    found = find_threshold_of_best_f1(p_R, true_R)
     assert reference.f1(p_R.tolist(), true_R.tolist(), found) == reference.best_f1(p_R.tolist(), true_R.tolist())
     assert 0 <= found < 1
     assert found not in p_R[p_R > 0]
@@ -93,8 +93,8 @@ def test_labels_with_few_rows_share_a_threshold():
     n_C = true_RC.sum(0)
     assert n_C[0] > MIN_THRESHOLD_ROWS < n_C[1]
     assert n_C[2] < MIN_THRESHOLD_ROWS
-    own = [find_best_threshold(p_RC[:, i], true_RC[:, i]) for i in (0, 1)]
-    assert fit_thresholds(p_RC, true_RC) == (*own, find_best_threshold(p_RC, true_RC))
+    own = [find_threshold_of_best_f1(p_RC[:, i], true_RC[:, i]) for i in (0, 1)]
+    assert fit_thresholds(p_RC, true_RC) == (*own, find_threshold_of_best_f1(p_RC, true_RC))
     assert own[0] < DEFAULT_THRESHOLD < own[1] + 0.2
     p_RC, true_RC = labels(10, np.array([0.2, 0.1]), np.zeros(2))
     assert true_RC.sum() < MIN_THRESHOLD_ROWS

@@ -19,12 +19,12 @@ from lmtool.tasks.benchmarks import (
     FEWSHOT_SEED,
     Tasks,
     bundled_task_names,
-    evaluate_tasks,
-    import_lm_eval,
-    iterate_row_texts,
-    open_tasks,
+    evaluate_lm_eval_tasks,
+    import_and_silence_lm_eval,
+    iterate_row_names_and_answered_prompts,
+    load_lm_eval_tasks,
 )
-from lmtool.tasks.comparison import compare_row_scores, score_tasks
+from lmtool.tasks.comparison import compare_row_scores, extract_row_scores_by_task
 from tests.interop.runs import made, recipe_of, tokenizer_of
 from tests.support.exporting import CASES, CAUSAL, LLAMA
 from tests.support.scoring import plain
@@ -87,7 +87,7 @@ def write(folder: Path, **tasks: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import_lm_eval()
+    import_and_silence_lm_eval()
     import datasets
 
     with pytest.MonkeyPatch.context() as patch:
@@ -114,13 +114,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
 
 
 def opened(folder: str, *names: str) -> Tasks:
-    return open_tasks([str(Path(folder) / f"{name}.yaml") for name in names])
+    return load_lm_eval_tasks([str(Path(folder) / f"{name}.yaml") for name in names])
 
 
 @pytest.mark.parametrize("kind", ["decoder", "recurrent", "encoder"])
 def test_log_probabilities_are_those_of_the_logits(kind: str, runs: dict[str, LoadedModel], folder: str) -> None:
     loaded = runs[kind]
-    found = evaluate_tasks(loaded, opened(folder, "choice", "schema", "word"), limit=4)
+    found = evaluate_lm_eval_tasks(loaded, opened(folder, "choice", "schema", "word"), max_rows_per_task=4)
     n = 0
     for rows in found.samples.values():
         for row in rows:
@@ -135,7 +135,7 @@ def test_log_probabilities_are_those_of_the_logits(kind: str, runs: dict[str, Lo
 
 
 def test_a_choice_is_right_by_its_log_probability(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_tasks(runs["decoder"], opened(folder, "choice"))
+    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "choice"))
     right, mutual = [], []
     for row in found.samples["choice"]:
         scores = [log_p for ((log_p, _),) in row["resps"]]
@@ -151,8 +151,8 @@ def test_a_choice_is_right_by_its_log_probability(runs: dict[str, LoadedModel], 
 
 
 def test_rows_and_examples_can_be_fewer(runs: dict[str, LoadedModel], folder: str) -> None:
-    tasks = open_tasks([f"{folder}/shots.yaml"], shots=1)
-    found = evaluate_tasks(runs["decoder"], tasks, limit=3)
+    tasks = load_lm_eval_tasks([f"{folder}/shots.yaml"], n_shots=1)
+    found = evaluate_lm_eval_tasks(runs["decoder"], tasks, max_rows_per_task=3)
     assert (found.rows, found.shots) == ({"shots": 3}, {"shots": 1})
     assert all(row["arguments"][0][0].count(" and") == 2 for row in found.samples["shots"])
 
@@ -162,7 +162,7 @@ def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_pat
     folder = write(tmp_path / "group", choice=CHOICE, word=WORD)
     group = {"group": "both", "task": ["choice", "word"], "aggregate_metric_list": [{"metric": "acc"}]}
     (tmp_path / "group" / "both.yaml").write_text(yaml.safe_dump(group))
-    found = evaluate_tasks(runs["decoder"], open_tasks([folder]))
+    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([folder]))
     values = [one["acc"].value for one in found.tasks.values()]
     assert len(values) == 2
     assert found.groups == {"both": {"acc": pytest.approx(sum(values) / 2)}}
@@ -170,14 +170,14 @@ def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_pat
 
 
 def test_a_text_has_an_interval_of_its_ratio(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_tasks(runs["decoder"], opened(folder, "text"))
+    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "text"))
     for one in found.tasks["text"].values():
         low, high = one.interval or (1, 0)
         assert low < one.value < high
 
 
 def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel], folder: str) -> None:
-    found = evaluate_tasks(runs["decoder"], opened(folder, "written"))
+    found = evaluate_lm_eval_tasks(runs["decoder"], opened(folder, "written"))
     generator, params = TextGenerator(runs["decoder"]), SamplingParams("greedy", max_new_tokens=6)
     wanted = generator.complete([row["text"] for row in ROWS], params, stop=(" the",))
     assert [row["resps"] for row in found.samples["written"]] == [[[text]] for text in wanted]
@@ -185,9 +185,9 @@ def test_generated_answers_end_where_the_task_says(runs: dict[str, LoadedModel],
 
 def test_what_does_not_fit_the_context_is_counted(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
     long = write(tmp_path / "long", choice=CHOICE | {"description": "a cat ran home and " * 20})
-    found = evaluate_tasks(runs["decoder"], open_tasks([long]), limit=2)
+    found = evaluate_lm_eval_tasks(runs["decoder"], load_lm_eval_tasks([long]), max_rows_per_task=2)
     assert found.n_truncated == 6, "not the choices without their question"
-    assert found.notices()
+    assert found.truncation_notices()
 
 
 Pair = tuple[LoadedModel, Any]
@@ -221,7 +221,7 @@ def test_rows_are_those_of_the_model_in_transformers(
     from lm_eval.evaluator import evaluate
 
     loaded, peer = exported[kind]
-    own = evaluate_tasks(loaded, opened(folder, name)).samples[name]
+    own = evaluate_lm_eval_tasks(loaded, opened(folder, name)).samples[name]
     tasks = opened(folder, name)
     tasks["tasks"][name].set_fewshot_seed(FEWSHOT_SEED)
     other = evaluate(peer, dict(tasks), bootstrap_iters=0)["samples"][name]
@@ -241,13 +241,13 @@ def test_rows_are_those_of_the_model_in_transformers(
 def test_shipped_tasks_are_opened_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert bundled_task_names() == ["bigbench", "bundled"]
-    tasks = open_tasks(["bundled"])
-    texts = dict(iterate_row_texts(tasks, limit=3))
+    tasks = load_lm_eval_tasks(["bundled"])
+    texts = dict(iterate_row_names_and_answered_prompts(tasks, max_rows_per_task=3))
     assert list(tasks["tasks"]) == ["endings", "entailment", "kinship", "names", "reviews", "texts"]
     assert len(texts) == 18
     assert texts["entailment, row 1"].split()[-1] in ("True", "Neither", "False")
     with pytest.raises(DataError, match="bigbench_cs_algorithms") as refused:
-        open_tasks(["bigbench"])
+        load_lm_eval_tasks(["bigbench"])
     assert "lmtool data get bigbench" in refused.value.fix
 
 
@@ -268,16 +268,16 @@ def test_what_is_no_task_is_refused(tmp_path: Path, runs: dict[str, LoadedModel]
     }
     for names, kind in refused.items():
         with pytest.raises(kind):
-            open_tasks([str(tmp_path / name) for name in names])
+            load_lm_eval_tasks([str(tmp_path / name) for name in names])
     with pytest.raises(UsageError):
-        open_tasks(["", "one.yaml"])
+        load_lm_eval_tasks(["", "one.yaml"])
     write(tmp_path, later=CHOICE | {"doc_to_choice": "{{ [text] * (4 - text.count('naïve') * 9 / right) }}"})
     with pytest.raises(UsageError):
-        list(iterate_row_texts(open_tasks([str(tmp_path / "later.yaml")])))
+        list(iterate_row_names_and_answered_prompts(load_lm_eval_tasks([str(tmp_path / "later.yaml")])))
     with pytest.raises(DataError, match="the answer 'sat' is none of 'home'"):
-        list(iterate_row_texts(open_tasks([str(tmp_path / "wrong.yaml")])))
+        list(iterate_row_names_and_answered_prompts(load_lm_eval_tasks([str(tmp_path / "wrong.yaml")])))
     with pytest.raises(UsageError, match="generate_until"):
-        open_tasks([write(tmp_path / "written", written=WRITTEN)], [runs["encoder"]])
+        load_lm_eval_tasks([write(tmp_path / "written", written=WRITTEN)], [runs["encoder"]])
 
 
 def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> None:
@@ -289,17 +289,17 @@ def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> 
         with torch.no_grad():
             next(loaded.model.parameters()).fill_(float("nan"))
         with pytest.raises(NumericalError):
-            evaluate_tasks(loaded, opened(folder, "word"), limit=1)
+            evaluate_lm_eval_tasks(loaded, opened(folder, "word"), max_rows_per_task=1)
     finally:
         loaded.model.load_state_dict(before)
 
 
 def test_two_models_are_compared_row_by_row(runs: dict[str, LoadedModel], folder: str) -> None:
     tasks = opened(folder, "choice", "shots", "text", "written")
-    found = {name: evaluate_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
+    found = {name: evaluate_lm_eval_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
     prompts = [[row["arguments"] for row in one.samples["shots"]] for one in found.values()]
     assert prompts[0] == prompts[1], "with the same examples"
-    scored = [score_tasks(name, one) for name, one in found.items()]
+    scored = [extract_row_scores_by_task(name, one) for name, one in found.items()]
     one, text = (compare_row_scores(name, scored[0][name], scored[1][name]) for name in ("choice", "text"))
     assert (one.measure, one.rows, one.right_alone is not None) == ("acc", 12, True)
     assert (text.measure, text.right_alone) == ("log-probability", None)

@@ -26,7 +26,7 @@ from lmtool.tasks.metrics import (
     find_positive_class,
     format_class_scores,
     format_confusion,
-    has_repeated_phrase,
+    has_consecutively_repeated_phrase,
     multi_label_metrics,
     regression_metrics,
     translation_metrics,
@@ -204,7 +204,7 @@ def test_translations_equal_sacrebleu_and_the_papers(seed):
     ],
 )
 def test_a_phrase_that_follows_itself_is_repeated(text, repeats):
-    assert has_repeated_phrase(text) is repeats
+    assert has_consecutively_repeated_phrase(text) is repeats
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -216,7 +216,7 @@ def test_repeated_phrases_are_those_of_the_definition(seed):
         words = rng.choices("abcd", k=rng.randint(0, 9))
         spans = [(i, n) for n in range(2, 5) for i in range(len(words)) if i + 2 * n <= len(words)]
         wanted = any(words[i : i + n] == words[i + n : i + 2 * n] for i, n in spans)
-        assert has_repeated_phrase(" ".join(words)) is wanted
+        assert has_consecutively_repeated_phrase(" ".join(words)) is wanted
         found.add(wanted)
     assert found == {True, False}
 

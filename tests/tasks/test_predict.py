@@ -10,7 +10,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks import predict as predicting
-from lmtool.tasks.predict import can_predict_tables, evaluate_tables, predict
+from lmtool.tasks.predict import can_predict_tables, evaluate_tables, predict_table_lazily
 from tests.compute.together import together
 from tests.support.answering import HEADS, learned
 from tests.support.cases import nightly_but
@@ -19,7 +19,7 @@ from tests.support.training import Work
 
 def cells(loaded: LoadedModel, table: Path) -> list[list[Any]]:
     """Predictions for all rows, with their rows; numbers parsed."""
-    return [[row.values[0], *map(number, answer)] for row, answer in predict(loaded, str(table)).rows]
+    return [[row.values[0], *map(number, answer)] for row, answer in predict_table_lazily(loaded, str(table)).rows]
 
 
 def number(cell: object) -> Any:
@@ -77,7 +77,7 @@ def test_columns_under_other_names_are_inferred(work: Work) -> None:
     told: list[str] = []
     for other in ("id,review,label", "id,text,sentiment", "id,review,sentiment"):
         (work.folder / "other.csv").write_text("\n".join([other, *rows]) + "\n")
-        (found,) = evaluate_tables(loaded, [str(work.folder / "other.csv")], tell=told.append)
+        (found,) = evaluate_tables(loaded, [str(work.folder / "other.csv")], print_line=told.append)
         assert found.record() == expected.record()
     assert len(told) == 3
     assert header == "id,text,label"
@@ -87,8 +87,8 @@ def test_bad_rows_are_told_or_counted(work: Work) -> None:
     loaded, table = learned(work, "class")
     table.write_text(table.read_text() + "24,a,b,c\n25,the cat,a\n")
     with pytest.raises(RowError, match="fields"):
-        list(predict(loaded, str(table)).rows)
-    found = predict(loaded, str(table), reading=Data(skip_bad_rows=True))
+        list(predict_table_lazily(loaded, str(table)).rows)
+    found = predict_table_lazily(loaded, str(table), read_options=Data(skip_bad_rows=True))
     assert len(list(found.rows)) == 25
     assert found.skipped is not None
     assert found.skipped.count == 1
@@ -100,6 +100,6 @@ def test_only_what_was_tuned_answers_tables(work: Work) -> None:
     assert can_predict_tables(str(work.run()))
     assert not can_predict_tables(str(work.run("text")))
     with pytest.raises(UsageError, match="cannot predict tables"):
-        predict(load_run(str(work.run("text"))), str(table))
+        predict_table_lazily(load_run(str(work.run("text"))), str(table))
     with pytest.raises(UsageError, match="no task 'mood'"):
-        predict(load_run(str(work.run())), str(table), task="mood")
+        predict_table_lazily(load_run(str(work.run())), str(table), task_name="mood")

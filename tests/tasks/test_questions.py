@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.inference.load import build_model
@@ -18,7 +18,7 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tasks.cells import AnswerSpan
-from lmtool.tasks.questions import ExtractedAnswer, SpanTask, Window
+from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
 from lmtool.tasks.schema import choose_columns
 from lmtool.tasks.split import apply_split, hold_out
@@ -47,7 +47,7 @@ def setting(kind: str = "word", context: int = 128, shape: str = "encoder", **sp
             "training": {"steps": 1, "batch_size": 1, "device": "cpu"},
         }
     )  # fmt: skip
-    tokenizer, compute = TOKENIZERS[kind], choose_compute("cpu", "float32")
+    tokenizer, compute = TOKENIZERS[kind], configure_compute("cpu", "float32")
     lm = build_model(recipe, tokenizer, compute)
     task = SpanTask(PromptFormat.from_recipe(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
     return task, TaskModel(lm, build_objective(recipe, tokenizer), compute)
@@ -58,7 +58,7 @@ def question(answer: str | None = "the brass key", row: int = 1, context: str = 
     return LabelledRow(("Who?", context), None, None, row, answers=spans)
 
 
-def windows(task: SpanTask, *items: LabelledRow) -> list[Window]:
+def windows(task: SpanTask, *items: LabelledRow) -> list[ContextWindow]:
     return task.encode(items)  # type: ignore[return-value]
 
 
@@ -159,12 +159,12 @@ def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
     found = [ExtractedAnswer("the brass key", 20, -1.0), ExtractedAnswer("key", 30, 0.5)]
     task, _ = setting()
     assert task.threshold == np.inf
-    task._fit_threshold(found, items)
+    task._fit_null_threshold(found, items)
     assert task.threshold == -1
-    task._fit_threshold(found[:1], items[:1])
+    task._fit_null_threshold(found[:1], items[:1])
     assert task.threshold == np.inf
     fixed, _ = setting(null_threshold=0.75)
-    fixed._fit_threshold(found, items)
+    fixed._fit_null_threshold(found, items)
     assert fixed.threshold == 0.75
 
 

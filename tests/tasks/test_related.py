@@ -102,8 +102,8 @@ def test_one_text_alone_relates_to_nothing(tmp_path: Path) -> None:
 )
 def test_when_rows_are_related(columns: dict[str, list[str]], alone: bool, scored: bool, tmp_path: Path) -> None:
     found = table(tmp_path, **columns)
-    assert has_related_texts(found, Data(), scored=False) == alone
-    assert has_related_texts(found, Data(), scored=True) == scored
+    assert has_related_texts(found, Data(), allow_scores=False) == alone
+    assert has_related_texts(found, Data(), allow_scores=True) == scored
 
 
 @pytest.mark.parametrize(

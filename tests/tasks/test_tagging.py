@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.inference.load import build_model
 from lmtool.model.heads import Tagger, TokenHeadModel
 from lmtool.objective import build_objective
@@ -44,7 +44,7 @@ def recipe(labels: tuple[str, ...], **model: Any) -> Recipe:
 
 
 def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TaggingTask, TaskModel]:
-    made, compute = recipe(labels, **model), choose_compute("cpu", "float32")
+    made, compute = recipe(labels, **model), configure_compute("cpu", "float32")
     lm = build_model(made, tokenizer, compute)
     built = build_task(made, PromptFormat.from_recipe(made, tokenizer), "", Columns(("words",)), ())
     assert isinstance(built, TaggingTask)

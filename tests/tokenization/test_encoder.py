@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers
 
-from lmtool.data.corpus import find_safe_cut
+from lmtool.data.corpus import find_last_pretoken_boundary
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tokenization.decoder import build_byte_alphabet
-from lmtool.tokenization.encoder import make_reference_encoder, make_tiktoken_encoder
+from lmtool.tokenization.encoder import make_equivalent_tiktoken_encoder, make_reference_encoder
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.support.examples import examples
 from tests.support.texts import HOSTILE, prose
@@ -32,7 +32,7 @@ def split(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
 
 
 def is_fast(tokenizer: Tokenizer) -> bool:
-    return "make_tiktoken_encoder" in tokenizer._encoder.__qualname__
+    return "make_equivalent_tiktoken_encoder" in tokenizer._encoder.__qualname__
 
 
 def test_byte_level_bpe_is_encoded_fast() -> None:
@@ -56,7 +56,7 @@ def test_any_texts_together(texts: list[str]) -> None:
 @given(st.one_of(NASTY, st.text()))
 @settings(max_examples=300, deadline=None)
 def test_a_safe_cut_changes_nothing(text: str) -> None:
-    cut = find_safe_cut(text)
+    cut = find_last_pretoken_boundary(text)
     for tokenizer in ODD, TOKENIZERS["char"], TOKENIZERS["word-lower"], TOKENIZERS["wordpiece-lower"]:
         assert tokenizer.encode(text[:cut]) + tokenizer.encode(text[cut:]) == tokenizer.encode(text)
 
@@ -80,7 +80,7 @@ def test_both_libraries_class_all_characters_alike() -> None:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = build_byte_alphabet()
     pieces = [bytes(alphabet[c] for c in name) for name in vocabulary]
-    encode = make_tiktoken_encoder(inner, pieces, make_reference_encoder(inner))
+    encode = make_equivalent_tiktoken_encoder(inner, pieces, make_reference_encoder(inner))
     assert encode is not None
     # Planes 4 to 13 are unassigned, 15 and 16 private.
     points = [c for c in (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200)) if chr(c) != "\v"]
@@ -98,4 +98,4 @@ def test_a_vocabulary_that_tiktoken_would_encode_otherwise_is_left_to_the_librar
     assert inner.encode("abc").tokens == ["a", "bc"]
     alphabet = build_byte_alphabet()
     pieces = [bytes(alphabet[c] for c in name) for name in vocabulary]
-    assert make_tiktoken_encoder(inner, pieces, make_reference_encoder(inner)) is None
+    assert make_equivalent_tiktoken_encoder(inner, pieces, make_reference_encoder(inner)) is None

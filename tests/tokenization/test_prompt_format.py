@@ -148,7 +148,7 @@ def test_a_prompt_stands_where_a_text_stood_in_training(
 def test_masks_stand_in_a_row_of_training(split: str, before: list[int], after: list[int]) -> None:
     """[CLS] is followed by a document with its special tokens, as in training windows."""
     made = prompt_format("encoder", "masked", split)
-    assert list(made.make_masked_prompt("ab_cde", placeholder="_", length=2)) == [
+    assert list(made.encode_masked_prompt("ab_cde", placeholder="_", n_appended_masks=2)) == [
         *(CLS, *before),
         *(*AB, MASK, *CDE, MASK, MASK),
         *(*after, SEP),

@@ -153,7 +153,7 @@ def test_calls_of_a_template_are_read_back_from_any_pieces(formats: Any, name: s
     answer = written(chat, asked(content, *(ToolCall(*call, f"id{i}") for i, call in enumerate(calls))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=6)))
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    text, found, ids = parsed(chat.make_call_parser("a"), *pieces)
+    text, found, ids = parsed(chat.make_tool_call_parser("a"), *pieces)
     assert (text.removeprefix(chat.call_syntax.lead.strip()).strip(), found) == (content, calls)
     assert len(set(ids)) == len(ids)
     assert all(len(one) == 9 and one.isalnum() for one in ids)
@@ -190,9 +190,9 @@ def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     chat: ChatFormat = formats(name).with_tools(TOOLS)
     answer = "".join(pieces)
     ends = sorted(min(cut, len(answer)) for cut in cuts)
-    text, calls, ids = whole = parsed(chat.make_call_parser(), answer)
+    text, calls, ids = whole = parsed(chat.make_tool_call_parser(), answer)
     parts = [answer[a:b] for a, b in zip([0, *ends], [*ends, len(answer)], strict=True)]
-    assert parsed(chat.make_call_parser(), *answer) == parsed(chat.make_call_parser(), *parts) == whole
+    assert parsed(chat.make_tool_call_parser(), *answer) == parsed(chat.make_tool_call_parser(), *parts) == whole
     assert len(ids) == len(calls)
     if not calls:
         assert text == answer
@@ -220,12 +220,12 @@ def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     ],
 )
 def test_texts_that_are_no_calls_stay_texts(formats: Any, answer: str, text: str | None, names: list[str]) -> None:
-    found, calls, _ = parsed(formats("qwen").with_tools(TOOLS).make_call_parser(), answer)
+    found, calls, _ = parsed(formats("qwen").with_tools(TOOLS).make_tool_call_parser(), answer)
     assert (found, [name for name, _ in calls]) == (answer if text is None else text, names)
 
 
 def test_text_is_shown_before_its_call_is_complete(formats: Any) -> None:
-    parser = formats("qwen").with_tools(TOOLS).make_call_parser()
+    parser = formats("qwen").with_tools(TOOLS).make_tool_call_parser()
     assert parser.push("I see. <to") == ("I see.", [])
     assert parser.push("wn> it") == (" <town> it", [])
     assert parser.push("<tool_call>\n" + GOOD[:-1]) == ("", [])
@@ -238,7 +238,7 @@ def test_text_is_shown_before_its_call_is_complete(formats: Any) -> None:
 def test_ids_differ_between_answers_and_are_those_of_the_model_where_it_writes_some(formats: Any) -> None:
     chat = formats("mistral").with_tools(TOOLS)
     answer = '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}, "id": "abcdefghi"}]'
-    ids, others = (parsed(chat.make_call_parser(key), answer)[2] for key in ("a", "b"))
+    ids, others = (parsed(chat.make_tool_call_parser(key), answer)[2] for key in ("a", "b"))
     assert ids[0] != others[0]
     assert ids[1] == others[1] == "abcdefghi"
 
@@ -287,13 +287,13 @@ def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: 
         return turn[:-1]
 
     rome, now = ("get_weather", {"city": 'R"ome', "days": 2}), ("now", {})
-    one, several = (chat.build_grammar(TOOLS, several=several) for several in (False, True))
+    one, several = (chat.build_lark_grammar(TOOLS, several=several) for several in (False, True))
     assert accepts(tokenizer, one, ids(rome))
     assert accepts(tokenizer, several, ids(now))
     if name in SEVERAL:
         assert accepts(tokenizer, several, ids(rome, now, rome))
         assert not accepts(tokenizer, one, ids(rome, now))
-    only = chat.build_grammar(TOOLS[1:], several=True)
+    only = chat.build_lark_grammar(TOOLS[1:], several=True)
     assert accepts(tokenizer, only, ids(now))
     assert not accepts(tokenizer, only, ids(rome))
     assert not accepts(tokenizer, one, ids(("get_weather", {"days": 2})))
@@ -303,7 +303,7 @@ def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: 
 
 def test_a_grammar_writes_json_as_the_template_does(formats: Any) -> None:
     chat: ChatFormat = formats("qwen").with_tools(TOOLS)
-    grammar, around = chat.build_grammar(TOOLS, several=True), "<tool_call>\n{}\n</tool_call>"
+    grammar, around = chat.build_lark_grammar(TOOLS, several=True), "<tool_call>\n{}\n</tool_call>"
 
     def taken(arguments: str) -> bool:
         call = around.format('{"name": "get_weather", "arguments": ' + arguments + "}")
@@ -315,7 +315,7 @@ def test_a_grammar_writes_json_as_the_template_does(formats: Any) -> None:
 
 
 def test_long_answers_take_no_longer_than_their_length() -> None:
-    parser = ChatFormat.from_tokenizer(OWN).with_tools(TOOLS).make_call_parser()
+    parser = ChatFormat.from_tokenizer(OWN).with_tools(TOOLS).make_tool_call_parser()
     assert parser is not None
     started = time.perf_counter()
     for piece in ["\n\n"] * 2000 + ["x "] * 2000 + ["<tool_call>"] * 400 + [GOOD[:-1] + " " * 4000]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lmtool.compute.fsdp import Sharding
+from lmtool.compute.fsdp import ShardedModel
 from lmtool.compute.processes import is_main_process
 from lmtool.compute.shards import is_sharded
 from lmtool.inference import load, perplexity
@@ -103,10 +103,10 @@ def session(work: Work, name: str) -> None:
 @contextmanager
 def never_whole() -> Iterator[None]:
     """No process may hold all weights: without samples it validates layer by layer."""
-    genuine = Sharding.gather_all
-    Sharding.gather_all = None  # type: ignore[method-assign, assignment]
+    genuine = ShardedModel.gather_all
+    ShardedModel.gather_all = None  # type: ignore[method-assign, assignment]
     yield
-    Sharding.gather_all = genuine  # type: ignore[method-assign]
+    ShardedModel.gather_all = genuine  # type: ignore[method-assign]
 
 
 def measured(work: Work, name: str) -> None:

@@ -25,6 +25,6 @@ def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
     """Training cannot go on without it, as it does without a checkpoint."""
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(None, Checkpointing(background=background), thread, peers=Ended())
-        told = (event for step in (1, 2) for event in manager.save(step, tiny.model(), {}, TrainingState()))
+        told = (event for step in (1, 2) for event in manager.save_checkpoint(step, tiny.model(), {}, TrainingState()))
         with pytest.raises(ResourceError):
             list(told)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lmtool.checks.runs import verify_run
+from lmtool.checks.runs import find_damaged_run_files
 from lmtool.cli import app
 from lmtool.errors import CheckpointError
-from lmtool.inference.load import load_packed, load_run
+from lmtool.inference.load import load_merged_and_packed, load_run
 from lmtool.inference.scoring import score_texts
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.training import comparison
-from lmtool.training.comparison import TextResults, interpolate
+from lmtool.training.comparison import BitsPerByteResults, cross_fit_ngram_weight
 from tests.support.training import Work, documents, ended, words
 
 BASELINE = "evaluation.baseline=true"
@@ -60,7 +60,7 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
         better = min(found["bits_per_byte"], found["ngram_bits_per_byte"])
         assert found["interpolated_bits_per_byte"] < better + 1e-4  # which a weight of the other half may cost
         assert 0 < found["ngram_weight"] < 1
-        told_of = next(event for event in told if isinstance(event, TextResults))
+        told_of = next(event for event in told if isinstance(event, BitsPerByteResults))
         assert f"interpolated with it, weight {found['ngram_weight']:.2f}: " in told_of.lines()[0]
 
 
@@ -71,13 +71,13 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
     told = work.pretrain(*settings, "checkpoint.keep_last=9", "checkpoint.every=2")
     found, run = results(work), work.run()
     assert found["interpolated_bits_per_byte"] < 0.99 * found["bits_per_byte"]
-    event = next(event for event in told if isinstance(event, TextResults))
+    event = next(event for event in told if isinstance(event, BitsPerByteResults))
     assert "in generate, eval and serve" in event.lines()[0]
 
     evaluation = evaluated(work, "run", held_out)
     assert evaluation["model_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-4)
     assert evaluation["bits_per_byte"] == pytest.approx(found["interpolated_bits_per_byte"], rel=0.01)
-    loaded = load_packed(str(run))
+    loaded = load_merged_and_packed(str(run))
     assert loaded.model.interpolation is not None
     texts = [line[:12] for line in held_out.splitlines() if line][:5]
     both, alone = (score_texts(one, texts) for one in (loaded, load_run(str(run))))
@@ -91,7 +91,7 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
             )
 
     others = [step for step, _ in list_checkpoints(run / "checkpoints") if step != found["step"]]
-    assert all(load_packed(f"{run}@{step}").model.interpolation is None for step in others)
+    assert all(load_merged_and_packed(f"{run}@{step}").model.interpolation is None for step in others)
     before = {path.name: path.read_bytes() for path in (run / "ngrams").rglob("*.safetensors")}
     (run / "metrics.json").unlink()
     work.resume()
@@ -101,7 +101,7 @@ def test_a_run_that_gains_keeps_its_ngrams_and_is_interpolated_with_them(work: W
     work.resume("evaluation.interpolate=false")
     assert results(work)["ngram_weight"] == weight
     assert not (run / "ngrams").exists()
-    assert load_packed(str(run)).model.interpolation is None
+    assert load_merged_and_packed(str(run)).model.interpolation is None
 
 
 def test_damaged_ngrams_are_told(work: Work) -> None:
@@ -109,11 +109,11 @@ def test_damaged_ngrams_are_told(work: Work) -> None:
     (weights,) = (work.run() / "ngrams").rglob("model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as caught:
-        load_packed(str(work.run()))
+        load_merged_and_packed(str(work.run()))
     assert caught.value.where == str(work.run() / "ngrams")
-    assert [path for path, _ in verify_run(work.run())] == [weights]
+    assert [path for path, _ in find_damaged_run_files(work.run())] == [weights]
     shutil.rmtree(work.run() / "ngrams")
-    assert load_packed(str(work.run())).model.interpolation is None
+    assert load_merged_and_packed(str(work.run())).model.interpolation is None
 
 
 def test_one_token_has_no_halves(work: Work) -> None:
@@ -128,7 +128,7 @@ def test_one_token_has_no_halves(work: Work) -> None:
 def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> None:
     rng = np.random.default_rng(1)
     model_N, ngram_N = np.log(rng.uniform(0.01, 1, (2, 400)))
-    loss, weight = interpolate(model_N, ngram_N)
+    loss, weight = cross_fit_ngram_weight(model_N, ngram_N)
     grid, halves = np.linspace(0, 1, 2001)[1:-1], [slice(0, 200), slice(200, 400)]
 
     def nats(w: float, half: slice) -> float:
@@ -138,7 +138,7 @@ def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> N
     assert weight == pytest.approx(sum(best) / 2, abs=2e-3)
     assert loss == pytest.approx((nats(best[1], halves[0]) + nats(best[0], halves[1])) / 2, abs=1e-5)
     # a model that is worse everywhere is left out
-    assert interpolate(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
+    assert cross_fit_ngram_weight(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
 
 
 def test_a_list_is_counted_by_its_characters(work: Work) -> None:
@@ -156,7 +156,7 @@ def test_a_list_is_counted_by_its_characters(work: Work) -> None:
 
 
 def test_without_it_nothing_is_measured(work: Work) -> None:
-    assert not any(isinstance(event, TextResults) for event in work.pretrain())
+    assert not any(isinstance(event, BitsPerByteResults) for event in work.pretrain())
     assert not (work.run() / "metrics.json").exists()
 
 
@@ -174,23 +174,23 @@ def test_a_run_that_was_killed_before_it_is_measured_when_resumed(work: Work, mo
 def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MAX_COUNTED_TOKENS", 10)
     told = work.pretrain(BASELINE)[-1]
-    assert isinstance(told, TextResults)
+    assert isinstance(told, BitsPerByteResults)
     assert told.ngram_bits_per_byte is None
     assert "gram" not in "".join(told.lines())
 
 
 def test_who_loses_to_counting_is_told() -> None:
-    worse = TextResults(7, 100, 3.0, 2.5, 2.25, None)
-    (first,), (warning,) = worse.lines(), worse.warnings()
+    worse = BitsPerByteResults(7, 100, 3.0, 2.5, 2.25, None)
+    (first,), (warning,) = worse.lines(), worse.warn_if_worse_than_ngrams()
     assert "2.500" in first
     assert "2.250" in first
     assert "step 7" in first
     assert "--minutes" in warning
-    better = TextResults(7, 100, 3.0, 2.0, 2.25, 1.75, 1.9, 0.25)
+    better = BitsPerByteResults(7, 100, 3.0, 2.0, 2.25, 1.75, 1.9, 0.25)
     (line,) = better.lines()
     assert "1.750" in line
     assert "a 5-gram model: 2.250; interpolated with it, weight 0.25: 1.900" in line
-    assert not better.warnings()
+    assert not better.warn_if_worse_than_ngrams()
 
 
 def test_a_model_that_has_no_such_figure_is_refused(work: Work) -> None:

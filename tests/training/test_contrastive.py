@@ -15,8 +15,8 @@ from lmtool.objective import build_objective
 from lmtool.objective.heads import ContrastiveObjective
 from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
-from lmtool.tasks.prepare import open_tables, read_tables
-from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head
+from lmtool.tasks.prepare import open_tables, read_and_encode_tables
+from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, metrics, words
 
@@ -37,7 +37,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     work.finetune(CONTRASTIVE, "optimizer.lr=0.01", source=base, name="run")
     loaded = load_run(str(work.run("run")) + "@12")
     assert isinstance(loaded.model, Classifier)
-    _, data = read_tables(
+    _, data = read_and_encode_tables(
         loaded.recipe, open_tables(loaded.recipe.data), loaded.tokenizer, Run.open(work.run("run")).saved_split
     )
     objective = build_objective(loaded.recipe, loaded.tokenizer)
@@ -45,18 +45,21 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     batch = objective.collate([row.example() for row in data.tasks[0].train])
     assert batch.labels_B is not None
     # the loss by its definition, over all pairs of rows
-    vectors, classes = loaded.model.pool_states(batch).hidden_BTD.detach().double().numpy(), batch.labels_B.numpy()
+    vectors, classes = (
+        loaded.model.pool_head_input_states(batch).hidden_BTD.detach().double().numpy(),
+        batch.labels_B.numpy(),
+    )
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     pairs = [(unit[i] @ unit[j], classes[i] == classes[j]) for i, j in combinations(range(len(unit)), 2)]
     same, other = ([(cosine - alike) ** 2 for cosine, alike in pairs if alike == which] for which in (True, False))
     wanted = (np.mean(same) + np.mean(other)) / 2
     assert objective.loss(loaded.model, batch).total.item() / len(unit) == pytest.approx(wanted, rel=1e-4)
     # another beginning ends at a head with the same scores; weights may differ where vectors hardly do
-    states_BD = loaded.model.pool_states(batch).hidden_BTD.detach()
+    states_BD = loaded.model.pool_head_input_states(batch).hidden_BTD.detach()
     before = loaded.model.head(states_BD)
     with torch.no_grad():
         loaded.model.head.weight.normal_()
-    fit_head(loaded.model, objective, [batch], CONTRASTIVE_PENALTY, 1)
+    fit_head_(loaded.model, objective, [batch], CONTRASTIVE_PENALTY, 1)
     torch.testing.assert_close(loaded.model.head(states_BD), before, rtol=5e-3, atol=5e-3)
 
 

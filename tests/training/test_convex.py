@@ -14,18 +14,18 @@ from lmtool.batch import Batch
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import ScalarMix
 from lmtool.model.heads import Classifier
-from lmtool.objective.base import Vocabulary
+from lmtool.objective.base import VocabularyInfo
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.words import Averaging
-from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadProblem, fit_head
+from lmtool.training.convex import PENALTIES, ChosenPenalty, HeadFittingProblem, fit_head_
 
 N, F = 60, 7
 
 
 def problem(
     task: str, labels: Any, features: Any, names: tuple[str, ...] = (), from_naive_bayes: bool = False
-) -> HeadProblem:
+) -> HeadFittingProblem:
     """Features and labels without a body."""
     spec = Classification.model_validate({"kind": "classification", "task": task, "labels": names})
     model = SimpleNamespace(
@@ -33,8 +33,8 @@ def problem(
     )
     kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
     batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
-    objective = ClassificationObjective(spec, cast(Vocabulary, None))
-    return HeadProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes)
+    objective = ClassificationObjective(spec, cast(VocabularyInfo, None))
+    return HeadFittingProblem(cast(Classifier, model), objective, features, batch, from_naive_bayes)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("l2", [10.0, 1.0, 0.1])
 def test_classes_end_where_scikit_learn_does(rows, l2):
     features, class_R = rows
-    weights, _ = problem("class", class_R, features, ("a", "b", "c")).fit(l2)
+    weights, _ = problem("class", class_R, features, ("a", "b", "c")).minimize(l2)
     theirs = LogisticRegression(C=1 / l2, tol=1e-10, max_iter=10_000).fit(features, class_R)
     ours_RC = torch.from_numpy(features @ weights[:-1] + weights[-1]).softmax(1)
     np.testing.assert_allclose(ours_RC, theirs.predict_proba(features), atol=1e-4)
@@ -59,7 +59,7 @@ def test_a_single_score_ends_where_the_sigmoid_of_scikit_learn_does(rows):
     single = problem("class", class_R, features, ("a", "b"))
     single.model.head = nn.Linear(F, 1)
     single.model.expand_single_score = lambda score_R1: torch.cat((torch.zeros_like(score_R1), score_R1), 1)
-    weights, _ = single.fit(1.0)
+    weights, _ = single.minimize(1.0)
     theirs = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(features, class_R)
     ours_R = 1 / (1 + np.exp(-(features @ weights[:-1] + weights[-1])[:, 0]))
     np.testing.assert_allclose(ours_R, theirs.predict_proba(features)[:, 1], atol=1e-4)
@@ -68,7 +68,7 @@ def test_a_single_score_ends_where_the_sigmoid_of_scikit_learn_does(rows):
 def test_several_labels_end_where_a_regression_of_each_does(rows):
     features, class_R = rows
     multi_RC = np.stack((class_R > 0, class_R % 2 == 0), 1).astype(np.float64)
-    weights, _ = problem("multi", multi_RC, features, ("a", "b")).fit(0.5)
+    weights, _ = problem("multi", multi_RC, features, ("a", "b")).minimize(0.5)
     for c in range(2):
         # the loss of a row is the mean over its labels, so a penalty counts twice
         theirs = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(features, multi_RC[:, c])
@@ -77,7 +77,7 @@ def test_several_labels_end_where_a_regression_of_each_does(rows):
 
 def test_numbers_end_where_ridge_regression_does(rows):
     features, class_R = rows
-    weights, _ = problem("number", class_R[:, None].astype(np.float64), features).fit(2.0)
+    weights, _ = problem("number", class_R[:, None].astype(np.float64), features).minimize(2.0)
     theirs = Ridge(alpha=1.0).fit(features, class_R)
     np.testing.assert_allclose(weights[:-1, 0], theirs.coef_, atol=1e-5)
     assert weights[-1, 0] == pytest.approx(theirs.intercept_, abs=1e-5)
@@ -87,13 +87,13 @@ def test_the_largest_penalty_leaves_naive_bayes(rows):
     _, class_R = rows
     has_RF = (np.random.default_rng(1).random((N, F)) < 0.4).astype(np.float64)
     whole = problem("class", class_R, csr_array(has_RF), ("a", "b", "c"), from_naive_bayes=True)
-    weights, _ = whole.fit(PENALTIES[0])
+    weights, _ = whole.minimize(PENALTIES[0])
     np.testing.assert_allclose(weights[:-1], 1.0, atol=2e-2)
     np.testing.assert_allclose(weights[-1], 0.0, atol=2e-2)
     # the ratios by their definition
     n_CF = np.stack([has_RF[class_R == c].sum(0) for c in range(3)])
     ratios = np.log((n_CF + 1) / (n_CF.sum(1, keepdims=True) / n_CF.sum() * n_CF.sum(0) + 1))
-    np.testing.assert_allclose(whole.scale_FC, (ratios / np.sqrt(np.square(has_RF @ ratios.T).mean())).T)
+    np.testing.assert_allclose(whole.log_ratio_scale_FC, (ratios / np.sqrt(np.square(has_RF @ ratios.T).mean())).T)
 
 
 @pytest.mark.slow
@@ -121,10 +121,10 @@ def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prio
     features[:, 20:] *= np.arange(N)[:, None] == np.random.default_rng(6).integers(0, N + 5, 5 * N - 20)
     assert ((features > 0).sum(0) == 0).any()
     one = problem("class", class_R, csr_array(features), ("a", "b", "c"), prior)
-    assert one.joining_FG.shape[1] <= N + 20
-    together, loss = one.fit(0.5, tolerance=1e-12)
-    monkeypatch.setattr(HeadProblem, "joining_FG", eye_array(5 * N, format="csr"))
-    apart, other_loss = one.fit(0.5, tolerance=1e-12)
+    assert one.singleton_merging_FG.shape[1] <= N + 20
+    together, loss = one.minimize(0.5, tolerance=1e-12)
+    monkeypatch.setattr(HeadFittingProblem, "singleton_merging_FG", eye_array(5 * N, format="csr"))
+    apart, other_loss = one.minimize(0.5, tolerance=1e-12)
     np.testing.assert_allclose(together, apart, atol=1e-4)
     assert loss == pytest.approx(other_loss, abs=1e-9)
 
@@ -141,7 +141,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
             self.head, self.pool, self.other = nn.Linear(F, 3), nn.Identity(), nn.Parameter(torch.ones(1))
             self.mix, self.expand_single_score = None, lambda scores: scores
 
-        def feature_vectors(self, batches: Any) -> np.ndarray:
+        def head_feature_vectors(self, batches: Any) -> np.ndarray:
             return np.concatenate([features[batch.tokens_BT[:, 0].numpy()] for batch in batches])
 
     def fitted() -> Body:
@@ -151,8 +151,8 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
             Batch(torch.arange(i, i + 20)[:, None], labels_B=torch.from_numpy(class_R[i : i + 20]))
             for i in range(0, N, 20)
         ]
-        objective = ClassificationObjective(spec, cast(Vocabulary, None))
-        done = fit_head(cast(Classifier, model), objective, batches, None, 1)
+        objective = ClassificationObjective(spec, cast(VocabularyInfo, None))
+        done = fit_head_(cast(Classifier, model), objective, batches, None, 1)
         assert done.l2 in PENALTIES
         assert done.n_rows == N
         assert f"{done.score:.4f}" in done.describe("accuracy")
@@ -172,7 +172,7 @@ def test_a_mix_finds_the_layer_that_tells_the_classes(rows, telling):
     layers_LRF = torch.from_numpy(np.random.default_rng(2).normal(size=(3, N, F)))
     layers_LRF[telling] = torch.from_numpy(features)
     model = MixedModel(layers_LRF)
-    fit_head(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
+    fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
     assert model.mix.scalars_L.softmax(0)[telling] > 0.6
 
 
@@ -182,8 +182,8 @@ def test_a_mix_is_fitted_at_least_as_well_as_any_layer_of_it(rows):
     layers_LRF = torch.from_numpy(np.stack([features * rng.random(F) + rng.normal(size=(N, F)) for _ in range(3)]))
 
     def total(model: "MixedModel") -> float:
-        done = fit_head(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
-        scale_R = np.square(model.feature_vectors(labelled(class_R))).sum(1).mean()
+        done = fit_head_(cast(Classifier, model), THREE_CLASSES, labelled(class_R), 1.0, 1)
+        scale_R = np.square(model.head_feature_vectors(labelled(class_R))).sum(1).mean()
         return done.loss * N + float(scale_R * model.head.weight.detach().double().square().sum()) / 2
 
     alone = [total(MixedModel(layers_LRF[i : i + 1])) for i in range(3)]
@@ -192,7 +192,7 @@ def test_a_mix_is_fitted_at_least_as_well_as_any_layer_of_it(rows):
 
 THREE_CLASSES = ClassificationObjective(
     Classification.model_validate({"kind": "classification", "task": "class", "labels": ("a", "b", "c")}),
-    cast(Vocabulary, None),
+    cast(VocabularyInfo, None),
 )
 
 
@@ -213,11 +213,11 @@ class MixedModel(nn.Module):
     def expand_single_score(self, scores_RC: torch.Tensor) -> torch.Tensor:
         return scores_RC
 
-    def pooled_layers(self, batches: Any) -> torch.Tensor:
+    def pool_each_mixed_layer(self, batches: Any) -> torch.Tensor:
         return torch.cat([self.layers_LRF[:, batch.tokens_BT[:, 0]] for batch in batches], 1)
 
-    def feature_vectors(self, batches: Any) -> np.ndarray:
-        return self.mix(list(self.pooled_layers(batches))).detach().numpy()
+    def head_feature_vectors(self, batches: Any) -> np.ndarray:
+        return self.mix(list(self.pool_each_mixed_layer(batches))).detach().numpy()
 
 
 def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +230,10 @@ def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(mon
     class_R = rng.integers(0, 3, 60)
     tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
     batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
-    model.fit_feature_statistics_([batch])
-    monkeypatch.setattr(HeadProblem, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
-    fit_head(model, ClassificationObjective(spec, cast(Vocabulary, None)), [batch], None, 1)
-    x_RF = model.feature_vectors([batch]).toarray()
+    model.fit_counted_weights_([batch])
+    monkeypatch.setattr(HeadFittingProblem, "choose_penalty", lambda *_: ChosenPenalty(0.1, from_naive_bayes=False))
+    fit_head_(model, ClassificationObjective(spec, cast(VocabularyInfo, None)), [batch], None, 1)
+    x_RF = model.head_feature_vectors([batch]).toarray()
     peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(
         x_RF / np.sqrt(np.square(x_RF).sum() / 60), class_R
     )

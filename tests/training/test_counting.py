@@ -10,7 +10,7 @@ from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import NGramModel
-from lmtool.objective import TextCut
+from lmtool.objective import TextCutSettings
 from lmtool.recipe.load import load
 from lmtool.training.events import AlreadyFinished
 from lmtool.training.windows import Windows
@@ -124,8 +124,8 @@ def test_a_model_of_another_order_is_refused(work: Work) -> None:
 @pytest.mark.parametrize(("start", "stop", "n_before"), [(0, 9, 2), (3, 7, 2), (4, 9, 1), (1, 2, 4)])
 def test_text_in_order_has_each_target_once(start: int, stop: int, n_before: int) -> None:
     rows = [[1, 5, 6, 7], [1, 8], [1, 9, 10]]
-    examples = Windows(MemoryStore(rows), TextCut("stream", 2, 2), 1)  # type: ignore[arg-type]
-    batch = examples.read_in_order(start, stop, n_before)
+    examples = Windows(MemoryStore(rows), TextCutSettings("stream", 2, 2), 1)  # type: ignore[arg-type]
+    batch = examples.read_span(start, stop, n_before)
     tokens, first = np.concatenate(rows), max(0, start - n_before)
     assert examples.n_tokens == 9
     assert batch.tokens_BT.tolist() == [tokens[first : stop - 1].tolist()]

@@ -17,11 +17,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from lmtool import durable
-from lmtool.checks.runs import verify_run
+from lmtool.checks.runs import find_damaged_run_files
 from lmtool.cli import app
 from lmtool.data import store as store_module
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.run.checkpoint import list_checkpoints
 from lmtool.run.directory import Run
 from lmtool.tasks.data import TableData
@@ -86,7 +86,7 @@ def test_damage_of_the_logs_is_told_and_not_continued(work: Work) -> None:
     assert [record["step"] for record in metrics(work.run())] == [1, 2, *range(4, 13)]
     whole, now = lasting(work.run("whole"), 12), lasting(work.run(), 12)
     assert (now["model"], now["optimizer"], now["state"]) == (whole["model"], whole["optimizer"], whole["state"])
-    assert list(verify_run(work.run())) == [(log, "metrics.jsonl has no record of step 3")]
+    assert list(find_damaged_run_files(work.run())) == [(log, "metrics.jsonl has no record of step 3")]
 
 
 def test_a_log_that_was_lost_is_told(work: Work) -> None:
@@ -101,7 +101,7 @@ def test_an_unbroken_run_is_not_told_anything(work: Work) -> None:
     work.pretrain(*SAMPLES, stop=after(4))
     for _ in range(3):
         assert not any("jsonl" in line for line in warnings_in(work.resume(stop=after(2))))
-    assert list(verify_run(work.run())) == []
+    assert list(find_damaged_run_files(work.run())) == []
 
 
 # Forged files with right checksums
@@ -311,7 +311,7 @@ def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> N
 def test_a_first_validation_that_is_not_finite_ends_training(
     work: Work, loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TextData, "validate", lambda *_: Validation(loss))
+    monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(loss))
     with pytest.raises(NumericalError, match=f"the first validation loss, of step 4, is {loss}") as caught:
         work.pretrain()
     assert caught.value.exit_code == 6
@@ -323,7 +323,7 @@ def test_a_first_validation_that_is_not_finite_ends_training(
 
 def test_a_later_validation_that_is_not_finite_is_told(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter((3.0, math.nan, 2.0))
-    monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(losses)))
+    monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(losses)))
     told = work.pretrain()
     assert warnings_in(told) == ["the validation loss of step 8 is nan, which cannot be the best"]
     assert ended(told).best_step == 12

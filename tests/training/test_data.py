@@ -12,7 +12,7 @@ from lmtool.inference.load import build_model
 from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training.data import TextData, read_text
+from lmtool.training.data import TextData, prepare_text
 from tests.support.training import Work, no_report, words
 
 
@@ -20,7 +20,7 @@ def resolved(work: Work, *overrides: str, valid: Path | None = None) -> tuple[Re
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
     if valid:
         flags.append(Setting("data.valid", [str(valid)], "--valid"))
-    return read_text(load(work.recipe, [*overrides, *flags]).recipe, None, World(), no_report)
+    return prepare_text(load(work.recipe, [*overrides, *flags]).recipe, None, World(), no_report)
 
 
 def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
@@ -30,14 +30,14 @@ def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
 def test_what_is_said_of_a_text(work: Work) -> None:
     work.text.write_text("\n\n".join(["one two"] * 40) + "\n")
     # 36 documents with two special tokens each
-    assert read(work).lines == ("text: 36 documents, 324 tokens; validation: 4 documents, 36 tokens",)
+    assert read(work).description_lines == ("text: 36 documents, 324 tokens; validation: 4 documents, 36 tokens",)
     fifth = read(work, "data.split=slice", "data.valid_fraction=0.2")
-    (line,) = fifth.lines
+    (line,) = fifth.description_lines
     assert line.startswith("text: one text, ")
     assert "; validation: the last 20 % of the text, " in line
     valid = work.folder / "valid.txt"
     valid.write_text("one\n\ntwo\n")
-    (line,) = read(work, valid=valid).lines
+    (line,) = read(work, valid=valid).description_lines
     assert line == f"text: 40 documents, 360 tokens; validation: {valid}, 10 tokens"
 
 
@@ -60,7 +60,7 @@ def test_few_documents_may_hold_out_too_much(work: Work) -> None:
     both, apart = [Setting("data.train", [*map(str, files)], "TEXT")], ["data.documents=whole"]
 
     def told(*overrides: str) -> tuple[str, ...]:
-        return read_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report)[1].warnings
+        return prepare_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report)[1].warnings
 
     shares = {told(f"seed={seed}") for seed in range(8)}
     advice = "-s data.split=slice holds out the end of the text, --valid FILE another"
@@ -76,9 +76,9 @@ def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
     model = ("model={kind: skipgram, d_model: 4, context: 16}", "objective.kind=skip-gram", "tokenizer.kind=word")
     recipe, data = resolved(work, *model, "data.split=slice")
     lm: Any = build_model(recipe, data.prompt_format.tokenizer, CPU)
-    data.set_statistics(lm)
+    data.initialize_from_data_(lm)
     assert isinstance(lm, SkipGramModel)
-    assert int(lm.counts_V.sum()) == int(data.lines[0].split(" tokens")[0].split()[-1])
+    assert int(lm.counts_V.sum()) == int(data.description_lines[0].split(" tokens")[0].split()[-1])
     text = work.text.read_text()
     learned = text[: round(0.9 * len(text))].split()
     for word in ("cat", "mat", "naïve"):

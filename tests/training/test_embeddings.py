@@ -14,10 +14,10 @@ from lmtool.inference.load import load_run
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tasks.predict import evaluate_tables, predict
+from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
 from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.plan import Plan
+from lmtool.training.plan import TrainingPlan
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, lasting
 
@@ -70,7 +70,7 @@ def tuned(work: Work, kind: str, *overrides: str, name: str, source: str = "enco
     return work.finetune(*overrides, source=work.run(source), table=table, name=name, **stopping)
 
 
-def planned(work: Work, source: str, kind: str, *overrides: str) -> Plan:
+def planned(work: Work, source: str, kind: str, *overrides: str) -> TrainingPlan:
     table = write(work.folder / f"{kind}.csv", kind)
     return plan_finetuning(
         str(work.run(source)), None, parse_settings(overrides, [Setting("data.train", [str(table)], "TABLE")])
@@ -106,7 +106,7 @@ def test_each_kind_of_table_is_learnt(
     assert (recipe.objective.loss, recipe.evaluation.metric) == (loss, metric)
     figure = {"ndcg": "ndcg@10"}.get(metric, metric)
     reading = Data(text_columns=("anchor", "positive", "negative")) if kind == "triplets" else Data()
-    (before,) = evaluate_tables(load_run(str(embedder(work, kind))), [str(table)], reading=reading)
+    (before,) = evaluate_tables(load_run(str(embedder(work, kind))), [str(table)], read_options=reading)
     (now,) = evaluate_tables(load_run(str(work.run(name))), [str(table)])
     assert now.figures[figure] > before.figures[figure] + 0.1
     assert now.figures[figure] > 0.75
@@ -169,7 +169,7 @@ def test_vectors_are_measured_on_tables_of_another_kind(work: Work) -> None:
     figures = [set(results.figures) for results in evaluate_tables(loaded, tables)]
     ranked = {"recall@1", "recall@5", "recall@10", "mrr", "ndcg@10"}
     assert figures == [ranked, ranked, {"spearman", "pearson"}, {"accuracy"}]
-    (triplets,) = evaluate_tables(loaded, tables[1:2], reading=named)
+    (triplets,) = evaluate_tables(loaded, tables[1:2], read_options=named)
     assert set(triplets.figures) == ranked | {"accuracy"}
 
 
@@ -197,7 +197,7 @@ def test_refusals(work: Work) -> None:
     assert not work.run("refused").exists()
     loaded = load_run(str(embedder(work, "pairs")))
     with pytest.raises(UsageError, match="gives vectors of texts, and predicts nothing"):
-        predict(loaded, str(write(work.folder / "pairs.csv", "pairs")))
+        predict_table_lazily(loaded, str(write(work.folder / "pairs.csv", "pairs")))
 
 
 def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.data.survey import no_progress
 from lmtool.recipe.load import parse_settings
-from lmtool.sweeping.sweep import SweepInputs
+from lmtool.sweeping.sweep import SweepArguments
 from lmtool.training import finetuning, folds
 from lmtool.training.convex import ChosenPenalty
 from lmtool.training.finetuning import FEATURE_NAMES, plan_finetuning
@@ -52,7 +52,7 @@ def test_the_features_of_the_least_loss_are_taken(
 ) -> None:
     path, left = table(folder / "rows.csv", 600, "ending"), list(losses)
     monkeypatch.setattr(
-        folds, "cross_validate_head", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
+        folds, "cross_validate_head_penalty", lambda *_: ChosenPenalty(1.0, from_naive_bayes=True, loss=left.pop(0))
     )
     plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000"]))
     assert f"a linear model of {FEATURE_NAMES[best]} (chosen by cross-validation on " in plan.choice
@@ -64,7 +64,7 @@ def test_words_and_characters_are_taken_where_no_rows_are_held_out(
 ) -> None:
     """A score by cross-validation is then of all that was chosen."""
     path = table(folder / "rows.csv", n_rows, "order")
-    monkeypatch.delattr(finetuning, "choose_features")
+    monkeypatch.delattr(finetuning, "cross_validate_features")
     plan = plan_finetuning(None, None, parse_settings([f"data.train={path}", *settings]))
     assert f"a linear model of {FEATURE_NAMES[1]} (" in plan.choice
     assert plan.resolved.recipe.model.word_buckets
@@ -100,10 +100,10 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
     path = str(table(folder / "rows.csv", 600, telling))
     alone = plan_finetuning(None, None, parse_settings([f"data.train={path}", "model.buckets=2000", "seed=2"]))
     stages = []
-    typed = SweepInputs([path], None, None, ["model.buckets=2000"])
-    typed, verb, told = typed.prepare({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
+    typed = SweepArguments([path], None, None, ["model.buckets=2000"])
+    typed, verb, told = typed.resolve_for_all_runs({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
     assert stages == [("choosing features", 0, 2), ("choosing features", 1, 2)]
-    monkeypatch.delattr(finetuning, "choose_features")
+    monkeypatch.delattr(finetuning, "cross_validate_features")
     assert typed.resolve_recipe({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
     words = typed.build_command(verb, {"seed": "2"})
     assert words[:3] == ["lmtool", "finetune", path]
@@ -114,7 +114,7 @@ def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
 
 def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
     path = str(table(folder / "rows.csv", 600, "ending"))
-    typed, _, _ = SweepInputs([path], None, None, []).prepare({"model.ngrams": ["1", "2"]}, pytest.fail)
+    typed, _, _ = SweepArguments([path], None, None, []).resolve_for_all_runs({"model.ngrams": ["1", "2"]}, pytest.fail)
     assert typed.fixed_settings == []
 
 
@@ -132,10 +132,10 @@ def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recip
     path = str(table(folder / "rows.csv", 200, "ending"))
     assert not plan_finetuning(None, recipe, parse_settings([f"data.train={path}"])).resolved.recipe.data.holds_out
     axes = {"optimizer.l2": ["0.1", "10"]}
-    typed, _, told = SweepInputs([path], None, recipe, []).prepare(axes, no_progress)
+    typed, _, told = SweepArguments([path], None, recipe, []).resolve_for_all_runs(axes, no_progress)
     assert typed.resolve_recipe({}).data.valid_fraction == 0.25
     assert told.splitlines()[-1].startswith("a quarter of the rows is held out, to compare settings")
     for fixed in (["data.valid_fraction=0"], [f"data.valid=[{path}]"]):
-        named, _, told = SweepInputs([path], None, recipe, fixed).prepare(axes, no_progress)
+        named, _, told = SweepArguments([path], None, recipe, fixed).resolve_for_all_runs(axes, no_progress)
         assert named.fixed_settings[-1:] == fixed
         assert "a quarter" not in told

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lmtool.inference.load import load_run
-from lmtool.recipe.finetuning import ParentRun, TableShape, make_table_recipe
+from lmtool.recipe.finetuning import ParentRun, TableProperties, make_table_recipe
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
 from tests.support.training import Work
@@ -33,6 +33,6 @@ def test_the_whole_body_learns_when_it_is_asked_to(work: Work) -> None:
 
 @pytest.mark.parametrize("model", [LSTM.replace("SHAPE", "decoder"), "model.n_layers=1"])
 def test_other_bodies_learn_below_their_last_layer(model: str, work: Work) -> None:
-    recipe = make_table_recipe(ParentRun(load(work.recipe, [model]).recipe, "run"), TableShape(60))
+    recipe = make_table_recipe(ParentRun(load(work.recipe, [model]).recipe, "run"), TableProperties(60))
     assert isinstance(recipe.objective, Classification)
     assert (recipe.objective.layers, recipe.tuning.freeze) == ("last", "none")

@@ -15,7 +15,7 @@ from lmtool.model import build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training.fit import MAX_SKIPPED_UPDATES, Step, Trainable, fit
+from lmtool.training.fit import MAX_SKIPPED_UPDATES, CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 from tests.support.cases import nightly_but
@@ -64,24 +64,24 @@ class Trainer:
         self.objective = CausalObjective(Causal(), BOS, False)
         self.optimizers = Optimizers(recipe.optimizer, self.model, compute)
         self.store = a_store()
-        self.examples = Windows(self.store, self.objective.text_cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
+        self.examples = Windows(self.store, self.objective.choose_text_cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
         self.compute = compute
         self.read: list[list[list[int]]] = []
         """Rows of each micro-batch of the model."""
         self.model.register_forward_pre_hook(lambda _, inputs: self.read.append(inputs[0].tokens_BT.tolist()))
 
     def steps(self, **options: Any) -> Any:
-        trainable = Trainable(self.model, self.objective, self.optimizers)
+        trainable = ModelAndOptimizers(self.model, self.objective, self.optimizers)
         return fit(trainable, self.examples, self.recipe, self.compute, **options)
 
-    def train(self, **options: Any) -> list[Step]:
+    def train(self, **options: Any) -> list[CompletedStep]:
         return list(self.steps(**options))
 
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def everything(self) -> dict[str, Tensor]:
-        return self.weights() | {key: tensor.clone() for key, tensor in self.optimizers.state().items()}
+        return self.weights() | {key: tensor.clone() for key, tensor in self.optimizers.state_tensors().items()}
 
 
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -93,7 +93,7 @@ def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 def test_the_loss_falls() -> None:
     trainer = Trainer(a_recipe(steps=60, optimizer={"kind": "adamw", "lr": 1e-2}), dtype=torch.float32)
     counting = MemoryStore([[BOS, *range(2, VOCAB)]] * 40)
-    trainer.examples = Windows(counting, trainer.objective.text_cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
+    trainer.examples = Windows(counting, trainer.objective.choose_text_cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
     losses = [step.loss for step in trainer.train()]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
@@ -198,7 +198,7 @@ def test_a_stop_is_told_with_its_step() -> None:
 
 
 def documents_of(trainer: Trainer, step: int) -> list[int]:
-    return trainer.examples.documents(np.arange(8 * (step - 1), 8 * step))
+    return trainer.examples.find_document_numbers(np.arange(8 * (step - 1), 8 * step))
 
 
 def assert_says(error: NumericalError, what: str, step: int, trainer: Trainer) -> None:
@@ -256,7 +256,7 @@ def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
             begin, end = trainer.store.document_range(number)
             if begin < start + 13 and start < end:
                 touched.add(number)
-    assert trainer.examples.documents(sample_S) == sorted(touched)
+    assert trainer.examples.find_document_numbers(sample_S) == sorted(touched)
 
 
 def test_float16_skips_a_step_whose_gradients_overflow() -> None:
@@ -265,11 +265,11 @@ def test_float16_skips_a_step_whose_gradients_overflow() -> None:
     weight = next(trainer.model.parameters())
     handle = weight.register_hook(lambda gradient: gradient * float("inf"))
     steps = trainer.steps()
-    before, scale = trainer.weights(), float(trainer.optimizers.state()["scaler/scale"])
+    before, scale = trainer.weights(), float(trainer.optimizers.state_tensors()["scaler/scale"])
     skipped = next(steps)
     assert not np.isfinite(skipped.grad_norm)
     assert_same(before, trainer.weights())
-    assert float(trainer.optimizers.state()["scaler/scale"]) == scale / 2
+    assert float(trainer.optimizers.state_tensors()["scaler/scale"]) == scale / 2
     handle.remove()
     list(steps)
     assert not torch.equal(before["inputs.tokens.weight"], trainer.weights()["inputs.tokens.weight"])

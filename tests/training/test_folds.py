@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.export.card import iterate_measured_figures
+from lmtool.export.card import iterate_formatted_metrics
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import parse_settings
@@ -115,7 +115,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
     assert "Of the validation rows" not in page
     assert "cross-validation" in page
 
-    measured = dict(iterate_measured_figures(resolve_reference(str(path))))
+    measured = dict(iterate_formatted_metrics(resolve_reference(str(path))))
     assert measured["cross-validation accuracy"] == f"{accuracy:.4f}"
     assert not any("validation" in name and "cross" not in name for name in measured)
     assert "1.0000" not in measured.values()

@@ -15,15 +15,15 @@ from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.model import build
 from lmtool.objective.contrastive import (
-    BatchObjective,
     EmbeddingObjective,
     RowVectors,
-    cached_gradients,
+    WholeBatchObjective,
+    compute_vector_gradients,
     surrogate_loss,
 )
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.rows import EncodedRow, TableExamples
-from lmtool.training.fit import Step, Trainable, fit
+from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
 from tests.support.cases import nightly_but
@@ -79,16 +79,18 @@ def rows_of(loss: str, n: int = 20) -> list[EncodedRow]:
     return rows
 
 
-def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Step], dict[str, Tensor]]:
+def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[CompletedStep], dict[str, Tensor]]:
     """Steps and final weights, in float64."""
     torch.manual_seed(0)
     recipe = a_recipe(loss, dropout, **training)
     model = build(recipe.model, tiny.VOCAB).double()
-    learnt = objective.build_with_vocabulary(recipe, VOCABULARY)
+    learnt = objective.build_objective_for_vocabulary(recipe, VOCABULARY)
     for parameter in learnt.unused_parameters(model):
         parameter.requires_grad_(False)
     examples = TableExamples(rows_of(loss), BATCH, seed=3)
-    steps = list(fit(Trainable(model, learnt, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))
+    steps = list(
+        fit(ModelAndOptimizers(model, learnt, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU)
+    )
     return steps, model.state_dict()
 
 
@@ -108,7 +110,7 @@ def test_any_micro_batches_are_the_same_step(loss: str, micro: dict[str, int]) -
 
 def test_every_weight_that_vectors_depend_on_is_trained() -> None:
     before = build(a_recipe("pairs").model, tiny.VOCAB)
-    learnt = objective.build_with_vocabulary(a_recipe("pairs"), VOCABULARY)
+    learnt = objective.build_objective_for_vocabulary(a_recipe("pairs"), VOCABULARY)
     idle = {id(parameter) for parameter in learnt.unused_parameters(before)}
     names = [name for name, parameter in before.named_parameters() if id(parameter) not in idle]
     torch.manual_seed(0)
@@ -133,14 +135,14 @@ SEEN: list[Tensor] = []
 def test_both_passes_drop_the_same() -> None:
     """Of each micro-batch, and in no two micro-batches the same."""
     recipe = a_recipe("pairs", dropout=0.5, micro_batch=4, steps=1)
-    built = objective.build_with_vocabulary(recipe, VOCABULARY)
+    built = objective.build_objective_for_vocabulary(recipe, VOCABULARY)
     assert isinstance(built, EmbeddingObjective)
     model = build(recipe.model, tiny.VOCAB).double()
     row = rows_of("pairs")[0]
     examples = TableExamples([row] * BATCH, BATCH, seed=3)
     SEEN.clear()
     recording = Recording(built.spec, built.vocabulary)
-    list(fit(Trainable(model, recording, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))
+    list(fit(ModelAndOptimizers(model, recording, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))
     first, second, first_again, second_again = SEEN
     torch.testing.assert_close(first_again, first)
     torch.testing.assert_close(second_again, second)
@@ -165,8 +167,8 @@ class Sharing(World):
 @pytest.mark.parametrize("loss", ["hard negatives", "scored"])
 def test_two_processes_add_up_to_one(loss: str) -> None:
     recipe = a_recipe(loss)
-    learnt = objective.build_with_vocabulary(recipe, VOCABULARY)
-    assert isinstance(learnt, BatchObjective)
+    learnt = objective.build_objective_for_vocabulary(recipe, VOCABULARY)
+    assert isinstance(learnt, WholeBatchObjective)
     model = build(recipe.model, tiny.VOCAB).double()
     rows = [row.example() for row in rows_of(loss, BATCH)]
 
@@ -180,7 +182,7 @@ def test_two_processes_add_up_to_one(loss: str) -> None:
     for rank, own in enumerate((slice(0, 5), slice(5, 8))):
         world = Sharing(rank, 2, said=[vectors(slice(0, 5)), vectors(slice(5, 8))])
         mine, answers = vectors(own)
-        share, cached = cached_gradients(learnt, [mine], [answers], world)
+        share, cached = compute_vector_gradients(learnt, [mine], [answers], world)
         shares.append(share)
         gradients.append(torch.autograd.grad(surrogate_loss(mine, cached[0]), model.token_vectors())[0])
     assert torch.stack(shares).sum().item() == pytest.approx(whole.item(), rel=1e-9)

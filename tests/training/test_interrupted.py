@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtool.errors import CheckpointError
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.load import load_run
 from lmtool.run import saving
 from lmtool.run.checkpoint import list_checkpoints
@@ -32,7 +32,7 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def script(*losses: float) -> None:
         said = iter(losses)
-        monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
+        monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(said)))
 
     return script
 
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_is_never_the_best(work: Work, validations: Sc
 
 
 def test_a_validation_that_fails_leaves_the_step_saved(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Validation:
+    def fail(*_: Any) -> ValidationResult:
         raise RuntimeError("no validation today")
 
     work.pretrain(name="whole")

@@ -11,14 +11,14 @@ import pytest
 
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference.reference import read_tokenizer
+from lmtool.inference.reference import read_verified_tokenizer
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
-from lmtool.tasks.prepare import open_tables, read_tables
+from lmtool.tasks.prepare import open_tables, read_and_encode_tables
 from lmtool.training import data as text_data
 from lmtool.training import finetuning, folds, job, length, session
-from lmtool.training.data import read_text
+from lmtool.training.data import prepare_text
 from lmtool.training.events import DurationEstimate, FitStarted, Stepped, StepsChanged
 from lmtool.training.fit import fit
 from tests.support.cases import nightly_but
@@ -99,7 +99,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Runs with a time are planned with so many steps, after the first one."""
     monkeypatch.setattr(length, "MAX_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length, "MIN_PROBE_STEPS", 1)
-    monkeypatch.setattr(length.Speed, "steps_in", lambda *_: steps - 1)
+    monkeypatch.setattr(length.MeasuredDurations, "count_steps_within", lambda *_: steps - 1)
     monkeypatch.setattr(length, "steps_by_deadline", lambda recipe, *_: recipe.training.steps)
 
 
@@ -296,7 +296,7 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
 
 def read_back(work: Work) -> Any:
     recipe = recipe_of(work)
-    return read_tables(recipe, open_tables(recipe.data), read_tokenizer(Run.open(work.run())), None)
+    return read_and_encode_tables(recipe, open_tables(recipe.data), read_verified_tokenizer(Run.open(work.run())), None)
 
 
 def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
@@ -367,23 +367,26 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
     work.text.write_text(words(3000))
     for settings in (("training.steps=1",), ("training.minutes=0.0001",), ("training.tokens=200",)):
         resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
-        read, data = read_text(resolved.recipe, None, World(), no_report)
-        speed = length.Speed("token", step_seconds, 128.0, validation, 5.0)
-        recipe, _ = length.fix_length_by_data(read, data)
+        read, data = prepare_text(resolved.recipe, None, World(), no_report)
+        speed = length.MeasuredDurations("token", step_seconds, 128.0, validation, 5.0)
+        recipe, _ = length.set_steps_from_data(read, data)
         if recipe.training.minutes is not None:
-            recipe = length.fix_length(recipe, 1)
+            recipe = length.fix_steps_and_intervals(recipe, 1)
         monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
 
-        new, resumed = length.RunLength(read, data, World(), 0.0), length.RunLength(read, data, World(), None)
-        new.speed = resumed.speed = speed
+        new, resumed = (
+            length.RunLengthController(read, data, World(), 0.0),
+            length.RunLengthController(read, data, World(), None),
+        )
+        new.durations = resumed.durations = speed
         minutes = new.estimate_duration(recipe, 0, data.per_epoch).pass_minutes
         assert minutes is not None
         whole = math.ceil(data.per_epoch / 8)
-        steps = speed.steps_in(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
+        steps = speed.count_steps_within(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
         assert whole <= steps
         # no more than it takes, where minutes are not too coarse to say it
         if step_seconds >= 1:
             assert steps <= 1.2 * whole
-        longer = length.fix_length(recipe, steps)
+        longer = length.fix_steps_and_intervals(recipe, steps)
         assert new.estimate_duration(longer, 0, data.per_epoch).pass_minutes is None
         assert resumed.estimate_duration(recipe, 1, data.per_epoch).pass_minutes is None

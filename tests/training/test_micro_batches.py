@@ -17,7 +17,7 @@ from lmtool.objective import Example
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.rows import EncodedRow, TableExamples
-from lmtool.training.fit import Step, Trainable, fit, split_into_micro_batches
+from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit, split_into_micro_batches
 from lmtool.training.optimizer import Optimizers
 from tests.support import tiny
 from tests.support.cases import nightly_but
@@ -76,7 +76,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[str, Tensor], list[int]]:
+def trained(family: dict[str, Any], **training: Any) -> tuple[list[CompletedStep], dict[str, Tensor], list[int]]:
     """Steps, final weights, and the positions of each micro-batch, in float64."""
     torch.manual_seed(0)
     head = family["objective"]
@@ -117,7 +117,11 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
     body.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].tokens_BT.numel()))
     examples = TableExamples(rows, 12, seed=3)
     steps = fit(
-        Trainable(model, objective.build_with_vocabulary(recipe, VOCABULARY), Optimizers(recipe.optimizer, model, CPU)),
+        ModelAndOptimizers(
+            model,
+            objective.build_objective_for_vocabulary(recipe, VOCABULARY),
+            Optimizers(recipe.optimizer, model, CPU),
+        ),
         examples,
         recipe,
         CPU,

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import streaming
-from lmtool.data.blocks import PREFETCHED_BLOCKS, BlockStores
+from lmtool.data.blocks import PREFETCHED_BLOCKS, BackgroundBlockTokenizer
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamPosition
-from lmtool.training.data import TextData, read_text
+from lmtool.training.data import TextData, prepare_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.train import train
@@ -25,7 +25,7 @@ from tests.support.cases import nightly_but
 from tests.support.errors import refuses
 from tests.support.training import Work, after, documents, lasting, metrics, no_report
 
-CPU = choose_compute("cpu", "float32")
+CPU = configure_compute("cpu", "float32")
 
 
 def mixture(work: Work, *overrides: str, web: float = 3, code: float = 1) -> list[Setting]:
@@ -48,7 +48,7 @@ def pretrained(work: Work, settings: list[Setting], name: str, source: str | Non
 
 def test_texts_have_their_shares(work: Work) -> None:
     recipe = mixed(work).recipe
-    _, data = read_text(recipe, None, World(), no_report)
+    _, data = prepare_text(recipe, None, World(), no_report)
     tokenizer = data.prompt_format.tokenizer
     examples = data.examples(data.objective)
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
@@ -57,14 +57,14 @@ def test_texts_have_their_shares(work: Work) -> None:
     assert sum(text.lower() == text for text in read) == 750
     again = examples.read(np.array([999, 3]))
     assert [tokenizer.decode(one.tokens.tolist()) for one in again] == [read[999], read[3]]
-    assert "75 % " in data.lines[0]
-    found = examples.documents(np.arange(1000))
+    assert "75 % " in data.description_lines[0]
+    found = examples.find_document_numbers(np.arange(1000))
     assert (found[0], found[-1]) == (0, 60 + 2 * 30 - 12 - 1)
 
 
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
-    _, data = read_text(mixed(work, web=1, code=9).recipe, None, World(), no_report)
+    _, data = prepare_text(mixed(work, web=1, code=9).recipe, None, World(), no_report)
     examples = data.examples(data.objective)
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
@@ -79,9 +79,9 @@ def test_stopping_and_resuming_changes_no_bit(work: Work) -> None:
 
 
 def test_tokens_do_not_depend_on_the_weights(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_text(mixed(work).recipe, None, World(), no_report)
+    prepare_text(mixed(work).recipe, None, World(), no_report)
     monkeypatch.setattr("lmtool.data.prepare.StoreWriter", None)
-    read_text(mixed(work, web=1, code=2).recipe, None, World(), no_report)
+    prepare_text(mixed(work, web=1, code=2).recipe, None, World(), no_report)
 
 
 def test_other_weights_are_another_run(work: Work) -> None:
@@ -124,7 +124,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def streamed(data: TextData, *marks: StreamPosition) -> Iterator[StreamedMixture]:
-    with data.streaming(CPU, marks):
+    with data.open_streams_for_training(CPU, marks):
         examples = data.examples(data.objective)
         assert isinstance(examples, StreamedMixture)
         yield examples
@@ -139,27 +139,27 @@ def tokens(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_streamed_texts_have_their_shares(work: Work) -> None:
-    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     with streamed(data) as examples:
         texts = [data.prompt_format.tokenizer.decode(one) for one in tokens(examples, 0, 1000)]
-        blocks = [mark.block for mark in examples.marks(1000)]
-        numbers = examples.documents(np.arange(992, 1000))
+        blocks = [mark.block for mark in examples.stream_positions_before(1000)]
+        numbers = examples.find_document_numbers(np.arange(992, 1000))
     assert sum(text.upper() == text for text in texts) == 250
     assert sum(text.lower() == text for text in texts) == 750
     assert min(blocks) > 2
     assert numbers == sorted(set(numbers))
-    assert "streamed, 3 files, " in data.lines[0]
-    assert "75 % " in data.lines[0]
+    assert "streamed, 3 files, " in data.description_lines[0]
+    assert "75 % " in data.description_lines[0]
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("sample", nightly_but([1, 8, 333, 1400], 0, 2))
 def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
     """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
-    _, data = read_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
+    _, data = prepare_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
     with streamed(data) as examples:
         tokens(examples, 0, sample)
-        marks = examples.marks(sample)
+        marks = examples.stream_positions_before(sample)
         expected = tokens(examples, sample, sample + 80)
     with streamed(data, *marks) as examples:
         assert tokens(examples, sample, sample + 80) == expected
@@ -180,7 +180,7 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
     streams = []
     for n, (own, (text, part)) in enumerate(zip(first._streams, data._prepared.streamed, strict=True)):
         stores = data._prepared.parts[n], data.prompt_format.tokenizer, own._blocks._path
-        blocks = BlockStores(text, part, *stores, is_writer=False)
+        blocks = BackgroundBlockTokenizer(text, part, *stores, is_writer=False)
         streams.append(StreamedWindows(blocks, own._cut, own._seed, batch_size, None))
     return StreamedMixture(streams, list(data._spec.mixture.values()), data._seed)
 
@@ -192,7 +192,7 @@ def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: py
     monkeypatch.setattr(streaming, "BLOCK_CHARACTERS", 150)
     monkeypatch.setattr("lmtool.data.blocks.time.sleep", limited(2000))
     n_ranks, n_steps = 8, 60
-    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     with streamed(data) as examples:
         alone = tokens(examples, 0, n_ranks * n_steps)
     with streamed(data) as first:
@@ -204,7 +204,7 @@ def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: py
             for rank, own in enumerate(ranks):
                 both += tokens(own, n_ranks * step + rank, n_ranks * step + rank + 1)
             most = max(most, len(list(first._streams[0]._blocks._path.parent.glob("[01]-*"))))
-        blocks = [mark.block for mark in first.marks(n_ranks * n_steps)]
+        blocks = [mark.block for mark in first.stream_positions_before(n_ranks * n_steps)]
     assert both == alone
     assert min(blocks) > 5
     # of each text those ahead, in use, behind, and being written
@@ -227,15 +227,15 @@ def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatc
     sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", sum(sizes) - 200)
     assert max(sizes) < streaming.STREAM_FROM_BYTES
-    assert read_text(recipe, None, World(), no_report)[0].data.stream is True
+    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is True
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 2 * sum(sizes))
-    assert read_text(recipe, None, World(), no_report)[0].data.stream is False
+    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is False
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
-    whole = read_text(mixed(work).recipe, None, World(), no_report)[1].per_epoch
-    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    whole = prepare_text(mixed(work).recipe, None, World(), no_report)[1].per_epoch
+    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     before = data.per_epoch
     with streamed(data):
         while_flowing = data.per_epoch
@@ -245,9 +245,9 @@ def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_text_without_its_mark_is_refused(work: Work) -> None:
-    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    _, data = prepare_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     with streamed(data) as examples:
-        marks = examples.marks(8)
+        marks = examples.stream_positions_before(8)
     with pytest.raises(CheckpointError, match="1 of 2 texts"), streamed(data, marks[0]):
         pass
 

@@ -9,12 +9,12 @@ from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError, UsageError
 from lmtool.generation.generate import TextGenerator
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel
 from lmtool.objective import scheduled
 from lmtool.training import fit as fitting
-from lmtool.training.data import read_text
+from lmtool.training.data import prepare_text
 from tests.compute.together import together
 from tests.support.cases import nightly_but
 from tests.support.families import BERT, ELECTRA
@@ -116,10 +116,10 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
     # pairs of at most 13 tokens: five of them
     work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
     loaded = load_run(str(work.run()))
-    _, data = read_text(loaded.recipe, loaded.tokenizer, World(), no_report)
+    _, data = prepare_text(loaded.recipe, loaded.tokenizer, World(), no_report)
     data.examples(loaded.objective)
 
-    def validate(world: World) -> Validation:
+    def validate(world: World) -> ValidationResult:
         return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))
 
     alone = validate(World())

@@ -66,7 +66,7 @@ def test_several_steps_equal_the_plain_optimizer(fields: dict[str, Any]) -> None
     gradients = drawn_gradients(model, len(MULTIPLIERS))
     for multiplier, step in zip(MULTIPLIERS, gradients, strict=True):
         set_gradients(model, {name: 8 * g for name, g in step.items()})
-        norm = optimizers.update(multiplier, 1 / 8, None)
+        norm = optimizers.clip_and_step(multiplier, 1 / 8, None)
         assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in step.values())))
         assert all(parameter.grad is None for parameter in model.parameters())
     for name, w in weights_of(model).items():
@@ -89,11 +89,11 @@ def test_embeddings_of_ngrams_are_updated_by_adagrad(fields: dict[str, Any], is_
         grad = torch.sparse_coo_tensor(rows[None], 8 * values, (6, 16), check_invariants=True)
         gradients.append(grad.to_dense().numpy() / 8)
         ngrams.weight.grad = grad if is_sparse else grad.to_dense()
-        norm = optimizers.update(multiplier, 1 / 8, None)
+        norm = optimizers.clip_and_step(multiplier, 1 / 8, None)
         assert norm == pytest.approx(math.sqrt(float((gradients[-1] ** 2).sum())))
     wanted = reference.row_adagrad(before, gradients, [fields["lr"] * multiplier for multiplier in MULTIPLIERS])
     np.testing.assert_allclose(ngrams.weight.detach().numpy(), wanted, rtol=1e-7)
-    assert optimizers.state()["square/ngrams.weight"].shape == (6, 1)
+    assert optimizers.state_tensors()["square/ngrams.weight"].shape == (6, 1)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
@@ -102,7 +102,7 @@ def test_only_matrices_decay(kind: str) -> None:
     before = weights_of(model)
     optimizers = Optimizers(spec_of({"kind": kind, "lr": 0.1, "weight_decay": 0.5}), model, CPU)
     set_gradients(model, {name: np.zeros(shape) for name, shape in SHAPES.items()})
-    optimizers.update(1.0, 1.0, None)
+    optimizers.clip_and_step(1.0, 1.0, None)
     for name, w in weights_of(model).items():
         assert np.array_equal(w, before[name]) == (name == "vector"), name
 
@@ -114,7 +114,7 @@ def test_clipping(limit: float | None) -> None:
     before = weights_of(model)
     (step,) = drawn_gradients(model, 1)
     set_gradients(model, {name: 5 * g for name, g in step.items()})
-    norm = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).update(1.0, 0.2, limit)
+    norm = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).clip_and_step(1.0, 0.2, limit)
     assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in step.values())))
     clipped = list(step.values()) if limit is None else reference.clipped(list(step.values()), limit)
     for (name, w), g in zip(weights_of(model).items(), clipped, strict=True):
@@ -125,7 +125,7 @@ def test_a_gradient_of_zero_is_not_divided_by_its_norm() -> None:
     model = Toy()
     before = weights_of(model)
     set_gradients(model, {name: np.zeros(shape) for name, shape in SHAPES.items()})
-    assert Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).update(1.0, 1.0, 1.0) == 0
+    assert Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).clip_and_step(1.0, 1.0, 1.0) == 0
     assert all(np.array_equal(w, before[name]) for name, w in weights_of(model).items())
 
 
@@ -136,7 +136,7 @@ def test_no_step_is_longer_than_the_limit(scale: float, limit: float) -> None:
     before = weights_of(model)
     (step,) = drawn_gradients(model, 1)
     set_gradients(model, {name: scale * g for name, g in step.items()})
-    norm = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).update(1.0, 1.0, limit)
+    norm = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).clip_and_step(1.0, 1.0, limit)
     moved = math.sqrt(sum(float(((w - before[name]) ** 2).sum()) for name, w in weights_of(model).items()))
     assert moved == pytest.approx(min(norm, limit), rel=1e-4, abs=1e-9)
 
@@ -158,13 +158,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(fields: dict[str, Any], v
     bad["head.own"][3, 2] = value
     for model, optimizers in zip(models, both, strict=True):
         set_gradients(model, good)
-        optimizers.update(1.0, 1.0, 1.0)
+        optimizers.clip_and_step(1.0, 1.0, 1.0)
     set_gradients(models[0], bad)
-    assert not math.isfinite(both[0].update(1.0, 1.0, 1.0))
+    assert not math.isfinite(both[0].clip_and_step(1.0, 1.0, 1.0))
     assert all(parameter.grad is None for parameter in models[0].parameters())
     for model, optimizers in zip(models, both, strict=True):
         set_gradients(model, last)
-        optimizers.update(1.0, 1.0, 1.0)
+        optimizers.clip_and_step(1.0, 1.0, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
@@ -177,11 +177,11 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before
     gradients = drawn_gradients(model, 6)
     for step in gradients[:read_before]:
         set_gradients(model, step)
-        optimizers.update(0.7, 1.0, 1.0)
+        optimizers.clip_and_step(0.7, 1.0, 1.0)
     other = gpt()
     other.load_state_dict(model.state_dict())
     resumed = Optimizers(spec_of(fields), other, CPU)
-    saved = {name: tensor.clone() for name, tensor in optimizers.state().items()}
+    saved = {name: tensor.clone() for name, tensor in optimizers.state_tensors().items()}
     kept = {name: tensor.tolist() for name, tensor in saved.items()}
     resumed.load_state(saved, read_before)
     for step in gradients[read_before:]:
@@ -190,7 +190,9 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before
             o.update(0.3, 1.0, 1.0)
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
-    assert {k: v.tolist() for k, v in optimizers.state().items()} == {k: v.tolist() for k, v in resumed.state().items()}
+    assert {k: v.tolist() for k, v in optimizers.state_tensors().items()} == {
+        k: v.tolist() for k, v in resumed.state_tensors().items()
+    }
     # the loaded tensors are not modified: they may be memory-mapped
     assert kept == {name: tensor.tolist() for name, tensor in saved.items()}
 
@@ -198,10 +200,10 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before
 def test_state_names_moment_and_parameter() -> None:
     model = gpt()
     optimizers = Optimizers(spec_of(MUON), model, CPU)
-    assert optimizers.state() == {}
+    assert optimizers.state_tensors() == {}
     set_gradients(model, drawn_gradients(model, 1)[0])
-    optimizers.update(1.0, 1.0, None)
-    names = set(optimizers.state())
+    optimizers.clip_and_step(1.0, 1.0, None)
+    names = set(optimizers.state_tensors())
     assert "momentum/stack.sublayers.0.mixer.qkv.weight" in names
     assert {"exp_avg/head.own", "exp_avg_sq/head.own", "step/head.own"} <= names
     assert {name.partition("/")[2] for name in names} == {name for name, _ in model.named_parameters()}
@@ -211,8 +213,8 @@ def test_plain_descent_keeps_nothing() -> None:
     model = Toy()
     optimizers = Optimizers(spec_of({"kind": "sgd", "lr": 0.1}), model, CPU)
     set_gradients(model, drawn_gradients(model, 1)[0])
-    optimizers.update(1.0, 1.0, None)
-    assert optimizers.state() == {}
+    optimizers.clip_and_step(1.0, 1.0, None)
+    assert optimizers.state_tensors() == {}
 
 
 def test_state_of_another_model_is_refused() -> None:
@@ -235,8 +237,8 @@ def test_forged_moments_are_refused(name: str, tensor: Tensor | str | None, mess
     model = gpt()
     optimizers = Optimizers(spec_of(SPECS["adamw"]), model, CPU)
     set_gradients(model, drawn_gradients(model, 1)[0])
-    optimizers.update(1.0, 1.0, None)
-    state = optimizers.state()
+    optimizers.clip_and_step(1.0, 1.0, None)
+    state = optimizers.state_tensors()
     parameter, weight = next((n, p) for n, p in model.named_parameters() if p.ndim == 2)
     key = name.format(parameter)
     if tensor is None:
@@ -256,7 +258,7 @@ def test_the_peak_rate(fields: dict[str, Any], peak: float) -> None:
     optimizers = Optimizers(spec_of(fields), model, CPU)
     assert optimizers.peak_rate == peak
     set_gradients(model, drawn_gradients(model, 1)[0])
-    optimizers.update(0.1, 1.0, None)
+    optimizers.clip_and_step(0.1, 1.0, None)
     assert optimizers.peak_rate == peak
 
 
@@ -394,7 +396,7 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(activation: str) -
     before = weights_of(model)
     (step,) = drawn_gradients(model, 1)
     set_gradients(model, step)
-    Optimizers(spec_of(fields), model, CPU).update(0.5, 1.0, None)
+    Optimizers(spec_of(fields), model, CPU).clip_and_step(0.5, 1.0, None)
     parts = {"qkv": [16, 8, 8], "out": [16], "up": [24, 24] if activation == "swiglu" else [24]}
     n_matrices = 0
     for name, w in weights_of(model).items():
@@ -426,7 +428,7 @@ def test_every_optimizer_learns(fields: dict[str, Any]) -> None:
         total = -log_p.gather(-1, batch.tokens_BT[:, 1:, None]).sum()
         losses.append(float(total.detach()))
         optimizers.backward(total)
-        optimizers.update(0.3, 1 / 46, 1.0)
+        optimizers.clip_and_step(0.3, 1 / 46, 1.0)
     assert losses[-1] < 0.97 * losses[0]
 
 
@@ -445,7 +447,7 @@ def test_scaled_gradients_give_the_same_step(fields: dict[str, Any]) -> None:
         optimizers = Optimizers(spec_of(fields), model, compute)
         for _ in range(3):
             optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).square().mean())
-            norm = optimizers.update(0.5, 0.25, 1.0)
+            norm = optimizers.clip_and_step(0.5, 0.25, 1.0)
         results.append((norm, [parameter.detach() for parameter in model.parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
     for one, two in zip(results[0][1], results[1][1], strict=True):
@@ -456,13 +458,13 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
     model = gpt()
     optimizers = Optimizers(spec_of(MUON), model, HALF)
     before = weights_of(model)
-    scale = float(optimizers.state()["scaler/scale"])
+    scale = float(optimizers.state_tensors()["scaler/scale"])
     optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).sum() * 3e38)
-    assert not math.isfinite(optimizers.update(1.0, 1.0, 1.0))
+    assert not math.isfinite(optimizers.clip_and_step(1.0, 1.0, 1.0))
     assert all(np.array_equal(w, before[name]) for name, w in weights_of(model).items())
-    assert float(optimizers.state()["scaler/scale"]) == scale / 2
+    assert float(optimizers.state_tensors()["scaler/scale"]) == scale / 2
     other = Optimizers(spec_of(MUON), gpt(), HALF)
-    other.load_state(optimizers.state())
+    other.load_state(optimizers.state_tensors())
     assert float(other.state()["scaler/scale"]) == scale / 2
 
 
@@ -477,9 +479,9 @@ def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision
         for step in range(3):
             hidden = model(Batch(tiny.tokens(2, 5, seed=step)).to(compute.device)).hidden_BTD
             optimizers.backward(model.logits(hidden).square().mean())
-            optimizers.update(0.5, 1.0, 1.0)
+            optimizers.clip_and_step(0.5, 1.0, 1.0)
         again = Optimizers(spec_of(fields), model, compute)
-        again.load_state({name: tensor.cpu() for name, tensor in optimizers.state().items()})
+        again.load_state({name: tensor.cpu() for name, tensor in optimizers.state_tensors().items()})
         optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)).to(compute.device)).hidden_BTD).square().mean())
         again.update(0.5, 1.0, 1.0)
         results.append([parameter.detach().cpu() for parameter in model.parameters()])
@@ -496,14 +498,14 @@ def test_muon_moves_the_matrix_of_each_gate_by_itself(cell: str, n_gates: int) -
     optimizers = Optimizers(spec_of(MUON | {"weight_decay": 0.0}), model, CPU)
     (step,) = drawn_gradients(model, 1)
     set_gradients(model, step)
-    optimizers.update(1.0, 1.0, None)
+    optimizers.clip_and_step(1.0, 1.0, None)
     matrices = [name for name in before if ".weight_" in name]
     assert len(matrices) == 4
     for name in matrices:
         for moved in (model.get_parameter(name).detach() - before[name]).split(12):
             singular = torch.linalg.svdvals(moved) / 0.02
             assert 0.3 < float(singular.min()) <= float(singular.max()) < 1.25, "each gate's step is near orthogonal"
-    moments = {key for key in optimizers.state() if key.startswith("momentum/")}
+    moments = {key for key in optimizers.state_tensors() if key.startswith("momentum/")}
     assert moments == {f"momentum/{name}" for name in matrices}
     assert len(before[matrices[0]]) == 12 * n_gates
 
@@ -529,7 +531,7 @@ def test_rates_fall_from_layer_to_layer_as_in_the_plain_optimizer(fields: dict[s
     steps = drawn_gradients(model, len(MULTIPLIERS))
     for step, share in zip(steps, MULTIPLIERS, strict=True):
         set_gradients(model, step)
-        optimizers.update(share, 1.0, None)
+        optimizers.clip_and_step(share, 1.0, None)
     for name, w in weights_of(model).items():
         shares = [share * 0.6 ** (3 - depth_of(name)) for share in MULTIPLIERS]
         wanted = plain(fields, before[name], [step[name] for step in steps], shares)
@@ -546,7 +548,7 @@ def test_layers_that_wait_begin_as_if_training_began_with_them(fields: dict[str,
     steps, shares = drawn_gradients(model, 8), [*MULTIPLIERS, 0.5, 0.9]
     for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
         set_gradients(model, step)
-        norm = optimizers.update(share, 1.0, None, number)
+        norm = optimizers.clip_and_step(share, 1.0, None, number)
         learning = [g for name, g in step.items() if number >= 2 * (3 - depth_of(name))]
         assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in learning)))
     for name, w in weights_of(model).items():
@@ -578,11 +580,11 @@ def test_resumed_steps_are_equal_while_layers_wait(fields: dict[str, Any], read_
     gradients = drawn_gradients(model, 8)
     for number, step in enumerate(gradients[:read_before]):
         set_gradients(model, step)
-        optimizers.update(0.7, 1.0, 1.0, number)
+        optimizers.clip_and_step(0.7, 1.0, 1.0, number)
     other = gpt()
     other.load_state_dict(model.state_dict())
     resumed = Optimizers(spec_of(fields), other, CPU, tuning)
-    resumed.load_state(optimizers.state(), read_before)
+    resumed.load_state(optimizers.state_tensors(), read_before)
     for number, step in enumerate(gradients[read_before:], read_before):
         for m, o in ((model, optimizers), (other, resumed)):
             set_gradients(m, step)
@@ -596,8 +598,8 @@ def test_state_that_lacks_what_has_learnt_is_refused() -> None:
     optimizers = Optimizers(spec_of(SPECS["adamw"]), model, CPU, Tuning(unfreeze_every=2))
     for number, step in enumerate(drawn_gradients(model, 2)):
         set_gradients(model, step)
-        optimizers.update(1.0, 1.0, None, number)
-    state = optimizers.state()
+        optimizers.clip_and_step(1.0, 1.0, None, number)
+    state = optimizers.state_tensors()
     fresh = Optimizers(spec_of(SPECS["adamw"]), gpt(), CPU, Tuning(unfreeze_every=2))
     fresh.load_state(state, 2)
     # after a third step the upper layer would have been trained as well
@@ -611,7 +613,7 @@ def test_what_does_not_learn_has_no_optimizer() -> None:
     optimizers = Optimizers(spec_of(MUON), model, CPU)
     before = weights_of(model)
     set_gradients(model, drawn_gradients(model, 1)[0])
-    optimizers.update(1.0, 1.0, None)
+    optimizers.clip_and_step(1.0, 1.0, None)
     changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
     assert changed == {name for name in before if not name.startswith("stack.")}
 
@@ -624,7 +626,7 @@ def test_an_optimizer_all_of_whose_layers_wait_rests(compute: Compute) -> None:
     for number in range(3):
         before = weights_of(model)
         optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).square().mean())
-        assert optimizers.update(1.0, 1.0, None, number) > 0
+        assert optimizers.clip_and_step(1.0, 1.0, None, number) > 0
         changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
         assert any("mixer" in name for name in changed) == (number == 2)
         assert "head.own" in changed

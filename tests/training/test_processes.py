@@ -12,7 +12,7 @@ import pytest
 from lmtool.inference.load import load_run
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
 from lmtool.run.directory import Run
-from lmtool.tasks.predict import predict
+from lmtool.tasks.predict import predict_table_lazily
 from tests.support.processes import TOGETHER, rank
 from tests.support.training import Work, after, ended, metrics, warnings_in, words
 from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
@@ -157,7 +157,10 @@ def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:
 
     with (group.folder / "out.csv").open(newline="", encoding="utf-8") as file:
         answers = [list(row.values())[2:] for row in csv.DictReader(file)]
-    alone = [cells for _, cells in predict(load_run(str(group.run("tuned"))), str(group.folder / "table.csv")).rows]
+    alone = [
+        cells
+        for _, cells in predict_table_lazily(load_run(str(group.run("tuned"))), str(group.folder / "table.csv")).rows
+    ]
     assert [row[0] for row in answers] == [cells[0] for cells in alone]
     for row, cells in zip(answers, alone, strict=True):
         assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.data.store import TokenStore
 from lmtool.recipe.load import load
-from lmtool.training.data import MAX_PROMPT_CHARACTERS, make_prompt
+from lmtool.training.data import MAX_PROMPT_CHARACTERS, make_prompt_from_beginning
 from tests.support.training import MemoryStore, Work, after
 
 TEXTS = {
@@ -34,7 +34,7 @@ class Characters:
 
 def made(*documents: str, is_stream: bool = False) -> str:
     store = MemoryStore([[ord(character) for character in document] for document in documents])
-    return make_prompt(store, Characters(), is_stream)  # type: ignore[arg-type]
+    return make_prompt_from_beginning(store, Characters(), is_stream)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -92,7 +92,7 @@ def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
     prepared = tokenize_data(data, CharTokenizer(kind="char"), seed=1)
     assert isinstance(prepared.valid, TokenStore)
     assert prepared.data.split == "document"
-    assert make_prompt(prepared.valid, prepared.tokenizer, False) == "na"
+    assert make_prompt_from_beginning(prepared.valid, prepared.tokenizer, False) == "na"
     assert int(np.sum(prepared.valid.n_words)) == prepared.valid.n_documents
 
 

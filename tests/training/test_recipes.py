@@ -26,13 +26,13 @@ from tests.support.training import Work, ended, metrics, no_report
 def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the parameters without a gradient in some step."""
     found: set[str] = set()
-    genuine = Optimizers.update
+    genuine = Optimizers.clip_and_step
 
     def update(self: Optimizers, *arguments: Any) -> float:
         found.update(key for p, key in self._names.items() if p.grad is None or not bool(p.grad.any()))
         return genuine(self, *arguments)
 
-    monkeypatch.setattr(Optimizers, "update", update)
+    monkeypatch.setattr(Optimizers, "clip_and_step", update)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes
 from lmtool.recipe.load import load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
@@ -282,9 +282,9 @@ def test_patience_counts_by_the_new_metric(bases: Bases, monkeypatch: pytest.Mon
     work = bases.of("evaluation.metric", "stopped")
     later = iter(range(100))
 
-    def validate(*given: Any) -> Validation:
+    def validate(*given: Any) -> ValidationResult:
         n = next(later)
-        return Validation(1 + n / 100, {"accuracy": n / 100})
+        return ValidationResult(1 + n / 100, {"accuracy": n / 100})
 
     monkeypatch.setattr(TableData, "validate", validate)
     told = work.resume("evaluation.tokens=50", "evaluation.patience=2", "evaluation.every=1")

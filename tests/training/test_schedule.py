@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.training import Schedule
-from lmtool.training.length import min_total_steps, steps_by_deadline
-from lmtool.training.schedule import learning_rate_factor, warn_of_tiny_rate
+from lmtool.training.length import min_total_steps_keeping_schedule, steps_by_deadline
+from lmtool.training.schedule import learning_rate_factor, warn_of_tiny_inverse_sqrt_rate
 from tests.reference import schedules as reference
 
 
@@ -35,7 +35,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 def test_the_shortest_run_with_the_same_steps(name: str, done: int) -> None:
     """Bit for bit: with fewer steps in all a rate differs, with as many or more none does."""
     recipe = load("tiny", [f"schedule={json.dumps(SCHEDULES[name])}", "training.steps=40"]).recipe
-    found = min_total_steps(recipe, done)
+    found = min_total_steps_keeping_schedule(recipe, done)
     before = rates(40, **SCHEDULES[name])[:done]
     if found is None:
         assert rates(80, **SCHEDULES[name])[: done + 1] != rates(40, **SCHEDULES[name])[: done + 1]
@@ -50,7 +50,7 @@ def test_the_shortest_run_with_the_same_steps(name: str, done: int) -> None:
 def test_what_depends_on_the_share_of_training_done_has_no_other_length() -> None:
     sampled = "objective={kind: causal, scheduled_sampling: {}}"
     recipe = load("tiny", ["schedule={kind: constant}", "training.steps=40", sampled]).recipe
-    assert min_total_steps(recipe, 5) is None
+    assert min_total_steps_keeping_schedule(recipe, 5) is None
 
 
 def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rate_of_another_schedule_is_doubted() -> None:
     def told(lr: float, kind: str = "inverse-square-root") -> str | None:
         overrides = [f"optimizer.lr={lr}", f"schedule={{kind: {kind}, warmup_steps: 400}}", "model.d_model=64"]
-        return warn_of_tiny_rate(load("transformer-tiny", overrides).recipe)
+        return warn_of_tiny_inverse_sqrt_rate(load("transformer-tiny", overrides).recipe)
 
     said = told(1e-3)
     assert said is not None

@@ -26,7 +26,7 @@ from lmtool.model.size import estimate_min_training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
-from lmtool.training.plan import _must_shard, check_same_inputs
+from lmtool.training.plan import _must_shard, check_same_inputs_in_all_processes
 from tests.compute.together import together
 from tests.support import forks
 from tests.support.training import Work, metrics, warnings_in
@@ -277,7 +277,9 @@ def test_processes_that_disagree(monkeypatch: pytest.MonkeyPatch, differs: str |
         other = world.rank == 1 and differs is not None
         recipe = Recipe.model_validate(BIG | {"data": data, "seed": 2 if other and differs == "recipe" else 1})
         try:
-            check_same_inputs(recipe, "other" if other and differs == "training data" else "same", world)
+            check_same_inputs_in_all_processes(
+                recipe, "other" if other and differs == "training data" else "same", world
+            )
         except UsageError as error:
             return error.what
         return ""

@@ -24,7 +24,7 @@ from lmtool.data import survey
 from lmtool.data.files import hash_files
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.load import build_model, load_run
 from lmtool.recipe.load import Setting, parse_settings
 from lmtool.run.checkpoint import list_checkpoints, verify_checkpoint
@@ -101,7 +101,7 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def script(*losses: float) -> None:
         said = iter(losses)
-        monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
+        monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(said)))
 
     return script
 
@@ -563,10 +563,10 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 
     recipe = load(work.recipe).recipe
     with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
-        plan.check_device(recipe, replace(CPU, world=World(0, 3)), {})
+        plan.check_device_and_choose_sharding(recipe, replace(CPU, world=World(0, 3)), {})
     assert caught.value.where == "training.batch_size"
     replicated = load(work.recipe, ["training.shard=none"]).recipe
-    plan.check_device(replicated, replace(CPU, world=World(0, 4)), {})
+    plan.check_device_and_choose_sharding(replicated, replace(CPU, world=World(0, 4)), {})
 
 
 # torch.compile imports parts of torch that torch itself has deprecated, and asks inner tensors for their gradients.

@@ -16,27 +16,27 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtool.compute.device import choose_compute
+from lmtool.compute.device import configure_compute
 from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
-from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BlockStores
-from lmtool.data.corpus import Chunk
+from lmtool.data.blocks import PREFETCHED_BLOCKS, STREAMS_FOLDER, BackgroundBlockTokenizer
+from lmtool.data.corpus import DocumentChunk
 from lmtool.data.streaming import BlockPosition
-from lmtool.durable import cache_folder, make_scratch_folder
+from lmtool.durable import cache_folder, make_parent_and_scratch_folder
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
-from lmtool.inference.reference import resolve_for_text, resolve_reference
+from lmtool.inference.reference import resolve_recipe_for_text, resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import resolve_continued_training
 from lmtool.recipe.load import ResolvedRecipe, Setting, load, parse_settings
 from lmtool.recipe.resolve import resolve
 from lmtool.training import train
-from lmtool.training.data import TextData, read_text
+from lmtool.training.data import TextData, prepare_text
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedWindows
 from tests.support.errors import refuses
 from tests.support.training import Work, after, lasting, no_report, words
 
-CPU = choose_compute("cpu", "float32")
+CPU = configure_compute("cpu", "float32")
 
 
 @pytest.fixture(autouse=True)
@@ -101,9 +101,9 @@ def test_a_compiled_model_is_compared_where_the_stream_is(
 
 
 def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work, folder: Path) -> None:
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     tokenizer = data.prompt_format.tokenizer
-    with data.streaming(CPU):
+    with data.open_streams_for_training(CPU):
         examples = examples_of(data)
         blocks = examples._blocks
         turns = [Counter[str]() for _ in range(3)]
@@ -122,7 +122,7 @@ def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work
     assert turns == 3 * [Counter(every - held_out)]
 
 
-def _place(blocks: BlockStores, number: int) -> BlockPosition:
+def _place(blocks: BackgroundBlockTokenizer, number: int) -> BlockPosition:
     blocks.wait_for_store(number)
     return blocks.block_position(number)
 
@@ -131,17 +131,17 @@ def test_every_process_reads_the_same_whatever_the_pace(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One makes the blocks, slowly; another finds them in the folder, and takes the other half of each batch."""
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
-    with data.streaming(CPU):
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+    with data.open_streams_for_training(CPU):
         alone = texts_of(data, examples_of(data), np.arange(320))
-    make = BlockStores._write_store
+    make = BackgroundBlockTokenizer._write_store_unless_empty
 
-    def slowly(self: BlockStores, *arguments: Any) -> Any:
+    def slowly(self: BackgroundBlockTokenizer, *arguments: Any) -> Any:
         time.sleep(0.02)
         return make(self, *arguments)
 
-    monkeypatch.setattr(BlockStores, "_write_store", slowly)
-    with data.streaming(CPU):
+    monkeypatch.setattr(BackgroundBlockTokenizer, "_write_store_unless_empty", slowly)
+    with data.open_streams_for_training(CPU):
         first = examples_of(data)
         other = joining(data)
         both = []
@@ -154,32 +154,35 @@ def test_every_process_reads_the_same_whatever_the_pace(
 
 def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reads the next batch while others mark where the last one was, and name its documents."""
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
-    with data.streaming(CPU):
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+    with data.open_streams_for_training(CPU):
         alone = examples_of(data)
-        expected = [(texts_of(data, alone, np.arange(at, at + 8)), alone.mark(at + 8)) for at in range(0, 640, 8)]
-        documents = alone.documents(np.arange(600, 640))
-    find = BlockStores.wait_for_store
+        expected = [
+            (texts_of(data, alone, np.arange(at, at + 8)), alone.stream_position_before(at + 8))
+            for at in range(0, 640, 8)
+        ]
+        documents = alone.find_document_numbers(np.arange(600, 640))
+    find = BackgroundBlockTokenizer.wait_for_store
 
-    def slowly(self: BlockStores, number: int) -> Any:
+    def slowly(self: BackgroundBlockTokenizer, number: int) -> Any:
         found = find(self, number)
         time.sleep(0.002)
         return found
 
-    monkeypatch.setattr(BlockStores, "wait_for_store", slowly)
-    with data.streaming(CPU), ThreadPoolExecutor(3) as threads:
+    monkeypatch.setattr(BackgroundBlockTokenizer, "wait_for_store", slowly)
+    with data.open_streams_for_training(CPU), ThreadPoolExecutor(3) as threads:
         examples = examples_of(data)
         for at, (texts, mark) in zip(range(0, 640, 8), expected, strict=True):
             reading = threads.submit(texts_of, data, examples, np.arange(at, at + 8))
-            marking = [threads.submit(examples.mark, at + 8) for _ in range(2)]
+            marking = [threads.submit(examples.stream_position_before, at + 8) for _ in range(2)]
             assert [one.result() for one in marking] == [mark] * 2
             assert reading.result() == texts
-        assert examples.documents(np.arange(600, 640)) == documents
+        assert examples.find_document_numbers(np.arange(600, 640)) == documents
 
 
 def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Work, folder: Path) -> None:
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
-    with data.streaming(CPU):
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
+    with data.open_streams_for_training(CPU):
         examples_of(data)
         other = joining(data)
     with pytest.raises(ResourceError, match="has ended"):
@@ -187,16 +190,16 @@ def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Wor
 
 
 def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     most = 0
-    with data.streaming(CPU):
+    with data.open_streams_for_training(CPU):
         examples = examples_of(data)
         streams = cache_folder() / STREAMS_FOLDER
         (place,) = [path for path in streams.iterdir() if path.is_dir()]
         for step in range(200):
             examples.read(np.arange(8 * step, 8 * step + 8))
             most = max(most, len(list(place.glob("[0-9.]*[0-9l]"))))
-        assert examples.mark(1600).block > 10
+        assert examples.stream_position_before(1600).block > 10
         # the block in use, one behind, and one that is being written
         assert most <= PREFETCHED_BLOCKS + 3
     assert not place.exists()
@@ -204,9 +207,9 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow(work: Work, folder: Path) -> None:
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     held = []
-    with data.streaming(CPU):
+    with data.open_streams_for_training(CPU):
         examples = examples_of(data)
         tracemalloc.start()
         gc.freeze()  # the rest of the tests, which stay
@@ -216,19 +219,19 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
                 gc.collect()
                 held.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-    assert examples.mark(1200).block > 9
+    assert examples.stream_position_before(1200).block > 9
     # blocks differ in length, and one more of them may be open
     assert max(held[2:]) < 1.05 * max(held[:2]) + 20_000
 
 
 def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
     streams = cache_folder() / STREAMS_FOLDER
-    with make_scratch_folder(streams) as left:
+    with make_parent_and_scratch_folder(streams) as left:
         (left / "000001").mkdir()
         shutil.copytree(left, streams / ".tmp-killed")
-    with make_scratch_folder(streams) as held:
+    with make_parent_and_scratch_folder(streams) as held:
         assert [path.name for path in streams.iterdir()] == [held.name]
-        with make_scratch_folder(streams):
+        with make_parent_and_scratch_folder(streams):
             pass
         assert held.exists()
 
@@ -250,9 +253,11 @@ def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
 def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is as it was, and so is the size of every file."""
     pretrained(work, "run", "training.steps=40", stop=after(27))
-    tokens = blocks.encode_chunks
+    tokens = blocks.encode_chunks_in_parallel
     monkeypatch.setattr(
-        blocks, "encode_chunks", lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [Chunk(["a cat"])]), tokenizer)
+        blocks,
+        "encode_chunks_in_parallel",
+        lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [DocumentChunk(["a cat"])]), tokenizer),
     )
     with pytest.raises(CheckpointError, match=r"block 2 of its text has changed"):
         work.resume()
@@ -260,9 +265,9 @@ def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, mon
 
 @pytest.mark.parametrize("change", ["missing", "longer", "damaged", "emptied"])
 def test_a_file_that_changes_while_it_streams_ends_the_run(work: Work, folder: Path, change: str) -> None:
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     file = folder / "1.jsonl"
-    with data.streaming(CPU):
+    with data.open_streams_for_training(CPU):
         examples = examples_of(data)
         match change:
             case "missing":
@@ -307,15 +312,15 @@ def test_a_full_disk_ends_the_run(work: Work, folder: Path, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    _, data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = prepare_text(streamed(work).recipe, None, World(), no_report)
     monkeypatch.setattr("lmtool.durable.write_new_file", full)
-    with data.streaming(CPU), refuses("no_space"):
+    with data.open_streams_for_training(CPU), refuses("no_space"):
         examples_of(data).read(np.arange(3000))
 
 
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    _, data = read_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
-    with data.streaming(CPU):
+    _, data = prepare_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
+    with data.open_streams_for_training(CPU):
         store = examples_of(data)._blocks.wait_for_store(1)
     assert store.n_documents > 10
     assert data._prepared.valid.n_documents == 60
@@ -323,16 +328,16 @@ def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
 
 def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(work.recipe, [f"data.train={folder}"]).recipe
-    assert read_text(recipe, None, World(), no_report)[0].data.stream is False
+    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is False
     monkeypatch.setattr(streaming, "STREAM_FROM_BYTES", 1000)
-    assert read_text(recipe, None, World(), no_report)[0].data.stream is True
+    assert prepare_text(recipe, None, World(), no_report)[0].data.stream is True
     epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
-    assert read_text(epochs, None, World(), no_report)[0].data.stream is False
+    assert prepare_text(epochs, None, World(), no_report)[0].data.stream is False
 
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
     settings = parse_settings([f"data.train={folder}", "data.stream=true"])
-    recipe = resolve_for_text(None, settings, report=no_report)[0].recipe
+    recipe = resolve_recipe_for_text(None, settings, report=no_report)[0].recipe
     assert recipe.training.minutes
     assert recipe.training.epochs is None
 
@@ -363,7 +368,7 @@ def test_what_cannot_be_streamed(work: Work, override: str, what: str) -> None:
 def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> None:
     recipe = load(work.recipe, [f"data.train={folder}/0.txt", "data.stream=true", "data.documents=whole"]).recipe
     with pytest.raises(DataError, match="one document") as caught:
-        read_text(recipe, None, World(), no_report)
+        prepare_text(recipe, None, World(), no_report)
     assert "data.documents" in caught.value.fix
 
 
@@ -376,6 +381,6 @@ def joining(data: TextData) -> StreamedWindows:
     first = examples_of(data)._blocks
     ((text, part),) = data._prepared.streamed
     stores = data._prepared.train, data.prompt_format.tokenizer
-    found = BlockStores(text, part, *stores, first._path, is_writer=False)
-    cut = data.objective.text_cut(data._context)
+    found = BackgroundBlockTokenizer(text, part, *stores, first._path, is_writer=False)
+    cut = data.objective.choose_text_cut(data._context)
     return StreamedWindows(found, cut, data._seed, batch_size=8, mark=None)

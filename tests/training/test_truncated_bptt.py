@@ -19,9 +19,9 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import truncated_bptt as carry
-from lmtool.training.fit import Step, Trainable, fit
+from lmtool.training.fit import CompletedStep, ModelAndOptimizers, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.plan import check_device
+from lmtool.training.plan import check_device_and_choose_sharding
 from lmtool.training.windows import Windows
 from tests.support.training import MemoryStore, Work, lasting
 
@@ -47,14 +47,14 @@ class Trainer:
         rng = np.random.default_rng(0)
         self.store = MemoryStore([[BOS, *rng.integers(2, VOCAB, (n_windows + 1) * CONTEXT - 1).tolist()]])
         self.objective = CausalObjective(Causal(), BOS, False)
-        self.examples = Windows(self.store, self.objective.text_cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
+        self.examples = Windows(self.store, self.objective.choose_text_cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
         self.optimizers = Optimizers(self.recipe.optimizer, self.model, CPU)
 
     def steps(self, **options: Any) -> Any:
-        trainable = Trainable(self.model, self.objective, self.optimizers)
+        trainable = ModelAndOptimizers(self.model, self.objective, self.optimizers)
         return fit(trainable, self.examples, self.recipe, CPU, **options)
 
-    def train(self, **options: Any) -> list[Step]:
+    def train(self, **options: Any) -> list[CompletedStep]:
         return list(self.steps(**options))
 
     def rows(self, n_steps: int) -> Tensor:
@@ -133,17 +133,19 @@ def test_a_state_comes_back_from_its_tensors() -> None:
     (*_, last) = Trainer().train()
     assert last.carried_state is not None
     like = carry.make_initial_state(Trainer().model, ROWS, torch.device("cpu"))
-    tensors = carry.to_tensors(last.carried_state)
-    back = carry.from_tensors(tensors, like, "here")
+    tensors = carry.state_to_tensors(last.carried_state)
+    back = carry.state_from_tensors(tensors, like, "here")
     assert isinstance(back, DecodeState)
     for layer, other in zip(last.carried_state.layers, back.layers, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(layer, other, strict=True))
     del tensors["carried/1/0"]
     with pytest.raises(CheckpointError, match="carried/1/0"):
-        carry.from_tensors(tensors, like, "here")
+        carry.state_from_tensors(tensors, like, "here")
     with pytest.raises(CheckpointError, match="another shape"):
-        carry.from_tensors(
-            carry.to_tensors(last.carried_state), carry.make_initial_state(Trainer().model, 3, torch.device("cpu")), ""
+        carry.state_from_tensors(
+            carry.state_to_tensors(last.carried_state),
+            carry.make_initial_state(Trainer().model, 3, torch.device("cpu")),
+            "",
         )
 
 
@@ -165,7 +167,7 @@ def test_a_text_with_fewer_windows_than_rows_is_refused(work: Work) -> None:
 def test_several_processes_are_refused() -> None:
     recipe = load("tiny", [RNN, "training.carry_state=true"]).recipe
     with pytest.raises(UsageError, match="one process only"):
-        check_device(recipe, replace(CPU, world=World(0, 2)), {})
+        check_device_and_choose_sharding(recipe, replace(CPU, world=World(0, 2)), {})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.inference.evaluation import Validation
+from lmtool.inference.evaluation import ValidationResult
 from lmtool.inference.load import load_run
 from lmtool.recipe.load import load
 from lmtool.run.checkpoint import list_checkpoints
@@ -36,7 +36,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def fail(number: int) -> None:
         coming = iter(range(1, 100))
 
-        def validate(*arguments: Any) -> Validation:
+        def validate(*arguments: Any) -> ValidationResult:
             if next(coming) == number:
                 raise Broken("no validation today")
             return genuine(*arguments)
@@ -88,10 +88,10 @@ def test_patience_that_runs_out_in_a_validation_that_is_done_again(
     def say(*losses: float | None) -> None:
         said = iter(losses)
 
-        def validate(*_: Any) -> Validation:
+        def validate(*_: Any) -> ValidationResult:
             if (loss := next(said)) is None:
                 raise Broken
-            return Validation(loss)
+            return ValidationResult(loss)
 
         monkeypatch.setattr(TextData, "validate", validate)
 
@@ -128,7 +128,7 @@ def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.MonkeyPatch, bad: float) -> None:
     said = iter([3.0, bad, 2.0, bad])
-    monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
+    monkeypatch.setattr(TextData, "validate", lambda *_: ValidationResult(next(said)))
     told = work.pretrain("evaluation.every=3", "checkpoint.keep_last=1")
     assert [text for text in warnings_in(told) if "rises" not in text] == [
         f"the validation loss of step {step} is {bad}, which cannot be the best" for step in (6, 12)
@@ -145,7 +145,7 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best() -> None:
     said = [(0.5, 1.0), (0.5, 1.1), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0), (0.6, math.nan), (0.6, 2.0)]
     best = []
     for step, (accuracy, loss) in enumerate(said):
-        best.append(state.update_best(step, Validation(loss, {"accuracy": accuracy}), "accuracy"))
+        best.append(state.update_best(step, ValidationResult(loss, {"accuracy": accuracy}), "accuracy"))
         state = TrainingState(**json.loads(json.dumps(state.model_dump())))
     assert best == [True, False, True, False, True, False, False]
     assert (state.best_step, state.best_value, state.stale) == (4, 0.6, 2)

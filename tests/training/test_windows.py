@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.objective import TextCut
+from lmtool.objective import TextCutSettings
 from lmtool.training.windows import Windows
 from tests.support.training import MemoryStore
 
@@ -25,7 +25,7 @@ def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
 
 
 def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Windows:
-    return Windows(store, TextCut("pair", length, length), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
+    return Windows(store, TextCutSettings("pair", length, length), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
 
 
 def documents_of(lengths: list[int]) -> list[range]:
@@ -61,7 +61,7 @@ def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length:
             assert part[-1] in document
         if example.second_follows:
             assert second[0] == first[-1] + 1
-        assert set(examples.documents(np.array([number]))) == {own, other}
+        assert set(examples.find_document_numbers(np.array([number]))) == {own, other}
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_swapped_pairs_are_consecutive_parts_of_one_document_half_of_them_swappe
     lengths: list[int], seed: int
 ) -> None:
     """Lan et al. 2020, section 3.1; also of a text that is one document."""
-    examples = Windows(store_of(lengths), TextCut("swapped pair", 9, 9), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
+    examples = Windows(store_of(lengths), TextCutSettings("swapped pair", 9, 9), seed, special_ids=(BOS, EOS))  # type: ignore[arg-type]
     documents = documents_of(lengths)
     found = examples.read(np.arange(100))
     for example in found:
@@ -142,13 +142,13 @@ def test_a_second_document_is_needed(lengths: list[int]) -> None:
 
 def test_a_text_to_swap_is_needed() -> None:
     with pytest.raises(DataError, match="a document of at least two") as caught:
-        Windows(store_of([1, 1]), TextCut("swapped pair", 9, 9), 1, special_ids=(BOS, EOS))  # type: ignore[arg-type]
+        Windows(store_of([1, 1]), TextCutSettings("swapped pair", 9, 9), 1, special_ids=(BOS, EOS))  # type: ignore[arg-type]
     assert caught.value.where == "objective.sentence_order"
 
 
 def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
     """Isolated documents in rows of `length` tokens, of which the last is a target only."""
-    return Windows(store_of(lengths), TextCut("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
+    return Windows(store_of(lengths), TextCutSettings("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -170,13 +170,13 @@ def test_rows_of_isolated_documents_begin_with_whole_documents(lengths: list[int
             assert found
             touched.add(found[0] if len(found) == 1 else -1)
             left = left[len(whole[found[0]]) :]
-        assert touched - {-1} <= set(rows.documents(np.array([number])))
+        assert touched - {-1} <= set(rows.find_document_numbers(np.array([number])))
 
 
 def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch() -> None:
     rows = rows_of([6] * 64, 33)
     assert rows.per_epoch == 16
-    epochs = [[rows.documents(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)]
+    epochs = [[rows.find_document_numbers(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)]
     assert epochs[0] != epochs[1]
     counts = Counter(number for epoch in epochs for row in epoch for number in row)
     # four whole documents and the first token of a fifth in each row
@@ -187,7 +187,7 @@ def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch(
 
 def test_neighbors_in_a_list_are_in_different_rows() -> None:
     rows = rows_of([6] * 400, 33)
-    together = [rows.documents(np.array([row])) for row in range(rows.per_epoch)]
+    together = [rows.find_document_numbers(np.array([row])) for row in range(rows.per_epoch)]
     adjacent = sum(b - a == 1 for row in together for a, b in pairwise(row))
     assert adjacent < 0.1 * sum(len(row) - 1 for row in together)
 

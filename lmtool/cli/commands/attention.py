@@ -46,7 +46,7 @@ def attention(
 
     from lmtool.analysis.attention import compute_attention
     from lmtool.analysis.attribution import attribute_words
-    from lmtool.compute.device import choose_compute
+    from lmtool.compute.device import configure_compute
     from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
@@ -63,7 +63,7 @@ def attention(
     check_new(output, ".html")
     check_new(npz, ".npz")
     warn_of_files(filter(None, [*(text or ()), source, target]))
-    loaded = load_run(run, choose_compute(device, "float32"))
+    loaded = load_run(run, configure_compute(device, "float32"))
     describe(loaded, quiet)
     texts = [resolve_stdin_text(one) for one in text or ()]
     attended = compute_attention(loaded, texts, source=source, target=target)
@@ -73,7 +73,7 @@ def attention(
     if output is not None:
         write_page(output, render_attention_page(attended, decided, kind=kind, layer=layer, head=head))
     if npz is not None:
-        attended.save(npz)
+        attended.save_npz(npz)
     if as_json:
         heads = {"heads": [head._asdict() for head in shown.summarize_heads()]} if compare_heads else {}
         put_json(attended.to_json() | heads | ({} if decided is None else {"attribution": decided.to_json()}))

@@ -97,8 +97,9 @@ def check(
 
         # no rows are held out of the table that is fixed
         recipe = _load_recipe([*settings, *parse_settings(["data.valid_fraction=0"])])
-        model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
-        n_gone = write_cleaned_table(recipe, fix, log, model)
+        model = None if run is None else open_model(run, "auto", "float32")
+        min_similarity = NEAR if near is None else near
+        n_gone = write_cleaned_table(recipe, fix, log, embedding_model=model, min_similarity=min_similarity)
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
         else:
@@ -109,9 +110,9 @@ def check(
 
 def _check_device(as_json: bool) -> None:
     from lmtool.checks.device import check_fast_paths
-    from lmtool.compute.device import choose_compute
+    from lmtool.compute.device import configure_compute
 
-    compute = choose_compute("auto", "auto")
+    compute = configure_compute("auto", "auto")
     compared = list(check_fast_paths(compute.device))
     if as_json:
         put_json({"device": compute.describe(), "ways": [way._asdict() for way in compared]})
@@ -128,19 +129,19 @@ def _check_device(as_json: bool) -> None:
 
 def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "CheckResult":
     from lmtool.checks import check as checking
-    from lmtool.training.finetuning import open_for_training
+    from lmtool.training.finetuning import open_finetuning_tables
 
     recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match checking.infer_subject(names, data, is_text=is_text, by_cells=True):
+        match checking.infer_check_subject(names, data, is_text=is_text, infer_labels_from_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
                 return checking.check_token_stores(Path(names[0]))
             case "table":
-                return checking.check_labelled_tables(*open_for_training(settings), *_load_tokenizer(tokenizer))
+                return checking.check_labelled_tables(*open_finetuning_tables(settings), *_load_tokenizer(tokenizer))
         return checking.check_text(data, recipe.seed, *_load_tokenizer(tokenizer), display.report)
 
 
@@ -152,14 +153,14 @@ def _load_recipe(settings: "list[Setting]") -> "Recipe":
 
 def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
-    from lmtool.inference.reference import find_tokenizer
+    from lmtool.inference.reference import find_tokenizer_path
     from lmtool.run.directory import Run
     from lmtool.run.paths import RUN_INFO_FILE
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:
         return None, None
-    path = Path(find_tokenizer(name))
+    path = Path(find_tokenizer_path(name))
     folder = path if path.is_dir() else path.parent
     data = Run.open(folder).info.data if (folder / RUN_INFO_FILE).exists() else None
     return Tokenizer.load(path), None if data is None else data.bytes_per_token

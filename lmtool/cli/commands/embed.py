@@ -73,7 +73,7 @@ def _read_texts(
     recipe: recipe of the run, whose columns are read from tables unless the options name others.
     """
     from lmtool.recipe.load import Setting
-    from lmtool.search.entries import Entry, read_entries, text_columns_of_run
+    from lmtool.search.entries import Entry, get_text_columns_to_index, read_entries
 
     sources = files or ([] if typed else ["-"])
     stated = to_settings(reading, TEXTS_OPTIONS)
@@ -83,7 +83,7 @@ def _read_texts(
         )
     yield from (Entry("", "", text) for text in typed or [])
     data = to_data([*stated, Setting("data.column", recipe.data.column, "")])
-    usual = text_columns_of_run(recipe)
+    usual = get_text_columns_to_index(recipe)
     warn_of_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
 
 
@@ -122,9 +122,9 @@ def index(
         describe(loaded, quiet)
         entries = list(_read_texts(texts, None, loaded.recipe, reading))
         with Display(shown=True, quiet=quiet) as display:
-            counts = indexing.add_texts(output, loaded, entries, display.report)
+            counts = indexing.add_or_replace_texts(output, loaded, entries, display.report)
     else:
-        counts = indexing.remove_texts(output, remove or [])
+        counts = indexing.remove_texts_by_id_or_source(output, remove or [])
     n_texts = len(indexing.Index(output).row_N)
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})

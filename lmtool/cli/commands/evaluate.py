@@ -80,11 +80,16 @@ def evaluate(
     lmtool eval last --tasks bundled --limit 50
     """
     from lmtool.compute.processes import is_main_process
-    from lmtool.data.stdin import open_table_sources, open_text_sources
+    from lmtool.data.stdin import temporary_table_files, temporary_text_files
     from lmtool.data.table import SkippedRows
     from lmtool.inference.perplexity import measure_perplexity
     from lmtool.interop.references import is_published
-    from lmtool.tasks.benchmarks import evaluate_tasks, import_lm_eval, iterate_row_texts, open_tasks
+    from lmtool.tasks.benchmarks import (
+        evaluate_lm_eval_tasks,
+        import_and_silence_lm_eval,
+        iterate_row_names_and_answered_prompts,
+        load_lm_eval_tasks,
+    )
     from lmtool.tasks.predict import can_predict_tables, evaluate_tables
     from lmtool.tasks.prompting import PromptTemplate, evaluate_prompts
 
@@ -97,15 +102,15 @@ def evaluate(
             what = "this does not go with --tasks"
             raise UsageError(what, where=", ".join(ignored), fix="omit it, or write it into the YAML file of a task")
         check_new(rows, ".jsonl")
-        import_lm_eval()
+        import_and_silence_lm_eval()
         model = open_model(run, device, precision)
-        of_lm_eval = open_tasks(tasks.split(","), [model], shots)
+        of_lm_eval = load_lm_eval_tasks(tasks.split(","), [model], shots)
         describe(model, quiet)
-        leaks = warn_of_leaks(model, list(iterate_row_texts(of_lm_eval, limit)))
+        leaks = warn_of_leaks(model, list(iterate_row_names_and_answered_prompts(of_lm_eval, limit)))
         with Display(shown=is_main_process(), quiet=quiet) as display:
-            found = evaluate_tasks(model, of_lm_eval, limit, display.report)
+            found = evaluate_lm_eval_tasks(model, of_lm_eval, limit, display.report)
         if is_main_process():
-            warn(found.notices())
+            warn(found.truncation_notices())
             if rows is not None:
                 found.write_rows(rows)
         put_result(found, as_json, leaks)
@@ -137,7 +142,7 @@ def evaluate(
         model = open_model(run, device, precision)
         with (
             Display(shown=is_main_process(), quiet=quiet) as display,
-            open_table_sources(text, data.encoding) as sources,
+            temporary_table_files(text, data.encoding) as sources,
         ):
             labels = answers.split(",") if answers else ()
             prompting = PromptTemplate(prompt.replace("\\n", "\n"), labels, calibrate)
@@ -155,9 +160,9 @@ def evaluate(
         if folder := next(filter(os.path.isdir, text or ()), None):
             fix = f"name the tables in it: lmtool eval {run} {os.path.join(folder, '*.csv')}"
             raise UsageError("a folder is not a table", where=folder, fix=fix)
-        model = open_model(run, device, precision).with_beams(num_beams)
+        model = open_model(run, device, precision).with_num_beams(num_beams)
         describe(model, quiet)
-        with open_table_sources(text or (), data.encoding) as sources:
+        with temporary_table_files(text or (), data.encoding) as sources:
             shows = is_main_process() and not quiet
             each = evaluate_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
@@ -174,7 +179,7 @@ def evaluate(
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
     with (
         Display(shown=is_main_process(), quiet=quiet) as display,
-        open_text_sources(text or (), typed or ()) as sources,
+        temporary_text_files(text or (), typed or ()) as sources,
     ):
         measured = measure_perplexity(
             run,
@@ -198,13 +203,13 @@ def evaluate(
 def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
     """Saves figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
-    from lmtool.run.listing import save_evaluation
+    from lmtool.run.listing import save_evaluation_unless_training_data
 
     data = loaded.recipe.data
     named = [text.partition(":")[2] for text in data.tasks]
     named += [text.rpartition(":")[0] for text in named if ":" in text]
     if STDIN not in sources:
-        save_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
+        save_evaluation_unless_training_data(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
 
 
 def _check_loss(loss: float, run: str) -> None:

@@ -27,10 +27,10 @@ def import_model(
     lmtool import hf:openai-community/gpt2
     lmtool import model.gguf -o runs/model
     """
-    from lmtool.interop.importing import import_run
+    from lmtool.interop.importing import import_model_as_run
 
     with Display(shown=True, quiet=quiet) as display:
-        run = import_run(model, output, display.report)
+        run = import_model_as_run(model, output, display.report)
     put_data(run)
 
 
@@ -55,8 +55,8 @@ def export_run(
     lmtool export last exported
     lmtool export last model.gguf --gguf q8_0
     """
-    from lmtool.export.adapters import export_adapters
-    from lmtool.export.exporting import MAX_SHARD_BYTES, export, export_gguf
+    from lmtool.export.adapters import export_peft_adapters
+    from lmtool.export.exporting import MAX_SHARD_BYTES, export, export_gguf_and_modelfile
     from lmtool.export.ollama import modelfile_path
 
     beside = ""
@@ -74,16 +74,16 @@ def export_run(
             if value is not None:
                 fix = f"omit {name}; --gguf sets the type of its matrices"
                 raise UsageError(f"{name} is not for GGUF files", where=where, fix=fix)
-        exported = export_gguf(run, output, gguf)
+        exported = export_gguf_and_modelfile(run, output, gguf)
         beside = f"; for Ollama: ollama create NAME -f {modelfile_path(output)}"
     elif adapters:
-        exported = export_adapters(run, output, dtype or "float32")
+        exported = export_peft_adapters(run, output, dtype or "float32")
     else:
         max_shard_bytes = MAX_SHARD_BYTES if shard_size is None else round(shard_size * 1e9)
         exported = export(run, output, dtype=dtype or "float32", max_shard_bytes=max_shard_bytes)
     warn(exported.base.warnings)
     if not quiet:
-        tell(f"exported as {exported.describe()}{beside}")
+        tell(f"exported as {exported.describe_class_and_head()}{beside}")
         if (exported.base.run.path / NGRAMS).exists():
             tell("the model alone is exported, without the n-grams that this run interpolates it with")
     put_data(output)
@@ -103,11 +103,11 @@ def push_run(
     Examples:
     lmtool push last ada/stories
     """
-    from lmtool.export.pushing import push
+    from lmtool.export.pushing import push_to_hub
 
     if not quiet:
         tell(f"exporting, and uploading to {name}")
-    put_data(push(run, name, dtype=dtype or "float32", private=private, shows_progress=not quiet))
+    put_data(push_to_hub(run, name, dtype=dtype or "float32", private=private, shows_progress=not quiet))
 
 
 def list_data(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmtool.run.directory import Run
     from lmtool.training.events import Event
     from lmtool.training.job import SessionOptions
-    from lmtool.training.plan import Plan
+    from lmtool.training.plan import TrainingPlan
 
 _data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
 _TASK_HELP = "Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated."
@@ -100,7 +100,7 @@ def finetune(
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main_process
-    from lmtool.inference.merging import merge_adapters as make_merged
+    from lmtool.inference.merging import merge_adapters_into_new_run as make_merged
     from lmtool.run.creation import has_checkpoint
     from lmtool.run.directory import Run
     from lmtool.tasks.results import summarize_runs
@@ -194,7 +194,7 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
             raise UsageError(what, where=str(run.path), fix="choose another folder with -o", code="output_exists")
 
 
-def _start_with_export_note(plan: "Plan", options: "SessionOptions") -> "Iterator[Event]":
+def _start_with_export_note(plan: "TrainingPlan", options: "SessionOptions") -> "Iterator[Event]":
     """Yields the events of training, and before its first step a note on how the run can be exported."""
     from lmtool.export.forms import describe_export
     from lmtool.training.events import Info, Started

@@ -175,13 +175,13 @@ def generate(
                 tell(f"score {completion.score:.4f}")
     warn_of_cut_forms(params, reasons)
     if html is not None:
-        from lmtool.report.generated import render_page
+        from lmtool.report.generated import render_completions_page
         from lmtool.report.page import write_page
 
         loaded = generator.loaded
         chosen = [f"{name} {value}" for name, value in params_to_record(params).items() if value not in (None, ())]
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
-        write_page(html, render_page(drawn, loaded.tokenizer, facts))
+        write_page(html, render_completions_page(drawn, loaded.tokenizer, facts))
         if not quiet:
             tell(f"page {html}")
     if not quiet:

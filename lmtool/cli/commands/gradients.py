@@ -33,8 +33,8 @@ def gradients(
     lmtool gradients elman "One day it rained, so the cat stayed in." --beside lstm
     lmtool gradients elman "One day it rained, so the cat stayed in." --starts
     """
-    from lmtool.analysis.gradients import compute_gradient_flow, measure_convergence
-    from lmtool.compute.device import choose_compute
+    from lmtool.analysis.gradients import compute_gradient_flow_of_text, measure_state_contraction_on_text
+    from lmtool.compute.device import configure_compute
     from lmtool.generation.prompts import resolve_stdin_text
     from lmtool.inference.load import load_run
     from lmtool.report import gradients as report
@@ -45,26 +45,26 @@ def gradients(
         raise UsageError(f"{named} cannot be combined with --starts", fix=f"omit {named}, or --starts")
     warn_of_files([text] if source is None else [text, source])
     text = resolve_stdin_text(text)
-    loaded = load_run(run, choose_compute(device, "float32"))
+    loaded = load_run(run, configure_compute(device, "float32"))
     describe(loaded, quiet)
     value: dict[str, object]
     if starts:
-        contraction = measure_convergence(loaded, text, seed)
+        contraction = measure_state_contraction_on_text(loaded, text, seed)
         value, curves = contraction._asdict(), report.plot_contraction(contraction)
     else:
-        flow = compute_gradient_flow(loaded, text, token, source)
+        flow = compute_gradient_flow_of_text(loaded, text, token, source)
         value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
         flows = {loaded.run_path.name: flow}
         for name in beside or ():
-            other = load_run(name, choose_compute(device, "float32"))
+            other = load_run(name, configure_compute(device, "float32"))
             describe(other, quiet)
             name = other.run_path.name if other.run_path.name not in flows else name
-            flows[name] = compute_gradient_flow(other, text, token, source)
+            flows[name] = compute_gradient_flow_of_text(other, text, token, source)
             if flows[name].pieces != flow.pieces:
                 what = f"{name} reads other tokens than {run}, so that their steps are not the same"
                 raise UsageError(what, where="--beside", fix="name a run with the same tokenizer")
         if beside:
             value["beside"] = {name: flows[name].gradient._asdict() for name in [*flows][1:]}
         curves = report.plot_gradient_flow(flows)
-    lines, page = partial(report.format_lines, curves, loaded), partial(report.render_page, curves, loaded)
+    lines, page = partial(report.format_curve_lines, curves, loaded), partial(report.render_curves_page, curves, loaded)
     show_picture(lines, page, output, value if as_json else None)

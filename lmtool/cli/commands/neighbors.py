@@ -47,7 +47,7 @@ def neighbors(
     lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca
     """
     from lmtool.analysis import neighbors as analysis
-    from lmtool.compute.device import choose_compute
+    from lmtool.compute.device import configure_compute
     from lmtool.inference.load import load_run
     from lmtool.recipe.spec.text import Data
     from lmtool.report import neighbors as report
@@ -71,12 +71,12 @@ def neighbors(
     if similarity is not None:
         if method is not None or output is not None:
             raise UsageError("--similarity draws no map", fix="omit --map and -o")
-        measured = analysis.measure_similarity(run, similarity, device=device, reading=to_data(settings))
+        measured = analysis.correlate_with_human_similarities(run, similarity, device=device, reading=to_data(settings))
         describe(measured.loaded, quiet)
         put_result(measured, as_json)
         warn_of_skipped(measured.skipped)
         return
-    loaded = load_run(run, choose_compute(device, "float32"))
+    loaded = load_run(run, configure_compute(device, "float32"))
     if analogy is not None:
         result = analysis.solve_analogy(loaded, analogy, k)
     elif text is None:
@@ -86,7 +86,7 @@ def neighbors(
         assert word is not None
         texts = (entry.text for entry in read_entries(among or [], Data(column=column or "text")))
         layer = -1 if layer is None else layer
-        result = analysis.find_context_neighbors(loaded, word, text, texts, layer, k, distinct=distinct)
+        result = analysis.find_context_neighbors(loaded, word, text, texts, layer, k, each_word_once=distinct)
     describe(result.loaded, quiet)
     if method is None and output is not None:
         method = "pca"
@@ -103,7 +103,10 @@ def neighbors(
         value = {"word": result.word, "neighbors": nearest}
     if method is not None:
         show_picture(
-            partial(report.format_lines, result, method), partial(report.render_page, result, method), output, value
+            partial(report.format_neighbor_map_lines, result, method),
+            partial(report.render_neighbor_map_page, result, method),
+            output,
+            value,
         )
     elif as_json:
         put_json(value)

@@ -66,12 +66,14 @@ def plan(
         resolve(recipes[0], settings)
 
     from lmtool.cost.planning import forecast_run
-    from lmtool.training.finetuning import plan_training
+    from lmtool.training.finetuning import plan_finetuning_or_pretraining
 
     with Display(shown=True, quiet=quiet) as display:
         report = display.report
-        planned = plan_training(source, recipes[0] if recipes else None, settings, report)
-        result = forecast_run(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
+        planned = plan_finetuning_or_pretraining(source, recipes[0] if recipes else None, settings, report)
+        result = forecast_run(
+            planned, n_devices=devices, device_kind=device_kind, utilisation=utilization, report=report
+        )
     if as_json:
         put_json(result.to_json())
     else:

@@ -64,8 +64,8 @@ def predict(
     lmtool predict last - < reviews.csv
     """
     from lmtool.compute.processes import is_main_process
-    from lmtool.data.stdin import open_table_or_texts
-    from lmtool.data.table import format_json_lines, format_json_list, format_rows, write_table
+    from lmtool.data.stdin import temporary_table_file
+    from lmtool.data.table import format_csv_or_conll_rows, format_json_lines, format_json_list, write_table
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
     from lmtool.tasks import predict as predicting
@@ -91,9 +91,9 @@ def predict(
         raise UsageError("a prompt says itself what the task is", where=f"--task {task}", fix="omit one of them")
     columns = predicting.get_text_columns(loaded, data) if prompt is None else ("text",)
     converses = prompt is None and predicting.reads_conversations(loaded, data)
-    with open_table_or_texts(table, texts or [], columns, converses, loaded.recipe.data, data) as source:
+    with temporary_table_file(table, texts or [], columns, converses, loaded.recipe.data, data) as source:
         if prompt is None:
-            answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
+            answers = predicting.predict_table_lazily(loaded.with_num_beams(num_beams), source, task, data)
         else:
             limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or DEFAULT_NEW_TOKENS, "form": form}
             params = SamplingParams("greedy", **limits)
@@ -122,7 +122,9 @@ def predict(
         if as_json:
             lines = format_json_lines(answers.table, answers.output_columns, counted())
         else:
-            lines = format_rows(answers.table, answers.output_columns, counted(), guard_formulas=guard_formulas)
+            lines = format_csv_or_conll_rows(
+                answers.table, answers.output_columns, counted(), guard_formulas=guard_formulas
+            )
         if ending == ".json":
             lines = format_json_list(lines)
         if output is None:

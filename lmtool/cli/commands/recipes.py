@@ -77,9 +77,9 @@ def draw(
     if numbers and output is not None:
         raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
-        return put(*matrices.format_lines(matrices.compute_matrices(recipe)))
+        return put(*matrices.format_matrix_lines(matrices.compute_forward_matrices(recipe)))
     drawn = drawing.draw_model(recipe, Path(name).stem)
-    show_picture(partial(drawing.format_lines, drawn), partial(drawing.render_page, drawn), output)
+    show_picture(partial(drawing.format_model_lines, drawn), partial(drawing.render_model_page, drawn), output)
 
 
 def batch(
@@ -115,16 +115,18 @@ def batch(
 
     from lmtool.cli.progress import Display
     from lmtool.report import batch as described
-    from lmtool.training.finetuning import plan_training
+    from lmtool.training.finetuning import plan_finetuning_or_pretraining
     from lmtool.training.plan import plan_pretraining
 
     with Display(shown=True, quiet=quiet) as display:
         if texts:
             plan = plan_pretraining(run, recipe, settings, display.report)
         else:
-            plan = plan_training(run, recipe, settings, display.report)
-        collated = described.make_batch_of_step(plan, texts, step, rows, display.report)
-    show_picture(partial(described.format_lines, collated), partial(described.render_page, collated), output)
+            plan = plan_finetuning_or_pretraining(run, recipe, settings, display.report)
+        collated = described.collate_batch_of_step(plan, texts, step, rows, display.report)
+    show_picture(
+        partial(described.format_batch_lines, collated), partial(described.render_batch_page, collated), output
+    )
 
 
 def _is_typed(text: str) -> bool:

@@ -58,15 +58,15 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last --json
     """
     from lmtool.inference.reference import resolve_reference
-    from lmtool.run.history import describe_training_data
-    from lmtool.run.listing import describe_lineage, read_values, summarize_run, validation_part
+    from lmtool.run.history import describe_training_data_of_lineage
+    from lmtool.run.listing import describe_lineage, read_recipe_values, summarize_run, validation_part
 
     shown = resolve_reference(run).run
     summary = summarize_run(shown.path)
     if json:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
-    part = validation_part(read_values(shown)).replace("validation", "valid")
+    part = validation_part(read_recipe_values(shown)).replace("validation", "valid")
     facts = [
         ("name", summary.name),
         ("path", summary.path),
@@ -83,7 +83,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         (f"lowest {part} loss", _format_loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
     ]
-    facts += [*describe_training_data(shown), *describe_lineage(shown)]
+    facts += [*describe_training_data_of_lineage(shown), *describe_lineage(shown)]
     for session in shown.info.sessions:
         began = "started" if session.step == 0 else f"resumed at step {session.step}"
         facts.append(("session", f"{_format_time(session.started)} {began}: {shlex.join(session.command)}"))
@@ -141,7 +141,7 @@ def compare(
     from lmtool.inference.reference import resolve_reference
     from lmtool.records import replace_nonfinite
     from lmtool.run.history import RunHistory, compare_recipes, compare_summaries, find_indistinct_scores
-    from lmtool.tasks.benchmarks import import_lm_eval
+    from lmtool.tasks.benchmarks import import_and_silence_lm_eval
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
@@ -154,12 +154,12 @@ def compare(
         )
     (test,) = with_stdin("table", test)
     if tasks is not None:
-        import_lm_eval()
+        import_and_silence_lm_eval()
     histories = [RunHistory.from_run(resolve_reference(run).run) for run in runs]
     different = compare_recipes(histories)
     tested = [one for table in test or () for one in _compare_on_table(table, runs, task, to_data(settings))]
     tested += [] if tasks is None else _compare_on_tasks(tasks.split(","), runs, json)
-    notes = find_indistinct_scores(histories, are_tested=bool(tested))
+    notes = find_indistinct_scores(histories, has_paired_comparison=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.to_json() for one in tested]} if tested else {}
@@ -192,17 +192,21 @@ def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data
 
 def _compare_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[PairedComparison]":
     """Compares the first run with each other one, row by row, on each task of lm-eval."""
-    from lmtool.tasks.benchmarks import evaluate_tasks, iterate_row_texts, open_tasks
-    from lmtool.tasks.comparison import compare_row_scores, score_tasks
+    from lmtool.tasks.benchmarks import (
+        evaluate_lm_eval_tasks,
+        iterate_row_names_and_answered_prompts,
+        load_lm_eval_tasks,
+    )
+    from lmtool.tasks.comparison import compare_row_scores, extract_row_scores_by_task
 
     models = [open_model(run, "auto", "float32") for run in runs]
-    tasks = open_tasks(names, models)
-    texts, scored = list(iterate_row_texts(tasks)), []
+    tasks = load_lm_eval_tasks(names, models)
+    texts, scored = list(iterate_row_names_and_answered_prompts(tasks)), []
     for run, loaded in zip(runs, models, strict=True):
         warn(loaded.reference.warnings)
         warn_of_leaks(loaded, texts)
         with Display(shown=True, quiet=quiet) as display:
-            scored.append(score_tasks(run, evaluate_tasks(loaded, tasks, report=display.report)))
+            scored.append(extract_row_scores_by_task(run, evaluate_lm_eval_tasks(loaded, tasks, report=display.report)))
     return (compare_row_scores(name, scored[0][name], other[name]) for other in scored[1:] for name in other)
 
 
@@ -234,7 +238,7 @@ def merge(
     Examples:
     lmtool runs merge last -o runs/merged
     """
-    from lmtool.inference.merging import merge_adapters as make_merged
+    from lmtool.inference.merging import merge_adapters_into_new_run as make_merged
 
     merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
@@ -255,8 +259,8 @@ def rm(
     lmtool runs rm --older-than 30d --yes
     """
     from lmtool.run import removal
-    from lmtool.run.listing import folder_size
-    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep_files
+    from lmtool.run.listing import folder_size_bytes
+    from lmtool.sweeping.folder import find_sweep, list_sweep_runs, remove_sweep_files_and_empty_folder
 
     if bool(runs) == (older_than is not None):
         raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
@@ -265,13 +269,13 @@ def rm(
         found = {name: find_sweep(name) for name in runs or ()}
         sweeps = {folder: list_sweep_runs(folder) for folder in found.values() if folder is not None}
         alone = [name for name, folder in found.items() if folder is None]
-        paths = removal.find_removable_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
+        paths = removal.resolve_runs_to_remove([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
     else:
-        paths = removal.find_runs_older_than(removal.parse_age(older_than))
+        paths = removal.find_removable_runs_older_than(removal.parse_age(older_than))
         if not paths:
             tell(f"no runs older than {older_than}")
             return
-    lines = [f"{path}, {decimal(folder_size(path))}" for path in paths]
+    lines = [f"{path}, {decimal(folder_size_bytes(path))}" for path in paths]
     if not yes and not _ask_confirmation(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
         return
     freed = 0
@@ -282,7 +286,8 @@ def rm(
         if path.exists():
             tell(f"kept in {path}: files that are not the run's")
     for folder, inside in sweeps.items():
-        if not remove_sweep_files(folder, inside):
+        logs = [run.with_name(f"{run.name}.log") for run in inside]
+        if not remove_sweep_files_and_empty_folder(folder, logs):
             tell(f"kept in {folder}: files that are not the sweep's")
     if len(paths) > 1:
         put(f"{decimal(freed)} freed in all")
@@ -322,7 +327,7 @@ def cache(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.checks.cache import find_cache_entries, remove_cache_entry
+    from lmtool.checks.cache import find_cache_entries, remove_cache_entry_or_explain
     from lmtool.durable import cache_folder
     from lmtool.run.removal import parse_age
 
@@ -333,7 +338,7 @@ def cache(
     if clear and entries:
         if not yes and not _ask_confirmation([*map("\t".join, rows), total], "remove them?"):
             return
-        kept = {entry.path: why for entry in entries if (why := remove_cache_entry(entry))}
+        kept = {entry.path: why for entry in entries if (why := remove_cache_entry_or_explain(entry))}
         tell(*(f"kept {path}: {why}" for path, why in kept.items()))
     if json:
         records = [

@@ -46,9 +46,9 @@ def serve(
 
     from lmtool.generation.generate import TextGenerator
     from lmtool.search.index import Index
-    from lmtool.serving.guard import AccessPolicy, is_loopback, read_key
+    from lmtool.serving.guard import AccessPolicy, is_loopback, read_api_key
     from lmtool.serving.server import ServerConfig
-    from lmtool.serving.server import serve as answer
+    from lmtool.serving.server import serve_model_until_signal as answer
 
     if api_key_file is not None and no_auth:
         raise UsageError("--no-auth contradicts --api-key-file", fix="give only one of them")
@@ -57,7 +57,7 @@ def serve(
         raise UsageError("other machines can reach this address", where=f"--host {host}", fix=fix)
     if draft is None and draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
-    access = AccessPolicy(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
+    access = AccessPolicy(host, None if api_key_file is None else read_api_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)
     describe(generator.loaded, quiet, *attach_draft(generator, draft, draft_tokens))
@@ -98,10 +98,10 @@ def label(
     from lmtool.checksum import sha256_of_file
     from lmtool.data.files import quote
     from lmtool.data.table import SkippedRows
-    from lmtool.labelling.journal import Journal
-    from lmtool.labelling.labelling import Labelling
-    from lmtool.labelling.learning import extract_features
-    from lmtool.labelling.page import serve_labelling
+    from lmtool.labelling.journal import LockedAnswerJournal
+    from lmtool.labelling.labelling import ActiveLearningSession
+    from lmtool.labelling.learning import compute_embeddings_or_tfidf
+    from lmtool.labelling.page import serve_labelling_until_signal
     from lmtool.labelling.table import TableToLabel
 
     data = to_data(to_settings(reading))
@@ -125,8 +125,8 @@ def label(
     loaded = None if run is None else open_model(run, device, "float32")
     if loaded is not None:
         describe(loaded, quiet)
-    features = extract_features([" ".join(texts) for _, texts in rows.rows], loaded)
-    labelling = Labelling(rows, Journal(journal, head), features, names)
+    features = compute_embeddings_or_tfidf([" ".join(texts) for _, texts in rows.rows], loaded)
+    labelling = ActiveLearningSession(rows, LockedAnswerJournal(journal, head), features, names)
 
     def told(line: str) -> None:
         is_address = line.startswith("http://")
@@ -135,7 +135,7 @@ def label(
         elif is_address or not quiet:
             tell(line)
 
-    signal_number = serve_labelling(labelling, port, told)
+    signal_number = serve_labelling_until_signal(labelling, port, told)
     put_result(labelling, as_json)
     raise typer.Exit(128 + signal_number)
 

@@ -54,14 +54,14 @@ def sweep(
     from lmtool.sweeping.grid import (
         default_axes,
         list_grid_points,
-        list_single_changes,
+        list_one_at_a_time_points,
         name_grid_point,
-        parse_key_values,
+        parse_fixed_and_swept_settings,
     )
 
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
-    fixed, axes = parse_key_values(values or ())
+    fixed, axes = parse_fixed_and_swept_settings(values or ())
     read_by = to_settings(options)
     # mistakes are reported before anything heavy is imported
     check_settings(parse_settings([*fixed, *(f"{key}={value}" for key, each in axes.items() for value in each)]))
@@ -75,12 +75,14 @@ def sweep(
     from lmtool.run.creation import make_run_path
     from lmtool.sweeping.halving import train_by_halving
     from lmtool.sweeping.results import get_validation_metric, make_results_table
-    from lmtool.sweeping.sweep import Sweep, SweepInputs, count_parallel_runs
+    from lmtool.sweeping.sweep import Sweep, SweepArguments, count_parallel_runs
 
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
-        inputs, verb, chosen = SweepInputs(data, source, recipe, fixed, read_by).prepare(axes, display.report)
+        inputs, subcommand, chosen = SweepArguments(data, source, recipe, fixed, read_by).resolve_for_all_runs(
+            axes, display.report
+        )
     usual = inputs.resolve_recipe({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search trains with one seed", fix="search first, then train the best with several --seeds")
@@ -91,7 +93,7 @@ def sweep(
         raise UsageError("there is nothing to compare", fix=fix)
     axes = axes or default_axes(usual, inputs.source is not None)
     if one_at_a_time:
-        points = list_single_changes({key: axes[key] for key in axes if key != "seed"}, axes.get("seed", ()))
+        points = list_one_at_a_time_points({key: axes[key] for key in axes if key != "seed"}, axes.get("seed", ()))
     else:
         points = list_grid_points(axes)
     choices = {name_grid_point(choice): choice for choice in points}
@@ -109,11 +111,11 @@ def sweep(
         nonlocal n_ended
         n_ended += 1
         if not quiet:
-            tell(f"{n_ended}: {name}, {this.describe_run(name)}")
+            tell(f"{n_ended}: {name}, {this.describe_run_progress(name)}")
 
-    commands = {name: inputs.build_command(verb, choice) for name, choice in choices.items()}
+    commands = {name: inputs.build_command(subcommand, choice) for name, choice in choices.items()}
     this = Sweep(folder, choices, commands, slots, stop.requested, ended)
-    this.prepare_folder()
+    this.check_and_create_folder()
     if not quiet:
         about = (
             f"sweep {folder}: {format_count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
@@ -121,7 +123,7 @@ def sweep(
         tell(*chosen.splitlines(), about)
     if not quiet and (in_use := this.list_locked_runs()):
         tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
-    this.wait_for_locked_runs()
+    this.wait_until_runs_unlocked()
     stop.open()
     try:
         if minutes is None:
@@ -131,7 +133,7 @@ def sweep(
     except KeyboardInterrupt:
         tell(f"stopped; the same command goes on, with -o {folder}")
     rows = this.collect_results()
-    page, best = this.write_results(
+    page, best = this.write_page_and_best_recipe(
         f"Sweep of {', '.join(key for key in axes if key != 'seed') or 'seeds'}", rows, axes
     )
     columns, cells = make_results_table(rows)
@@ -149,7 +151,9 @@ def sweep(
         raise typer.Exit(stop.exit_code)
     if not quiet and rows[0].runs:
         again = (
-            ["lmtool", verb, "-r", str(best)] if inputs.source is None else inputs.build_command(verb, rows[0].point)
+            ["lmtool", subcommand, "-r", str(best)]
+            if inputs.source is None
+            else inputs.build_command(subcommand, rows[0].point)
         )
         tell(f"the best again: {shlex.join(again)}")
         if len({get_validation_metric(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):

@@ -77,18 +77,18 @@ def tokenize(
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import tokenize_data
-    from lmtool.inference.reference import resolve_for_text
+    from lmtool.inference.reference import resolve_recipe_for_text
     from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if not sources:
-        spec = resolve_for_text(recipe, settings)[0].recipe.tokenizer
+        spec = resolve_recipe_for_text(recipe, settings)[0].recipe.tokenizer
         if not isinstance(spec, TokenizerFile) or show is None:
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
         _print_tokens(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
-        resolved, _ = resolve_for_text(recipe, settings, display.report)
+        resolved, _ = resolve_recipe_for_text(recipe, settings, display.report)
         spec, data = resolved.recipe.tokenizer, resolved.recipe.data.with_values({"stream": False})
         seed, report = resolved.recipe.seed, display.report
         prepared = tokenize_data(data, spec, seed=seed, report=report, out=output)
@@ -103,9 +103,9 @@ def _print_tokens(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path |
     warn_of_files([text])
     if html is not None:
         from lmtool.report.page import write_page
-        from lmtool.report.tokenized import render_page
+        from lmtool.report.tokenized import render_tokenized_page
 
-        write_page(html, render_page(tokenizer, text))
+        write_page(html, render_tokenized_page(tokenizer, text))
     ids = tokenizer.encode(text)
     pieces = [tokenizer.display_token(token) for token in ids]
     if as_json:

@@ -65,7 +65,7 @@ def load_kernels() -> Kernels | None:
     if os.environ.get(DISABLING_VARIABLE) == "0":
         return None
     try:
-        content = _read_or_compile()
+        content = _read_or_compile_library()
         kernels = _load_library(content)
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning("training and the decoding of one text are slower without the C kernels: %s", error)
@@ -98,7 +98,7 @@ def _load_library(content: bytes) -> Kernels:
         return Kernels(str(path))
 
 
-def _read_or_compile() -> bytes:
+def _read_or_compile_library() -> bytes:
     """Reads the library from the cache, or compiles it. Raises OSError or SubprocessError.
 
     A library in the cache is code: it is used only if nobody but this user and root can have written it, and if its
@@ -116,13 +116,13 @@ def _read_or_compile() -> bytes:
         return content
     with suppress(OSError, LmtoolError):  # a cache that cannot be written
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if system.deny_others_writing(folder):
+        if system.try_to_deny_others_writing(folder):
             with durable.hold_lock(folder / f"{key}.lock"):
                 if (content := _read_trusted_library(folder, key)) is None:
                     content = _compile(compiler)
                     path = folder / f"{key}-{xxh3(content)}.so"
                     durable.replace_file(path, content)
-                    system.deny_others_writing(path)
+                    system.try_to_deny_others_writing(path)
                 return content
     return _compile(compiler)
 
@@ -132,7 +132,7 @@ def _read_trusted_library(folder: Path, key: str) -> bytes | None:
     for path in folder.glob(f"{key}-*.so"):
         with suppress(OSError), durable.open_regular_file(path) as file:
             content = file.read()
-            if system.is_written_by_others(os.fstat(file.fileno())):
+            if system.is_owned_or_writable_by_others(os.fstat(file.fileno())):
                 _LOG.warning("%s could be another user's code and is not loaded", path)
             elif path.stem == f"{key}-{xxh3(content)}":
                 return content

@@ -73,7 +73,7 @@ class FlexAttention:
         return flex_attention(q_BNTH, k_BKSH, v_BKSH, self._score_mod, self._blocks, scale, is_grouped)
 
 
-def capture_graph(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def capture_cuda_graph(run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Captures a computation as a CUDA graph that always returns the same tensor; returns `run` on other devices.
 
     The tensors that it reads and writes must keep their addresses. Raises RuntimeError for what cannot be captured.

@@ -150,7 +150,7 @@ def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor)
 
 @_register_operator(_rms_norm_backward, saved_inputs=(0, 1))
 def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns the factor of each row, too."""
+    """Returns the normalised rows, and the factor of each."""
     x = x.contiguous()
     out, factors = torch.empty_like(x), x.new_empty(x.shape[:-1])
     _call_kernel("normalise", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, work=x)
@@ -205,7 +205,7 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
     saved_inputs=(1, 2, 3),
 )
 def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
-    """Rotated back with the sign -1, which is the gradient."""
+    """Rotates by the angles; with sign -1 it rotates back, which is the gradient."""
     cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
     x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
     out = x_BNTH.new_empty(x_BNTH.shape)
@@ -244,7 +244,7 @@ def _dropout_backward(x: Tensor, seed: Tensor, p: float) -> Tensor:
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Returns the seed, too. The kernel drops gradients as it drops numbers."""
+    """Returns the numbers after dropout, and the seed. The kernel drops gradients as it drops numbers."""
     seed = torch.empty((), dtype=torch.int64).random_()
     return _dropout_backward(x, seed, p), seed
 
@@ -252,35 +252,42 @@ def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 # Cross-entropy
 
 
-def cross_entropy(logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masses: tuple[float, float]) -> Tensor:
-    """The sum of w (-masses[0] log p(target) - masses[1] sum_k log p(k)), computed in float32 or wider.
+def cross_entropy(
+    logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, uniform_mass: float
+) -> Tensor:
+    """The sum of w (-target_mass log p(target) - uniform_mass sum_k log p(k)), computed in float32 or wider.
 
     Its gradient is computed with it, in half of autograd's passes over the logits.
     """
     if _can_use_kernel("cross_entropy", logits_RV):
-        with_slope = torch.is_grad_enabled() and logits_RV.requires_grad
-        return _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
-    return cast(Tensor, _PlainCrossEntropy.apply(logits_RV, targets_R, weights_R, masses))  # type: ignore[no-untyped-call]
+        with_gradient = torch.is_grad_enabled() and logits_RV.requires_grad
+        return _cross_entropy(logits_RV, targets_R, weights_R, target_mass, uniform_mass, with_gradient)[0]
+    return cast(Tensor, _PlainCrossEntropy.apply(logits_RV, targets_R, weights_R, target_mass, uniform_mass))  # type: ignore[no-untyped-call]
 
 
-def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:
+def _scale_logit_gradient(slope_RV: Tensor, loss_gradient: Tensor) -> Tensor:
     """The gradient of the logits, from that of a loss of which the gradient is 1."""
-    if type(grad) is Tensor and grad.device.type == "cpu" and grad == 1:
+    if type(loss_gradient) is Tensor and loss_gradient.device.type == "cpu" and loss_gradient == 1:
         return slope_RV
-    return slope_RV * grad.to(slope_RV.dtype)
+    return slope_RV * loss_gradient.to(slope_RV.dtype)
 
 
-@_register_operator(lambda slope_RV, grad: (_scale_slope(slope_RV, grad),))
+@_register_operator(lambda slope_RV, grad: (_scale_logit_gradient(slope_RV, grad),))
 def _cross_entropy(
-    logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, of_target: float, of_each: float, with_slope: bool
+    logits_RV: Tensor,
+    targets_R: Tensor,
+    weights_R: Tensor,
+    target_mass: float,
+    uniform_mass: float,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits_RV = logits_RV.contiguous()
     loss_R = torch.empty(logits_RV.shape[0])
-    slope = logits_RV.new_empty(logits_RV.shape if with_slope else 0)
+    slope = logits_RV.new_empty(logits_RV.shape if with_gradient else 0)
     _call_kernel(
         "cross_entropy",
-        *(logits_RV, slope if with_slope else None, loss_R, targets_R.contiguous(), weights_R.float().contiguous()),
-        *(torch.tensor((of_target, of_each)), *logits_RV.shape, _is_bfloat16(logits_RV)),
+        *(logits_RV, slope if with_gradient else None, loss_R, targets_R.contiguous(), weights_R.float().contiguous()),
+        *(torch.tensor((target_mass, uniform_mass)), *logits_RV.shape, _is_bfloat16(logits_RV)),
         work=logits_RV,
     )
     return loss_R.sum(), slope
@@ -291,18 +298,18 @@ class _PlainCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masses: tuple[float, float]
+        ctx: Any, logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, target_mass: float, uniform_mass: float
     ) -> Tensor:
         log_p_RV = logits_RV.log_softmax(-1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
         targets_R1 = targets_R[:, None]
-        loss_R = -masses[0] * log_p_RV.gather(-1, targets_R1)[:, 0]
-        if masses[1]:
-            loss_R = loss_R - masses[1] * log_p_RV.sum(-1)
+        loss_R = -target_mass * log_p_RV.gather(-1, targets_R1)[:, 0]
+        if uniform_mass:
+            loss_R = loss_R - uniform_mass * log_p_RV.sum(-1)
         if ctx.needs_input_grad[0]:
             slope_RV = log_p_RV.exp_()
-            if masses[1]:
-                slope_RV -= masses[1]
-            slope_RV.scatter_add_(-1, targets_R1, slope_RV.new_full(targets_R1.shape, -masses[0]))
+            if uniform_mass:
+                slope_RV -= uniform_mass
+            slope_RV.scatter_add_(-1, targets_R1, slope_RV.new_full(targets_R1.shape, -target_mass))
             slope_RV *= weights_R[:, None]
             # float16 would underflow before the gradient scale, applied later, can prevent it
             kept = torch.float32 if logits_RV.dtype == torch.float16 else logits_RV.dtype
@@ -312,7 +319,7 @@ class _PlainCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _scale_slope(ctx.saved_tensors[0], grads[0]).to(ctx.dtype), None, None, None
+        return _scale_logit_gradient(ctx.saved_tensors[0], grads[0]).to(ctx.dtype), None, None, None, None
 
 
 # Comparisons
@@ -325,7 +332,7 @@ class KernelCheck(NamedTuple):
     formula: Callable[[Tensor], Tensor]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 
-    def compute(self, function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...]:
+    def compute_with_gradient(self, function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...]:
         """Returns the value of one of the functions, and a gradient where it has one."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
@@ -338,14 +345,14 @@ def draw_input() -> Tensor:
     return torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
 
 
-def _rotate_by(rotate: Callable[..., Tensor], x: Tensor, *more: float) -> Tensor:
+def _rotate_head_for_check(rotate: Callable[..., Tensor], x: Tensor, *more: float) -> Tensor:
     """Rotates half of the components of one head, by the numbers of another."""
     angle_11TA = x.detach()[None, None, :, :256]
     cos, sin = angle_11TA.cos(), angle_11TA.sin()
     return rotate(x[None, None], torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), *more)
 
 
-def _drop_by_formula(x: Tensor) -> Tensor:
+def _dropout_by_formula(x: Tensor) -> Tensor:
     """Drops what the kernel drops, by the same hash in whole numbers of torch."""
     seed, bits = int(_SEED), 2**32 - 1
     hashed = torch.arange(x.numel()) * 0x9E3779B9 + seed & bits
@@ -360,11 +367,15 @@ _EPS, _P, _SEED, _MASSES = 1e-5, 0.25, torch.tensor(0x123456789ABCDEF), (0.9, 1e
 KERNEL_CHECKS = {
     "rms_norm": KernelCheck(lambda x: _rms_norm(x, x[0], _EPS)[0], lambda x: rms_norm(x, x[0], _EPS), (torch.float32,)),
     "swiglu": KernelCheck(_swiglu, swiglu),
-    "rotary": KernelCheck(lambda x: _rotate_by(_rotary, x, 1.0), lambda x: _rotate_by(rotary, x)),
-    "dropout": KernelCheck(lambda x: _dropout_backward(x.detach(), _SEED, _P), lambda x: _drop_by_formula(x.detach())),
+    "rotary": KernelCheck(
+        lambda x: _rotate_head_for_check(_rotary, x, 1.0), lambda x: _rotate_head_for_check(rotary, x)
+    ),
+    "dropout": KernelCheck(
+        lambda x: _dropout_backward(x.detach(), _SEED, _P), lambda x: _dropout_by_formula(x.detach())
+    ),
     "cross_entropy": KernelCheck(
         lambda x: _cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), *_MASSES, True)[0],
-        lambda x: cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), _MASSES),
+        lambda x: cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), *_MASSES),
     ),
 }
 """By the name of the operator."""
@@ -374,7 +385,11 @@ def _compare_kernel(check: KernelCheck) -> Iterator[tuple[Tensor, Tensor]]:
     """Compares a kernel in each of its types with the formula in float64, for which there are no kernels."""
     for dtype in check.dtypes:
         x = draw_input().to(dtype)
-        yield from zip(check.compute(check.kernel, x), check.compute(check.formula, x.double()), strict=True)
+        yield from zip(
+            check.compute_with_gradient(check.kernel, x),
+            check.compute_with_gradient(check.formula, x.double()),
+            strict=True,
+        )
 
 
 _COMPARISONS = {name: partial(_compare_kernel, check) for name, check in KERNEL_CHECKS.items()}

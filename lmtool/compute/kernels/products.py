@@ -42,16 +42,16 @@ def build_product(weight: Tensor, precision: str, device: torch.device) -> Matri
         if (matrix := NativeMatrix.create(weight, precision)) is not None:
             return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-        return _OneDnnInt8Product(weight) if precision == "int8" and is_avx else DequantizedProduct(weight, precision)
+        return _OneDnnInt8Product(weight) if precision == "int8" and is_avx else DequantizingProduct(weight, precision)
     weight = weight.to(DTYPES[precision])
     if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _DenseProduct(weight)
     is_slow = precision == "bfloat16" and not has_fast_bfloat16(device)
-    return _Float32Product(weight) if is_slow else _OneDnnProduct(weight)
+    return _UpcastProduct(weight) if is_slow else _OneDnnProduct(weight)
 
 
 def build_head_product(weight: Tensor, precision: str, device: torch.device) -> MatrixProduct:
-    """Builds the same for the head of a model, which gives float32 and has 8 bits or more."""
+    """Builds the product by the head of a model, with outputs in float32 and weights of 8 bits or more."""
     if precision in ("float32", "int8", "int4"):
         return build_product(weight, "float32" if precision == "float32" else "int8", device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
@@ -74,7 +74,7 @@ class _DenseProduct(MatrixProduct):
         return self.weight
 
 
-class _Float32Product(_DenseProduct):
+class _UpcastProduct(_DenseProduct):
     """A product of values in the weight's dtype, computed in float32 and rounded to that dtype."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -114,7 +114,7 @@ class _Float16Product(MatrixProduct):
         return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.packed)[0]).half()
 
 
-class DequantizedProduct(MatrixProduct):
+class DequantizingProduct(MatrixProduct):
     """Weights of 4 bits if the inputs are whole groups, else of 8, which are dequantized for each product.
 
     Gradients pass through it; the weights are dequantized again for them, so that none are kept in between.
@@ -125,18 +125,18 @@ class DequantizedProduct(MatrixProduct):
         self.weights: Int8Weight | Int4GroupedWeight = quantize(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        product: Tensor = _DequantizedLinear.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        product: Tensor = _DequantizingLinear.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return product if bias is None else product + bias
 
     def dequantize(self) -> Tensor:
         return self.weights.dequantize()
 
 
-class _DequantizedLinear(torch.autograd.Function):
+class _DequantizingLinear(torch.autograd.Function):
     """W x, of which neither x nor the dequantized W is kept for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: DequantizedProduct) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: DequantizingProduct) -> Tensor:
         ctx.weight, ctx.dtype = weight, x.dtype
         return F.linear(x, weight.dequantize().to(x.dtype))
 

@@ -1,6 +1,6 @@
 """The step of one text as a list of typed steps, which a C kernel computes in turn without returning to Python.
 
-The structures are those of rowstep.c, which says what their c_fields mean.
+The structures are those of rowstep.c, which says what their fields mean.
 """
 
 from ctypes import Structure, Union, c_float, c_int32, c_void_p
@@ -109,7 +109,7 @@ class StepProgram:
                 operation.step.attend.n_source = n_source
 
     def run(self, position: int) -> None:
-        """Computes one position, whose keys and values the caches hold then."""
+        """Computes one position, and writes its keys and values to the caches."""
         kernels = load_kernels()
         assert kernels is not None
         kernels.step(self._list, len(self._list), self.memory.data_ptr(), position, torch.get_num_threads())

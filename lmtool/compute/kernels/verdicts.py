@@ -22,30 +22,34 @@ from lmtool.errors import LmtoolError
 SAME = "same"
 
 Comparison = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Gives results of a kernel, each with that of the formula; those in float32 have to be nearer."""
+"""Yields pairs of a result of a kernel and that of its formula. In float32 they have to agree more closely."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @cache
-def _read_or_compare(name: str, compare: Comparison) -> str:
-    """Returns SAME, or how much a kernel differs. name: of the kernel."""
+def _read_or_make_verdict(kernel_name: str, compare: Comparison) -> str:
+    """Returns SAME, or how much a kernel differs, from the cache or by a comparison, which is then cached."""
     path = verdicts_path()
     verdicts: dict[str, str] = {}
     with suppress(OSError, ValueError, TypeError, LmtoolError):  # none, or a damaged one
         verdicts = dict(json.loads(durable.read_file(path)))
-    if name not in verdicts:
+    if kernel_name not in verdicts:
         # a thread of its own, in which no context of the caller counts: autocast, inference mode, hooks of autograd
         with ThreadPoolExecutor(1) as thread:
-            verdicts[name] = thread.submit(_compare, compare).result()
-        if verdicts[name] != SAME:
-            _LOG.warning("the kernel %s %s from its formula and is not used on this processor", name, verdicts[name])
+            verdicts[kernel_name] = thread.submit(_run_comparison, compare).result()
+        if verdicts[kernel_name] != SAME:
+            _LOG.warning(
+                "the kernel %s %s from its formula and is not used on this processor",
+                kernel_name,
+                verdicts[kernel_name],
+            )
         with suppress(OSError, LmtoolError):  # a cache that cannot be written
             durable.replace_file(path, json.dumps(verdicts).encode())
-    return verdicts[name]
+    return verdicts[kernel_name]
 
 
-def _compare(compare: Comparison) -> str:
+def _run_comparison(compare: Comparison) -> str:
     for fast, plain in compare():
         if not agrees(fast, plain, in_float32=fast.dtype == torch.float32):
             return f"differs by {100 * relative_difference(fast, plain):.0f} %"
@@ -54,4 +58,4 @@ def _compare(compare: Comparison) -> str:
 
 def is_kernel_right(name: str, compare: Comparison) -> bool:
     """Returns whether a kernel is there, and gave what its formula gives at its first use on this processor."""
-    return load_kernels() is not None and _read_or_compare(name, compare) == SAME
+    return load_kernels() is not None and _read_or_make_verdict(name, compare) == SAME

@@ -18,8 +18,8 @@ HARMLESS_KEYS = frozenset(yaml.safe_load(Path(__file__).with_name("harmless.yaml
 generation and training."""
 
 
-class PublishedConfig:
-    """The values of a config.json. It remembers which ones were read, because an unread one could change the logits.
+class StrictConfigReader:
+    """Reads typed values of a config.json, and remembers which, because one left unread could change the logits.
 
     where: the file, for errors. tensor_names: as in a model with a head. section: the key of the object that holds
     these values; empty when they are the whole file.
@@ -33,13 +33,13 @@ class PublishedConfig:
         self.tensor_names = frozenset(tensor_names)
         self._prefix = f"{section}." if section else ""
         self._read_keys: set[str] = set()
-        self._sections: list[PublishedConfig] = []
+        self._sections: list[StrictConfigReader] = []
 
     def set_defaults_(self, defaults: Mapping[str, Any]) -> None:
         """Sets the values of keys that are missing. A null stays."""
         self.values = {**defaults, **self.values}
 
-    def apply_alias_(self, alias: str, key: str) -> None:
+    def merge_alias_or_raise_(self, alias: str, key: str) -> None:
         """Moves the value of `alias` to `key`. Raises CheckpointError when both are there and differ."""
         value = self.values.get(alias)
         self._read_keys.add(alias)
@@ -50,9 +50,9 @@ class PublishedConfig:
             both = f"{self._prefix}{alias} is {_shorten(value)} and {key} {_shorten(self.values[key])}"
             raise self.import_error(f"{both}, which no recipe can express")
 
-    def read_section(self, key: str) -> "PublishedConfig":
+    def read_section(self, key: str) -> "StrictConfigReader":
         """Reads an object, empty when it is missing or null. `check_all_read` of the whole covers it as well."""
-        section = PublishedConfig(self.read(key, dict, {}), self.where, section=f"{self._prefix}{key}")
+        section = StrictConfigReader(self.read(key, dict, {}), self.where, section=f"{self._prefix}{key}")
         self._sections.append(section)
         return section
 
@@ -87,7 +87,7 @@ class PublishedConfig:
             raise self.import_error(f"{self._prefix}{key} is {_shorten(value)}, not a positive number")
         return value
 
-    def check_value(self, key: str, *allowed: object) -> None:
+    def check_value_if_set(self, key: str, *allowed: object) -> None:
         """Raises CheckpointError for a value that is none of `allowed`; one that is missing or null passes."""
         self._read_keys.add(key)
         value = self.values.get(key)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gguf import MODEL_ARCH_NAMES, TensorNameMap, get_tensor_name_map
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtool.errors import CheckpointError
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.layouts import (
     DUPLICATED,
     SAME,
@@ -39,6 +39,15 @@ from lmtool.recipe.spec.transformer import Transformer
 
 BODY_OBJECTIVE = Embedding(kind="embedding")
 """The objective of a body without a head."""
+
+
+class _ModuleMapping(NamedTuple):
+    """A module of lmtool, the same module in the first two layers, and the published modules that it is made of."""
+
+    name: str
+    name_in_first_layers: str
+    published_names: list[str]
+
 
 LayoutFactory = Callable[[Transformer, Layout], Layout]
 """Gives the layout of a tensor, from the one that it has in families without a row for it."""
@@ -69,7 +78,7 @@ class PublishedHead:
         required = (names for module, names in self.modules.items() if not module.startswith(("head.own", "head.bias")))
         return [f"{name}.weight" for names in required for name in names.split()]
 
-    def matches(self, config: PublishedConfig) -> bool:
+    def matches(self, config: StrictConfigReader) -> bool:
         """Whether a model has this head."""
         is_class = config.read_architecture().endswith(self.class_suffix) or not self.by_class
         return is_class and config.tensor_names >= {*self.required_tensors()}
@@ -120,8 +129,8 @@ class Family:
     tokenizer: str = ""
     architecture: str = ""
 
-    def canonical_tensor_names(self, stored_names: Collection[str]) -> dict[str, str]:
-        """Names of tensors in a file, by what most files of models with a head call them."""
+    def map_canonical_to_stored_names(self, stored_names: Collection[str]) -> dict[str, str]:
+        """Returns the names of tensors in a file, by the names in most files of models with a head."""
         is_bare = not any(name.startswith(self.prefix) for name in stored_names)
         by_canonical = {}
         for stored in stored_names:
@@ -131,7 +140,7 @@ class Family:
             by_canonical[canonical] = stored
         return by_canonical
 
-    def read_config(self, config: PublishedConfig) -> dict[str, dict[str, Any]]:
+    def read_recipe_from_config(self, config: StrictConfigReader) -> dict[str, dict[str, Any]]:
         """Returns the sections `model` and `objective` of the recipe of a published model, as plain values.
 
         Every key that changes the logits is read. Raises CheckpointError for what no recipe expresses.
@@ -142,10 +151,10 @@ class Family:
         if _WITH_HEAD.search(architecture) and not architecture.endswith(head.class_suffix):
             raise config.import_error(f"a recipe has no head as {printable(architecture)[:60]}")
         for alias, key in self.aliases.items():
-            config.apply_alias_(alias, key)
+            config.merge_alias_or_raise_(alias, key)
         config.set_defaults_(self.defaults)
         for key, values_allowed in self.allowed.items():
-            config.check_value(key, *values_allowed)
+            config.check_value_if_set(key, *values_allowed)
         config.ignore_keys("is_decoder", "cross_attention_hidden_size", "sentence_transformers", *self.ignored)
         values = {"kind": "transformer", "shape": self.shape, **self.fixed, "objective.kind": head.objective}
         values |= head.fixed
@@ -160,8 +169,8 @@ class Family:
             section[last] = value
         return {"objective": model.pop("objective"), "model": model}
 
-    def write_config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        """Returns the configuration of a model with a `vocab_size`: the inverse of `read_config`.
+    def build_verified_config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        """Returns the configuration of a model with a `vocab_size`: the inverse of `read_recipe_from_config`.
 
         What is written is read again, and compared in all keys that change the outputs, so that nothing is exported as
         something else. An `Embedding` asks for the body alone. Raises InexpressibleRecipe with all keys that the family
@@ -171,11 +180,11 @@ class Family:
             raise InexpressibleRecipe({"model.shape": f"{model.shape}, where {self.model_type} has {self.shape}"})
         if model.vocab_size is None:
             raise InexpressibleRecipe({"model.vocab_size": "not given, and the tokenizer's is not available here"})
-        head, alternatives, obstacles = self.find_head(model, objective), dict[str, str](), dict[str, str]()
+        head, unsupported, obstacles = self.find_head(model, objective), dict[str, str](), dict[str, str]()
         if not model.inner_width:
             obstacles["d_ff"] = f"0, where {self.model_type} has feed-forward networks"
             model = model.with_values({"d_ff": 4 * model.d_model})
-        wanted = self._replace_equivalents(flatten_recipe(model, objective))
+        wanted = self._use_expressible_equivalents(flatten_with_defaults(model, objective))
         nearest = {**_ABSENT_POSITION_VALUES, "position.size": model.context, **self.fixed, **wanted}
         config: dict[str, Any] = {}
         if not self.architecture:
@@ -183,17 +192,17 @@ class Family:
             config = {**names, "vocab_size": model.vocab_size}
         try:
             for key, rule in self._rules_for(head):
-                config |= rule.write_key(nearest, key, alternatives)
-            found = flatten_recipe(*self._read_written_config(config, model, objective))
-            for key, value in _iterate_differences(wanted, found, isinstance(objective, Embedding)):
-                has = alternatives.pop(key, _format_value(found.get(key)))
+                config |= rule.write_key(nearest, key, unsupported)
+            found = flatten_with_defaults(*self._read_config_back(config, model, objective))
+            for key, value in _iterate_output_differences(wanted, found, isinstance(objective, Embedding)):
+                has = unsupported.pop(key, _format_value(found.get(key)))
                 obstacles[key] = f"{_format_value(value)}, where {self.model_type} has {has}"
         except InexpressibleRecipe as error:
             obstacles |= error.obstacles
-        for key, has in alternatives.items():
+        for key, has in unsupported.items():
             obstacles.setdefault(key, f"{_format_value(wanted[key])}, where {self.model_type} has {has}")
         # what could not be read again had a reason, and values that follow from others differ with these
-        derived = {"model", *(key for key, value in _flatten(model) if value is None)}
+        derived = {"model", *(key for key, value in _flatten_spec(model) if value is None)}
         obstacles = {key: why for key, why in obstacles.items() if key not in derived} or obstacles
         if obstacles:
             dotted = {key: key if key.startswith(("objective.", "model")) else f"model.{key}" for key in obstacles}
@@ -206,13 +215,13 @@ class Family:
         An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
         """
         head, body = self.find_head(model, objective), "body." if isinstance(objective, HeadSpec) else ""
-        parameters, weights = {*_body_parameters(model), *_head_parameters(model, objective)}, []
-        for module, first, published in self._iterate_modules(model, head):
-            stored = [self._stored_name(name, model.n_layers) for name in published]
+        parameters, weights = {*_first_two_layers_parameter_names(model), *_head_parameter_names(model, objective)}, []
+        for module in self._iterate_module_mappings(model, head):
+            stored = [self._to_stored_name(name, model.n_layers) for name in module.published_names]
             for kind in ("", ".weight", ".bias"):
-                if f"{first}{kind}" in parameters and None not in stored:
-                    layout = self._choose_layout(model, objective, f"{module}{kind}", len(published))
-                    name = f"{'' if module in head.modules else body}{module}{kind}"
+                if f"{module.name_in_first_layers}{kind}" in parameters and None not in stored:
+                    layout = self._choose_layout(model, objective, f"{module.name}{kind}", len(stored))
+                    name = f"{'' if module.name in head.modules else body}{module.name}{kind}"
                     weights.append(WeightMapping(name, tuple(f"{one}{kind}" for one in stored), layout))
         return weights
 
@@ -228,7 +237,7 @@ class Family:
         same = [head for head in heads if head.fixed.get("next_sentence_head", False) == model.next_sentence_head]
         return next(iter([*same, *heads]), self.heads.get("embedding") or self.heads["causal"])
 
-    def _replace_equivalents(self, values: RecipeValues) -> RecipeValues:
+    def _use_expressible_equivalents(self, values: RecipeValues) -> RecipeValues:
         """Replaces values that the family cannot express by others that mean the same there."""
         if "inputs.segments" in self.modules:
             values["n_segments"] = values["n_segments"] or 1  # which is all zeros
@@ -239,11 +248,13 @@ class Family:
             values["pattern.kind"] = "full"
         return values
 
-    def _stored_name(self, name: str, n_layers: int) -> str | None:
+    def _to_stored_name(self, transformers_name: str, n_layers: int) -> str | None:
         """The name of a module of Transformers in files; None where an architecture of GGUF does not have it."""
         if not self.architecture:
-            return name
-        stored: str | None = _gguf_name_map(self.architecture, n_layers).get_name(name, try_suffixes=(".weight",))
+            return transformers_name
+        stored: str | None = _gguf_name_map(self.architecture, n_layers).get_name(
+            transformers_name, try_suffixes=(".weight",)
+        )
         return stored
 
     def _rules_for(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
@@ -251,14 +262,14 @@ class Family:
         more = {key: rule for key, rule in head.config.items() if key not in self.config}
         yield from {**more, **self.config, **head.config}.items()
 
-    def _read_written_config(
+    def _read_config_back(
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
-        """The model and objective that a written configuration is read as."""
+        """Reads a built configuration again. Returns the model and objective that it gives."""
         names = {name for weight in self.map_weights(model, objective) for name in weight.published_names}
         names |= {*self.find_head(model, objective).required_tensors()}
         try:
-            recipe = self.read_config(PublishedConfig(config, "config.json", names))
+            recipe = self.read_recipe_from_config(StrictConfigReader(config, "config.json", names))
             return (
                 Transformer.model_validate(recipe["model"]),
                 TypeAdapter(AnyObjective).validate_python(recipe["objective"]),
@@ -273,9 +284,8 @@ class Family:
             key, _, why = str(first["ctx"]["error"]).splitlines()[0].partition(" ")
             raise InexpressibleRecipe({f"model.{key}": f"{why}, as it must in {self.model_type}"}) from error
 
-    def _iterate_modules(self, model: Transformer, head: PublishedHead) -> Iterator[tuple[str, str, list[str]]]:
-        """Iterates over modules, those of layers once for each: lmtool's name, the name of the same module in the first
-        layers, and the published names."""
+    def _iterate_module_mappings(self, model: Transformer, head: PublishedHead) -> Iterator[_ModuleMapping]:
+        """Iterates over modules, those of layers once for each layer."""
         variants = {"untied": not model.tie_embeddings, "plain": "glu" not in model.activation}
         rows = {module: [f"{self.prefix}{name}" for name in names.split()] for module, names in self.modules.items()}
         rows |= {module: names.split() for module, names in head.modules.items()}
@@ -286,28 +296,32 @@ class Family:
                 modules[module] = names
         if "inputs.segments" in modules and not model.n_segments:
             modules["inputs.tokens"] += modules.pop("inputs.segments")
-        yield from ((module, module, names) for module, names in modules.items() if "{}" not in module)
+        yield from (_ModuleMapping(module, module, names) for module, names in modules.items() if "{}" not in module)
         for stack in ("stack", "encoder", "decoder"):
             layer = [(m.split(".", 3)[2:], names) for m, names in modules.items() if m.startswith(f"{stack}.{{}}.")]
             n_sublayers = 1 + max((int(sublayer) for (sublayer, _), _ in layer), default=0)
             for n, ((sublayer, name), names) in product(range(model.n_layers), layer):
                 # the second layer stands for all after it
                 module, first = (f"{stack}.sublayers.{n_sublayers * i + int(sublayer)}.{name}" for i in (n, min(n, 1)))
-                yield module, first, [one.format(n) for one in names]
+                yield _ModuleMapping(module, first, [one.format(n) for one in names])
 
-    def _choose_layout(self, model: Transformer, objective: AnyObjective, name: str, n_published: int) -> Layout:
+    def _choose_layout(
+        self, model: Transformer, objective: AnyObjective, parameter_name: str, n_published_tensors: int
+    ) -> Layout:
         """How a tensor of lmtool is made of some published ones."""
         layout = SAME
-        if n_published > 1 and name == "inputs.tokens.weight":
+        if n_published_tensors > 1 and parameter_name == "inputs.tokens.weight":
             layout = WITH_ZERO_ROW
-        elif n_published > 1 and name == "head.bias":
+        elif n_published_tensors > 1 and parameter_name == "head.bias":
             layout = DUPLICATED
-        elif n_published > 1:
-            layout = concatenated(concatenated_widths(model, name)[-n_published:])
+        elif n_published_tensors > 1:
+            layout = concatenated(concatenated_widths(model, parameter_name)[-n_published_tensors:])
         number = objective if isinstance(objective, Classification) and objective.task == "number" else None
-        if number and name in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
-            layout = rescaled(number.scale or 1.0, (number.center or 0.0) if name == "head.bias" else 0.0)
-        rearranged = (make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, name))
+        if number and parameter_name in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
+            layout = rescaled(number.scale or 1.0, (number.center or 0.0) if parameter_name == "head.bias" else 0.0)
+        rearranged = (
+            make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, parameter_name)
+        )
         return next(rearranged, layout)
 
 
@@ -326,7 +340,7 @@ def _gguf_name_map(architecture: str, n_layers: int) -> TensorNameMap:
 
 
 @lru_cache(maxsize=64)
-def _body_parameters(model: Transformer) -> frozenset[str]:
+def _first_two_layers_parameter_names(model: Transformer) -> frozenset[str]:
     """The names of the parameters of a model, of its first two layers only. Raises InexpressibleRecipe beyond all
     sizes."""
     assert model.vocab_size is not None
@@ -337,11 +351,11 @@ def _body_parameters(model: Transformer) -> frozenset[str]:
         raise InexpressibleRecipe({"model": "larger than what any program could hold"}) from error
 
 
-def _head_parameters(model: Transformer, objective: AnyObjective) -> Iterator[str]:
+def _head_parameter_names(model: Transformer, objective: AnyObjective) -> Iterator[str]:
     """The names of the parameters of a head on the model."""
     if isinstance(objective, HeadSpec):
         yield from ("head.weight", "dense.weight", "dense_norm.weight")
-        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * bool(_norm_bias(model))
+        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * bool(_norm_has_bias(model))
         yield from ["head.bias"] * getattr(objective, "bias", True)
 
 
@@ -368,14 +382,14 @@ _OBJECTIVE_KEYS = (
 """Keys of an objective that change the outputs."""
 
 
-def flatten_recipe(model: Transformer, objective: AnyObjective) -> RecipeValues:
-    """Returns a recipe by its dotted keys, with all defaults filled in."""
-    values = dict(_flatten(model))
+def flatten_with_defaults(model: Transformer, objective: AnyObjective) -> RecipeValues:
+    """Returns the values of a recipe by their dotted keys, with the defaults that follow from others filled in."""
+    values = dict(_flatten_spec(model))
     width = model.head_width or model.d_model // model.n_heads
     values |= {"head_width": width, "value_width": model.value_width or width, "d_ff": model.inner_width}
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
     values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
-    values["norm.bias"] = _norm_bias(model)
+    values["norm.bias"] = _norm_has_bias(model)
     if isinstance(model.position, LearnedPosition):
         values["position.size"] = model.position.size or model.context + model.position.offset
     if "pattern.full_layers" in values:
@@ -391,7 +405,7 @@ def flatten_recipe(model: Transformer, objective: AnyObjective) -> RecipeValues:
     return values
 
 
-def _norm_bias(model: Transformer) -> bool | None:
+def _norm_has_bias(model: Transformer) -> bool | None:
     """Whether norms have a bias; None where they are of a kind that has none."""
     if model.norm.kind != "layer":
         return None
@@ -403,26 +417,28 @@ def _objective_kind(objective: AnyObjective) -> str:
     return "causal" if objective.kind in ("seq2seq", "prefix", "span-corruption") else objective.kind
 
 
-def _flatten(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_spec(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in spec:
         if isinstance(value, Spec) and hasattr(value, "kind"):
-            yield from _flatten(value, f"{section}{name}.")
+            yield from _flatten_spec(value, f"{section}{name}.")
         else:
             yield f"{section}{name}", value
 
 
-def _iterate_differences(wanted: RecipeValues, found: RecipeValues, is_body: bool) -> Iterator[tuple[str, Any]]:
+def _iterate_output_differences(
+    wanted: RecipeValues, found: RecipeValues, body_only: bool
+) -> Iterator[tuple[str, Any]]:
     """Iterates over the keys, with the values wanted, in which a published model computes something else.
 
-    Of parts of two kinds only the kind is one. is_body: the head is not asked for.
+    Of parts of two kinds only the kind is one. body_only: keys of the head are ignored.
     """
-    is_head_unused = is_body or wanted["objective.kind"] in HEAD_OBJECTIVES
+    is_head_unused = body_only or wanted["objective.kind"] in HEAD_OBJECTIVES
     ignored = {*_TRAINING_KEYS, *(_HEAD_KEYS if is_head_unused else ())}
     for key, value in wanted.items():
         section, _, name = key.rpartition(".")
         counts = key not in ignored
         if section == "objective":
-            counts = not is_body and (name in _OBJECTIVE_KEYS or (name == "labels" and "objective.crf" in wanted))
+            counts = not body_only and (name in _OBJECTIVE_KEYS or (name == "labels" and "objective.crf" in wanted))
         kinds = [f"{key[:end]}.kind" for end, letter in enumerate(key) if letter == "."]
         is_other_part = any(wanted[kind] != found.get(kind) for kind in kinds if kind in wanted and kind != key)
         if counts and value != found.get(key) and not is_other_part:

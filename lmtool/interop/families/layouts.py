@@ -48,7 +48,7 @@ def _transpose(matrix: Tensor) -> Tensor:
     return matrix.T
 
 
-def _drop_zero_row(published: Sequence[Tensor]) -> Tensor:
+def _first_if_second_is_zero(published: Sequence[Tensor]) -> Tensor:
     table, zeros = published
     if zeros.any():
         raise ValueError("a row that is not all zeros")
@@ -62,7 +62,7 @@ AS_ROW = _one_to_one(lambda matrix: matrix.squeeze(0), lambda vector: vector[Non
 """A published vector is a matrix of one row (the output bias of BART and Marian)."""
 DUPLICATED = Layout(lambda published: published[0], lambda parameter: [parameter, parameter])
 """A file has the tensor twice, and the model reads the first one (the output biases of BERT, untied)."""
-WITH_ZERO_ROW = Layout(_drop_zero_row, lambda table: [table, table.new_zeros(1, *table.shape[1:])])
+WITH_ZERO_ROW = Layout(_first_if_second_is_zero, lambda table: [table, table.new_zeros(1, *table.shape[1:])])
 """A table of one row of zeros follows the tensor (segments, of a recipe without any)."""
 
 
@@ -91,25 +91,31 @@ def concatenated(widths: Sequence[int], layouts: Sequence[Layout] = ()) -> Layou
     return Layout(join, split)
 
 
-def _with_swapped_axes(sizes: Sequence[int], axis: int, dim: int = 0, layout: Layout = SAME) -> Layout:
+def _with_swapped_neighbour_axes(
+    axis_sizes: Sequence[int], first_axis: int, dim: int = 0, layout: Layout = SAME
+) -> Layout:
     """A dimension of the published tensor is three axes, of which the parameter has two neighbours swapped.
 
-    sizes: of the three axes, -1 for one that follows. axis: the first of the two. layout: all else of the tensor.
+    axis_sizes: of the three axes, -1 for one that follows. first_axis: of the two. layout: all else of the tensor.
     """
-    swapped = list(sizes)
-    swapped[axis : axis + 2] = reversed(swapped[axis : axis + 2])
+    swapped = list(axis_sizes)
+    swapped[first_axis : first_axis + 2] = reversed(swapped[first_axis : first_axis + 2])
 
-    def swap(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-        known = [size for size in sizes if size > 0]
+    def swap(tensor: Tensor, axis_sizes: Sequence[int]) -> Tensor:
+        known = [size for size in axis_sizes if size > 0]
         if tensor.ndim <= dim or tensor.shape[dim] % math.prod(known):
             raise ValueError(f"shape {list(tensor.shape)} is not divisible by {' x '.join(map(str, known))}")
-        return torch.unflatten(tensor, dim, sizes).transpose(dim + axis, dim + axis + 1).flatten(dim, dim + 2)
+        return (
+            torch.unflatten(tensor, dim, axis_sizes)
+            .transpose(dim + first_axis, dim + first_axis + 1)
+            .flatten(dim, dim + 2)
+        )
 
     def split_factors(up: Tensor, down: Tensor) -> list[Factors]:
         return layout.split_product(*((up, swap(down, swapped)) if dim else (swap(up, swapped), down)))
 
     return Layout(
-        lambda published: swap(layout.join(published), sizes),
+        lambda published: swap(layout.join(published), axis_sizes),
         lambda parameter: layout.split(swap(parameter, swapped)),
         split_factors,
     )
@@ -117,17 +123,17 @@ def _with_swapped_axes(sizes: Sequence[int], axis: int, dim: int = 0, layout: La
 
 def interleaved_by_head(n_heads: int) -> Layout:
     """Query, key and value of each head stand together (GPT-NeoX, BLOOM); the parameter has all queries first."""
-    return _with_swapped_axes((n_heads, 3, -1), 0)
+    return _with_swapped_neighbour_axes((n_heads, 3, -1), 0)
 
 
 def rotary_pairs(n_heads: int) -> Layout:
     """Components that rotate together are neighbours (llama.cpp's Llama); in the parameter, halves of a head."""
-    return _with_swapped_axes((n_heads, -1, 2), 1)
+    return _with_swapped_neighbour_axes((n_heads, -1, 2), 1)
 
 
 def even_entries_first(dim: int, layout: Layout) -> Layout:
     """The even entries of a dimension of the parameter come before the odd ones; all else is as in `layout`."""
-    return _with_swapped_axes((1, 2, -1), 1, dim, layout)
+    return _with_swapped_neighbour_axes((1, 2, -1), 1, dim, layout)
 
 
 @dataclass(frozen=True)

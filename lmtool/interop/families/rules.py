@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 
 RecipeValues = dict[str, Any]
+ConfigValues = dict[str, Any]
+"""Values of a published configuration by their keys."""
 HEAD_OBJECTIVES = ("classification", "tagging", "question-answering")
 """Kinds of objectives with a head on the hidden states of a model."""
 
@@ -31,15 +33,15 @@ class InexpressibleRecipe(Exception):
 class KeyRule:
     """Reads and writes one key. This base class is for a key that changes no logits, and is not written."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         """Sets in `values`, which have what earlier keys say, what this key says. Raises CheckpointError."""
         config.ignore_keys(key)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
-        """Returns the key for these values, and others that go with it.
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
+        """Returns the value of the key for these values, and of other keys that go with it.
 
-        For a value that the format cannot say, something near it is written, and `alternatives` gets by the key of the
-        recipe what the format can say.
+        For a value that the format does not support, the nearest one is written, and `unsupported` gets what it
+        supports instead, by the key of the recipe.
         """
         return {}
 
@@ -64,7 +66,7 @@ class SameValueRule(KeyRule):
     recipe_keys: str
     divides: str = ""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         first, *_ = recipe_keys = self.recipe_keys.split()
         if first in values and config.values.get(key) is None:
             config.ignore_keys(key)
@@ -81,20 +83,20 @@ class SameValueRule(KeyRule):
             value = 0.0
         values.update(dict.fromkeys(recipe_keys, value))
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         first = self.recipe_keys.partition(" ")[0]
         if self.divides and values[self.divides] % values[first]:
-            alternatives[first] = f"one that divides {self.divides}"
+            unsupported[first] = f"one that divides {self.divides}"
         return {key: values[first]}
 
 
 @dataclass(frozen=True)
-class WrittenRule(KeyRule):
-    """A key that is written with a value of the recipe, or null, and says nothing that matters when it is read."""
+class WriteOnlyRule(KeyRule):
+    """A key that is written with a value of the recipe, or null, and ignored when it is read."""
 
     recipe_key: str = ""
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: values.get(self.recipe_key)}
 
 
@@ -105,18 +107,18 @@ class DerivedSizeRule(KeyRule):
     recipe_key: str
     written: bool = True
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         config.ignore_keys(key)
         default = self._default_size(values)
         size = None if config.values.get(key) is None else config.read_positive(key, int)
         # the width of the network of GPT-2 is given in any case
         values[self.recipe_key] = size or default if self.recipe_key == "d_ff" else None if size == default else size
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         default = self._default_size(values)
         size = default if values[self.recipe_key] is None else values[self.recipe_key]
         if size != default and not self.written:
-            alternatives[self.recipe_key] = f"{default:g}"
+            unsupported[self.recipe_key] = f"{default:g}"
         return {key: size} if self.written else {}
 
     def _default_size(self, values: RecipeValues) -> Any:
@@ -131,27 +133,27 @@ class ConstantRule(KeyRule):
 
     value: Any
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
-        config.check_value(key, self.value)
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
+        config.check_value_if_set(key, self.value)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: self.value}
 
 
 @dataclass(frozen=True)
-class CheckedSectionRule(KeyRule):
+class AllowedValuesSectionRule(KeyRule):
     """An object of keys whose values are listed, the first of which is written. ignored: keys that change no logits."""
 
     allowed: Mapping[str, Sequence[Any]]
     ignored: Sequence[str] = ()
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         section = config.read_section(key)
         for name, allowed in self.allowed.items():
-            section.check_value(name, *allowed)
+            section.check_value_if_set(name, *allowed)
         section.ignore_keys(*self.ignored)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: {name: next(iter(allowed), None) for name, allowed in self.allowed.items()}}
 
 
@@ -168,8 +170,8 @@ ACTIVATION_CHOICES: Mapping[str, Mapping[str, str]] = {
 """Activations of recipes by Transformers' names of nonlinearities, and of those of gates, the usual name first."""
 
 
-class ChoiceRule(KeyRule):
-    """A value of the recipe for each published one, the usual one first. Keys for one of the recipe must agree.
+class MappedValueRule(KeyRule):
+    """Maps each published value to one of the recipe, the usual one first. Keys for one of the recipe must agree.
 
     choices: by the key of the recipe, or a name in ACTIVATION_CHOICES.
     """
@@ -180,16 +182,16 @@ class ChoiceRule(KeyRule):
         self.choices: Mapping[Any, Any]
         ((self.recipe_key, self.choices),) = by_key.items()
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
-        config.check_value(key, *self.choices)
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
+        config.check_value_if_set(key, *self.choices)
         value = self.choices[config.read(key, type(next(iter(self.choices))))]
         if values.setdefault(self.recipe_key, value) != value:
             raise config.inexpressible_value_error(key)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         wanted = values[self.recipe_key]
         if wanted not in self.choices.values():
-            alternatives[self.recipe_key] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
+            unsupported[self.recipe_key] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
         return {key: next((name for name, ours in self.choices.items() if ours == wanted), next(iter(self.choices)))}
 
 
@@ -201,25 +203,25 @@ class IfObjectiveRule(KeyRule):
     rule: KeyRule
     always_written: bool
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         if values["objective.kind"] in self.kinds.split():
             self.rule.read_key(config, key, values)
         config.ignore_keys(key)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         is_written = self.always_written or values["objective.kind"] in self.kinds.split()
-        return self.rule.write_key(values, key, alternatives) if is_written else {}
+        return self.rule.write_key(values, key, unsupported) if is_written else {}
 
 
 class HeadDropoutRule(KeyRule):
     """The dropout of a head on the hidden states; that of the layers where it is missing."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         dropout = config.read(key, float, values["dropout"])
         if values["objective.kind"] in HEAD_OBJECTIVES:
             values["objective.dropout"] = dropout
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: values["objective.dropout"]} if values["objective.kind"] in HEAD_OBJECTIVES else {}
 
 
@@ -229,12 +231,12 @@ class TiedEmbeddingsRule(KeyRule):
 
     without_output: str
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         kind = values["objective.kind"]
         is_without = kind in HEAD_OBJECTIVES or kind in self.without_output.split()
         values["tie_embeddings"] = config.read(key, bool) or is_without
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: values["tie_embeddings"] or values["objective.kind"] in self.without_output.split()}
 
 
@@ -245,7 +247,7 @@ class HasTensorRule(KeyRule):
     recipe_key: str
     negated: bool = False
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         values[self.recipe_key] = (key in config.tensor_names) != self.negated
 
 
@@ -261,7 +263,7 @@ class PositionTableRule(KeyRule):
 
     rows: Literal["sized", "unsized", "beyond"]
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         offset = values.get("position.offset", 0)
         rows = config.read_positive(key, int) + (offset if self.rows == "beyond" else 0)
         if rows <= offset:
@@ -270,20 +272,20 @@ class PositionTableRule(KeyRule):
         if self.rows != "unsized":
             values |= {"position.size": rows, "position.offset": offset}
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: values["position.size"] - (2 if self.rows == "beyond" else 0)}
 
 
-class PaddingRowRule(KeyRule):
-    """The id of the padding token, after whose row positions start."""
+class PaddingPositionOffsetRule(KeyRule):
+    """The id of the padding token; positions are counted from the row after its own."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         padding = config.read(key, int, 1)
         if padding < 0:
             raise config.import_error(f"{key} is {padding}, and positions are counted from it")
         values["position.offset"] = padding + 1
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: max(0, values["position.offset"] - 1)}
 
 
@@ -318,7 +320,7 @@ class RotaryRule(KeyRule):
     share_key: str = ""
     can_scale: bool = True
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         theta = config.read(self.theta_key, float, 10_000.0)
         share = config.read(self.share_key, float, 1.0) if self.share_key else 1.0
         # Transformers takes the older name when both are there
@@ -341,14 +343,14 @@ class RotaryRule(KeyRule):
             scaling["original_context"] = section.read(_SCALING_KEYS["original_context"], int, values["context"])
         if kind == "yarn":
             for name, allowed in (("mscale", ()), ("mscale_all_dim", ()), ("truncate", (True,))):
-                section.check_value(name, *allowed)
+                section.check_value_if_set(name, *allowed)
             scaling["attention_factor"] = section.read_optional("attention_factor", float)
         values |= {f"position.scaling.{name}": value for name, value in scaling.items()}
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         kind = values["position.scaling.kind"]
         if kind != "none" and not self.can_scale:
-            alternatives["position.scaling.kind"], kind = "none", "none"
+            unsupported["position.scaling.kind"], kind = "none", "none"
             values = {name: value for name, value in values.items() if not name.startswith("position.scaling.")}
         scaling = {"rope_type": "default" if kind == "none" else kind}
         for name, published_name in _SCALING_KEYS.items():
@@ -364,7 +366,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Transformers' names of attention to all positions, and within a window."""
 
 
-def read_full_layers(config: PublishedConfig, n_layers: int) -> list[int] | None:
+def read_full_attention_layers(config: StrictConfigReader, n_layers: int) -> list[int] | None:
     """Reads from `layer_types` which layers have full attention; all others have windows. None without the key.
 
     Raises CheckpointError when it names other kinds of attention, or not that of each layer.
@@ -383,7 +385,7 @@ def layer_types(values: RecipeValues) -> list[str]:
     return [FULL if i in full else SLIDING for i in range(values["n_layers"])]
 
 
-def set_windows_(values: RecipeValues, size: int | None, full_layers: Sequence[int]) -> None:
+def set_attention_windows_(values: RecipeValues, size: int | None, full_layers: Sequence[int]) -> None:
     """Sets windows of `size` positions in all layers but `full_layers`; none without a size."""
     if size is None or len(full_layers) == values["n_layers"]:
         values["pattern.kind"] = "full"
@@ -394,10 +396,10 @@ def set_windows_(values: RecipeValues, size: int | None, full_layers: Sequence[i
 class WindowRule(KeyRule):
     """The size of windows in all layers, or null."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
-        set_windows_(values, config.read_optional(key, int), ())
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
+        set_attention_windows_(values, config.read_optional(key, int), ())
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: values["pattern.size"] if values["pattern.kind"] == "window" else None}
 
 
@@ -411,25 +413,25 @@ MAX_UNNAMED_LABELS = 10_000
 class LabelsRule(KeyRule):
     """The labels in the order of the scores; as many as Transformers makes up when none are named."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         values["objective.labels"] = read_labels(config)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return labels_config(values["objective.labels"])
 
 
 @dataclass(frozen=True)
-class TaskRule(KeyRule):
-    """The task of a *ForSequenceClassification, which takes one label for regression by default, and its labels.
+class ProblemTypeRule(KeyRule):
+    """The task, by `problem_type`, and the labels of a *ForSequenceClassification. One label is a regression.
 
     scores: with a bias, or not, so that numbers are in their own unit.
     """
 
     scores: Literal["biased", "unbiased"] = "biased"
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         labels = read_labels(config)
-        config.check_value(key, *_TASKS)
+        config.check_value_if_set(key, *_TASKS)
         task = _TASKS.get(config.read_optional(key, str) or "", "class" if len(labels) > 1 else "number")
         values["objective.task"] = task
         if task != "number":
@@ -439,7 +441,7 @@ class TaskRule(KeyRule):
         else:
             values |= {"objective.center": 0.0, "objective.scale": 1.0}
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         """Raises InexpressibleRecipe when Transformers would take the labels for another task."""
         task, labels = values["objective.task"], values["objective.labels"]
         if task == "auto":
@@ -447,7 +449,7 @@ class TaskRule(KeyRule):
         if task == "number":
             labels = ("number",)
             units = {"objective.center": 0.0, "objective.scale": 1.0} if self.scores == "unbiased" else {}
-            alternatives |= {name: f"{unit}, without a bias" for name, unit in units.items() if values[name] != unit}
+            unsupported |= {name: f"{unit}, without a bias" for name, unit in units.items() if values[name] != unit}
         elif not labels:
             raise InexpressibleRecipe({"objective.labels": "none, which a labelled table decides"})
         elif task == "class" and len(labels) == 1:
@@ -457,7 +459,7 @@ class TaskRule(KeyRule):
         return {key: next(kind for kind, name in _TASKS.items() if name == task), **labels_config(labels)}
 
 
-def labels_config(labels: Sequence[str]) -> RecipeValues:
+def labels_config(labels: Sequence[str]) -> ConfigValues:
     """The keys `id2label` and `label2id` of a configuration."""
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},
@@ -465,7 +467,7 @@ def labels_config(labels: Sequence[str]) -> RecipeValues:
     }
 
 
-def read_labels(config: PublishedConfig) -> list[str]:
+def read_labels(config: StrictConfigReader) -> list[str]:
     """Reads the labels of a configuration. Raises CheckpointError when labels lack a name of their own."""
     named = config.read_optional("id2label", dict)
     if named is None:
@@ -473,7 +475,7 @@ def read_labels(config: PublishedConfig) -> list[str]:
         if n_labels > MAX_UNNAMED_LABELS:
             raise config.import_error(f"num_labels is {n_labels}")
         return [f"LABEL_{i}" for i in range(n_labels)]
-    config.check_value("num_labels", len(named))
+    config.check_value_if_set("num_labels", len(named))
     by_id = {str(key): label for key, label in named.items()}
     labels = [by_id.get(str(i)) for i in range(len(named))]
     names = [label for label in labels if isinstance(label, str)]

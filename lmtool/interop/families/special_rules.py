@@ -6,35 +6,36 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.rules import (
     ACTIVATION_CHOICES,
     FULL,
     SLIDING,
-    ChoiceRule,
+    ConfigValues,
     KeyRule,
+    MappedValueRule,
     RecipeValues,
     layer_types,
-    read_full_layers,
-    set_windows_,
+    read_full_attention_layers,
+    set_attention_windows_,
 )
 
 
 class QwenWindowsRule(KeyRule):
     """Windows in the layers from the one that `max_window_layers` counts on, or in those that `layer_types` names."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         size, first = config.read_optional("sliding_window", int), config.read("max_window_layers", int, 28)
         size = size if config.read(key, bool, False) else None
         n_layers = values["n_layers"]
-        full = read_full_layers(config, n_layers)
+        full = read_full_attention_layers(config, n_layers)
         if full is None:
             full = list(range(n_layers if size is None else min(max(first, 0), n_layers)))
         elif size is None and len(full) < n_layers:
             raise config.import_error("layer_types has sliding_attention without a sliding_window")
-        set_windows_(values, size, full)
+        set_attention_windows_(values, size, full)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         kinds, has_windows = layer_types(values), values["pattern.kind"] == "window"
         size = values["pattern.size"] if has_windows else None
         # before layer_types, the first of these layers with a window
@@ -42,18 +43,20 @@ class QwenWindowsRule(KeyRule):
         return {key: has_windows, "sliding_window": size, "max_window_layers": first, "layer_types": kinds}
 
 
-class ModernWindowsRule(KeyRule):
+class ModernBertWindowsRule(KeyRule):
     """Windows on both sides of a position, in the layers that are not full (ModernBERT)."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         every = config.read_positive("global_attn_every_n_layers", int, 3)
         window = config.read("local_attention", int, 128)
-        full = read_full_layers(config, values["n_layers"])
+        full = read_full_attention_layers(config, values["n_layers"])
         if window < 2:
             raise config.import_error(f"local_attention is {window}, less than a neighbour on each side")
-        set_windows_(values, window // 2 + 1, [*range(0, values["n_layers"], every)] if full is None else full)
+        set_attention_windows_(
+            values, window // 2 + 1, [*range(0, values["n_layers"], every)] if full is None else full
+        )
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         window = 2 * max(1, values["pattern.size"] - 1) if values["pattern.kind"] == "window" else 128
         return {key: layer_types(values), "local_attention": window}
 
@@ -61,25 +64,27 @@ class ModernWindowsRule(KeyRule):
 class ModernBertRotaryRule(KeyRule):
     """Bases of the wavelengths in layers with full attention and in windowed ones (ModernBERT)."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         wide = config.read_positive("global_rope_theta", float, 160_000.0)
         # null in old files for that of the other layers
         narrow = wide if config.values.get("local_rope_theta", 0) is None else 10_000.0
         narrow = config.read_positive("local_rope_theta", float, narrow)
-        config.check_value("rope_scaling")
+        config.check_value_if_set("rope_scaling")
         scaled, thetas = config.read_section(key), []
-        scaled.check_value("rope_type", "default")  # those of both kinds, as Transformers 5.0 to 5.12 write them too
-        scaled.check_value("rope_theta")
+        scaled.check_value_if_set(
+            "rope_type", "default"
+        )  # those of both kinds, as Transformers 5.0 to 5.12 write them too
+        scaled.check_value_if_set("rope_theta")
         for kind, theta in ((FULL, wide), (SLIDING, narrow)):
             nested = scaled.read_section(kind)
-            nested.check_value("rope_type", "default")
+            nested.check_value_if_set("rope_type", "default")
             thetas.append(nested.read_positive("rope_theta", float, theta))
         has_windows = values["pattern.kind"] == "window"
         has_both = has_windows and bool(values["pattern.full_layers"])
         values["position.theta"] = thetas[has_windows and not has_both]
         values["position.window_theta"] = thetas[1] if has_both else None
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         wide = values["position.theta"]
         thetas = {FULL: wide, SLIDING: values["position.window_theta"] or wide}
         return {key: {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}}
@@ -88,29 +93,29 @@ class ModernBertRotaryRule(KeyRule):
 class T5ActivationRule(KeyRule):
     """`dense_act_fn` and `is_gated_act`; older files have only `feed_forward_proj`, from which both follow."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         kind = config.read(key, str)
         gate, _, name = kind.rpartition("-")
         if gate not in ("", "gated"):
-            config.check_value(key)
-        choice = ChoiceRule("gates" if config.read("is_gated_act", bool, gate == "gated") else "activations")
+            config.check_value_if_set(key)
+        choice = MappedValueRule("gates" if config.read("is_gated_act", bool, gate == "gated") else "activations")
         if config.read_optional("dense_act_fn", str) is not None:
             choice.read_key(config, "dense_act_fn", values)
         else:
             # so called by its authors
             name = "gelu_new" if kind == "gated-gelu" else name
-            choice.read_key(PublishedConfig({key: name}, config.where), key, values)
+            choice.read_key(StrictConfigReader({key: name}, config.where), key, values)
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         gated = values["activation"] in ACTIVATION_CHOICES["gates"].values()
-        (name,) = ChoiceRule("gates" if gated else "activations").write_key(values, key, alternatives).values()
+        (name,) = MappedValueRule("gates" if gated else "activations").write_key(values, key, unsupported).values()
         return {key: f"gated-{name}" if gated else name, "dense_act_fn": name, "is_gated_act": gated}
 
 
-class T5OutputRule(KeyRule):
-    """The output matrix and its scale. In old files, models with an output matrix of their own have no scale."""
+class T5OutputTyingAndScaleRule(KeyRule):
+    """Whether the output matrix is the embedding, and its scale. Old files of untied models have no scale."""
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         tied, scaled = config.read(key, bool), config.read_optional("scale_decoder_outputs", bool)
         untied = "lm_head.weight" in config.tensor_names
         if scaled is None and not tied and not untied:
@@ -118,7 +123,7 @@ class T5OutputRule(KeyRule):
         values["tie_embeddings"] = tied if scaled is None else not untied
         values["scale_head"] = tied if scaled is None else scaled
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         return {key: values["tie_embeddings"], "scale_decoder_outputs": values["scale_head"]}
 
 
@@ -131,7 +136,7 @@ class GgufRotaryRule(KeyRule):
 
     can_be_partial: bool = False
 
-    def read_key(self, config: PublishedConfig, key: str, values: RecipeValues) -> None:
+    def read_key(self, config: StrictConfigReader, key: str, values: RecipeValues) -> None:
         width = values.get("head_width") or values["d_model"] // values["n_heads"]
         rotary = config.read_positive("rope.dimension_count", int, width)
         if rotary > width or rotary % 2 or (rotary < width and not self.can_be_partial):
@@ -157,11 +162,11 @@ class GgufRotaryRule(KeyRule):
         values |= {"position.theta": base, "position.share": rotary / width}
         values |= {f"position.scaling.{name}": value for name, value in scaling.items()}
 
-    def write_key(self, values: RecipeValues, key: str, alternatives: dict[str, str]) -> RecipeValues:
+    def write_key(self, values: RecipeValues, key: str, unsupported: dict[str, str]) -> ConfigValues:
         rotary, base = int(values["head_width"] * values["position.share"]), values["position.theta"]
-        keys: RecipeValues = {"rope.dimension_count": rotary, "rope.freq_base": base}
+        keys: ConfigValues = {"rope.dimension_count": rotary, "rope.freq_base": base}
         if rotary < values["head_width"] and not self.can_be_partial:
-            alternatives["position.share"] = "1.0"
+            unsupported["position.share"] = "1.0"
         kind, factor = values["position.scaling.kind"], values.get("position.scaling.factor", 1.0)
         if kind == "none":
             return keys
@@ -169,7 +174,7 @@ class GgufRotaryRule(KeyRule):
         if kind == "llama3":
             low, high = values["position.scaling.low_frequency"], values["position.scaling.high_frequency"]
             if factor < 1 or (low, high) != (1, 4):
-                alternatives |= {"position.scaling.factor": "at least 1, of frequencies 1 and 4"}
+                unsupported |= {"position.scaling.factor": "at least 1, of frequencies 1 and 4"}
             return {**keys, key: _llama3_divisors(base, rotary, factor, low, high, original).astype(np.float32)}
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": factor}
         return {**keys, **({"rope.scaling.original_context_length": original} if kind == "yarn" else {})}

@@ -17,31 +17,31 @@ from lmtool.recipe.spec.transformer import Transformer
 
 RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
     "key": rules.SameValueRule,
-    "written": rules.WrittenRule,
+    "written": rules.WriteOnlyRule,
     "derived": rules.DerivedSizeRule,
     "constant": rules.ConstantRule,
-    "section": rules.CheckedSectionRule,
-    "choice": rules.ChoiceRule,
+    "section": rules.AllowedValuesSectionRule,
+    "choice": rules.MappedValueRule,
     "head-dropout": rules.HeadDropoutRule,
     "tied": rules.TiedEmbeddingsRule,
     "tensor": rules.HasTensorRule,
     "rows": rules.PositionTableRule,
-    "padding-row": rules.PaddingRowRule,
+    "padding-row": rules.PaddingPositionOffsetRule,
     "rotary": rules.RotaryRule,
     "window": rules.WindowRule,
-    "task": rules.TaskRule,
+    "task": rules.ProblemTypeRule,
     "labels": rules.LabelsRule,
     "qwen-windows": special_rules.QwenWindowsRule,
-    "modern-windows": special_rules.ModernWindowsRule,
+    "modern-windows": special_rules.ModernBertWindowsRule,
     "modern-rotary": special_rules.ModernBertRotaryRule,
     "t5-activation": special_rules.T5ActivationRule,
-    "t5-output": special_rules.T5OutputRule,
+    "t5-output": special_rules.T5OutputTyingAndScaleRule,
     "gguf-rotary": special_rules.GgufRotaryRule,
 }
 """Rules by their names in files. A text in place of a rule is a `SameValueRule`."""
 
 
-def _halve_sinusoids(dim: int) -> LayoutFactory:
+def _deinterleaved_sinusoid_layout(dim: int) -> LayoutFactory:
     """Published hidden states are in halves, where the sinusoids of lmtool alternate."""
 
     def rearrange(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
@@ -62,8 +62,8 @@ LAYOUTS: Mapping[str, LayoutFactory] = {
     "row": lambda model, layout: layouts.AS_ROW,
     "plus one": lambda model, layout: layouts.rescaled(1.0, 1.0),
     "rotary pairs": _pair_rotary,
-    "halves of outputs": _halve_sinusoids(0),
-    "halves of inputs": _halve_sinusoids(1),
+    "halves of outputs": _deinterleaved_sinusoid_layout(0),
+    "halves of inputs": _deinterleaved_sinusoid_layout(1),
 }
 """Layouts by their names in files."""
 
@@ -83,22 +83,24 @@ CONSTANTS: Mapping[str, Callable[[Transformer], Tensor]] = {
 
 
 @cache
-def read_family_file(model_type: str) -> Mapping[str, Any]:
+def read_family_with_inheritance(model_type: str) -> Mapping[str, Any]:
     """Reads the file of a family, and what it does not say from the family that it is like."""
     text = Path(__file__).with_name(f"{model_type}.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     like = tree.pop("like", None)
-    return tree if like is None else _merge_trees(read_family_file(like), tree)
+    return tree if like is None else _merge_trees_dropping_nulls(read_family_with_inheritance(like), tree)
 
 
-def _merge_trees(base: Mapping[str, Any], overrides: Mapping[str, Any], are_rules: bool = False) -> dict[str, Any]:
+def _merge_trees_dropping_nulls(
+    base: Mapping[str, Any], overrides: Mapping[str, Any], replaces_dicts: bool = False
+) -> dict[str, Any]:
     """Merges the sections of `overrides` into those of `base`, where their keys stay in place; a null removes a key."""
     merged = dict(base)
     for key, value in overrides.items():
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, dict) and not are_rules:
-            merged[key] = _merge_trees(merged.get(key, {}), value, key == "config")
+        elif isinstance(value, dict) and not replaces_dicts:
+            merged[key] = _merge_trees_dropping_nulls(merged.get(key, {}), value, key == "config")
         else:
             merged[key] = value
     return merged
@@ -106,12 +108,14 @@ def _merge_trees(base: Mapping[str, Any], overrides: Mapping[str, Any], are_rule
 
 def load_family(model_type: str) -> Family:
     """Loads the family of this `model_type` of Transformers."""
-    return _build_family(model_type, {key: rows for key, rows in read_family_file(model_type).items() if key != "gguf"})
+    return _build_family(
+        model_type, {key: rows for key, rows in read_family_with_inheritance(model_type).items() if key != "gguf"}
+    )
 
 
 def load_gguf_family(model_type: str) -> Family:
     """Loads the same family of GGUF files, which hold no heads: the section `gguf` of its file, and no other rows."""
-    tree = read_family_file(model_type)
+    tree = read_family_with_inheritance(model_type)
     shared = {key: tree[key] for key in ("shape", "class_prefix", "prefix", "modules")}
     fixed = tree.get("fixed", {}) | tree["gguf"]["fixed"]
     return _build_family(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class GgufContainer:
             self._bytes = durable.map_file(path)
             if self._bytes[: len(MAGIC)] != MAGIC:
                 raise self.damage_error("it does not begin with the letters GGUF")
-            self.values, self.tensors = _HeaderReader(self._bytes).read()
+            self.values, self.tensors = _HeaderReader(self._bytes).read_values_and_tensors()
         except OSError as error:
             what = f"{printable(path.name)} cannot be read: {error.strerror}"
             raise CheckpointError(what, where=printable(str(path)), fix="name a GGUF file that can be read") from error
@@ -99,7 +99,7 @@ class GgufContainer:
             fix="copy or download it again; GGUF versions 2 and 3, little endian, in one file, can be read",
         )
 
-    def read_tensor(self, name: str) -> Tensor:
+    def read_dequantized_tensor(self, name: str) -> Tensor:
         """Reads a tensor and dequantizes it; the memory in use is that of this tensor."""
         stored = self.tensors[name]
         content = np.frombuffer(self._bytes, np.uint8, stored.end - stored.start, stored.start)
@@ -124,6 +124,15 @@ class GgufContainer:
         )
 
 
+class _TensorInfo(NamedTuple):
+    """What a header says of a tensor. shape: outermost dimension first. offset: in bytes from the first tensor."""
+
+    name: str
+    raw_kind: int
+    shape: tuple[int, ...]
+    offset: int
+
+
 class _HeaderReader:
     """Reads a header from its beginning. Raises _MalformedFile."""
 
@@ -131,7 +140,7 @@ class _HeaderReader:
         self._content = content
         self._at = len(MAGIC)
 
-    def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    def read_values_and_tensors(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         """Reads all values and where each tensor is stored, by their names."""
         version = self._read_number("<I")
         if version not in VERSIONS:
@@ -164,14 +173,14 @@ class _HeaderReader:
             tensors[name] = StoredTensor(kind, shape, base + offset, end)
         return values, tensors
 
-    def _read_tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
-        """Reads name, type, shape and offset of a tensor; the file has the innermost dimension first."""
+    def _read_tensor_info(self) -> _TensorInfo:
+        """Reads what is said of a tensor; the file has the innermost dimension first."""
         name = self._read_text()
         n_dims = self._read_number("<I")
         if n_dims > 4:
             raise _MalformedFile(f"the tensor {_shorten(name)} has {n_dims} dimensions")
         shape = tuple(self._read_number("<Q") for _ in range(n_dims))[::-1]
-        return name, self._read_number("<I"), shape, self._read_number("<Q")
+        return _TensorInfo(name, self._read_number("<I"), shape, self._read_number("<Q"))
 
     def _read_value(self, kind: GGUFValueType) -> Any:
         if kind is GGUFValueType.STRING:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -21,7 +21,7 @@ from gguf import TokenType
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.gguf.container import GgufContainer
 from lmtool.interop.gguf.writing import inexpressible_error
 from lmtool.interop.tokenization.converting import SENTENCEPIECE_SPACE, sentencepiece_decoder_json
@@ -29,42 +29,52 @@ from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import printable
 from lmtool.tokenization.inner import parse_tokenizer_json
 
-JsonObject = dict[str, Any]
+TokenizerJson = dict[str, Any]
+"""The content of a tokenizer.json, or a part of it."""
+
+SpecialTokenIds = dict[str, int | list[int]]
+"""Ids of special tokens by keys of config.json, such as `eos_token_id`."""
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 @dataclass(frozen=True)
-class _WordSplitting:
-    """How a byte-level tokenizer cuts text into words.
+class _PreTokenizerPreset:
+    """A known way in which byte-level tokenizers cut text into words.
 
     names: in `tokenizer.ggml.pre`. parts: of a tokenizer.json, by their keys. adds_bos: text begins with `bos` where
     the file does not say.
     """
 
     names: Sequence[str]
-    parts: JsonObject
+    parts: TokenizerJson
     adds_bos: bool
 
 
-def _build_word_splitting(
-    names: str, regex: str = "", digits: bool = False, nfc: bool = False, whole: bool = False, begins: bool = False
-) -> _WordSplitting:
-    """Builds it of a row of words.yaml, which says what the arguments mean."""
-    pre_tokenizer: JsonObject = _BYTE_LEVEL
+def _build_pre_tokenizer_preset(
+    names: str,
+    regex: str = "",
+    individual_digits: bool = False,
+    nfc: bool = False,
+    ignore_merges: bool = False,
+    adds_bos: bool = False,
+) -> _PreTokenizerPreset:
+    """Builds a preset from a row of words.yaml, which says what the arguments mean."""
+    pre_tokenizer: TokenizerJson = _BYTE_LEVEL
     if regex:
         split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
         pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, {**_BYTE_LEVEL, "use_regex": False}]}
-    if digits:
+    if individual_digits:
         split = {"type": "Digits", "individual_digits": True}
         pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, _BYTE_LEVEL]}
     normalizer = {"type": "NFC"} if nfc else None
-    parts = {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer, "model.ignore_merges": whole}
-    return _WordSplitting(names.split(), parts, begins)
+    parts = {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer, "model.ignore_merges": ignore_merges}
+    return _PreTokenizerPreset(names.split(), parts, adds_bos)
 
 
-_WORD_SPLITTINGS = [
-    _build_word_splitting(**row) for row in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
+_PRE_TOKENIZER_PRESETS = [
+    _build_pre_tokenizer_preset(**row)
+    for row in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
 ]
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Names of special tokens in GGUF files, by those of tokenizer_config.json."""
@@ -84,28 +94,31 @@ _TOKEN_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normali
 
 def read_gguf_tokenizer(
     container: GgufContainer, architecture: str, vocab_size: int
-) -> tuple[PublishedTokenizer, dict[str, Any]]:
-    """Reads the tokenizer of a file, and keys of its config.json, such as `eos_token_id`.
+) -> tuple[PublishedTokenizer, SpecialTokenIds]:
+    """Reads the tokenizer of a file, and the ids of its special tokens.
 
     SentencePiece puts a space before any text, also before one that begins with a space, as the original does. Raises
     CheckpointError when the tokenizer is of an unknown kind, or does not fit together.
     """
-    config = PublishedConfig(container.values, printable(str(container.path)))
+    config = StrictConfigReader(container.values, printable(str(container.path)))
     tokens: list[str] = list(config.read("tokenizer.ggml.tokens", list))
     model = config.read("tokenizer.ggml.model", str)
     special = _read_special_ids(config, len(tokens), model)
-    kinds = _read_numbers(config, "tokenizer.ggml.token_type", len(tokens)) or [int(TokenType.NORMAL)] * len(tokens)
+    kinds = _read_numbers_per_token(config, "tokenizer.ggml.token_type", len(tokens)) or [int(TokenType.NORMAL)] * len(
+        tokens
+    )
     if architecture == "gemma":
-        _respell_spaces_(tokens, kinds)
+        _convert_space_runs_to_sentencepiece_(tokens, kinds)
     n_different = len(set(tokens))
     if len(tokens) > vocab_size or n_different < len(tokens):
         what = f"it has {len(tokens)} tokens, {n_different} different ones, and {vocab_size} embeddings"
         raise config.import_error(what)
     match model:
         case "gpt2":
-            document, adds_bos = _read_byte_level(config, tokens)
+            preset = _read_pre_tokenizer_preset(config)
+            document, adds_bos = _build_byte_level_json(config, tokens, preset), preset.adds_bos
         case "llama":
-            document, adds_bos = _read_sentencepiece(config, tokens, kinds, special, architecture), True
+            document, adds_bos = _build_sentencepiece_json(config, tokens, kinds, special, architecture), True
         case _:
             raise config.import_error(f"its tokenizer is {printable(model)[:40]}, not gpt2 or llama")
     marked = {special[role] for role in ("bos", "eos", "unknown") if role in special}
@@ -114,8 +127,8 @@ def read_gguf_tokenizer(
         for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if token and (kind in (TokenType.CONTROL, TokenType.USER_DEFINED) or n in marked)
     ]
-    before = _read_added_tokens(config, "bos", tokens, special, adds_bos)
-    after = _read_added_tokens(config, "eos", tokens, special, False)
+    before = _read_token_added_to_texts(config, "bos", tokens, special, adds_bos)
+    after = _read_token_added_to_texts(config, "eos", tokens, special, False)
     try:
         tokenizer = parse_tokenizer_json(json.dumps(document))
         if before or after:
@@ -136,21 +149,21 @@ def read_gguf_tokenizer(
     return PublishedTokenizer(tokenizer.to_str(), tokenizer_config), ids_by_key
 
 
-def _read_special_ids(config: PublishedConfig, n_tokens: int, model: str) -> dict[str, int]:
-    """Reads the ids of special tokens by their roles. model: the kind of tokenizer, which has defaults for some."""
+def _read_special_ids(config: StrictConfigReader, n_tokens: int, tokenizer_model: str) -> dict[str, int]:
+    """Reads the ids of special tokens by their roles. tokenizer_model: "llama" has defaults for some."""
     special = {}
     for role in (*_ROLES.values(), *_END_ROLES[1:]):
         n = config.read_optional(f"tokenizer.ggml.{role}_token_id", int)
         if n is not None and not 0 <= n < n_tokens:
             raise config.import_error(f"tokenizer.ggml.{role}_token_id is {n} of {n_tokens} tokens")
-        if n is None and model == "llama" and _SENTENCEPIECE_IDS.get(role, n_tokens) < n_tokens:
+        if n is None and tokenizer_model == "llama" and _SENTENCEPIECE_IDS.get(role, n_tokens) < n_tokens:
             n = _SENTENCEPIECE_IDS[role]
         if n is not None:
             special[role] = n
     return special
 
 
-def _read_numbers(config: PublishedConfig, key: str, n_tokens: int) -> list[Any] | None:
+def _read_numbers_per_token(config: StrictConfigReader, key: str, n_tokens: int) -> list[Any] | None:
     """Reads a list of numbers, one for each token; None when the file has none."""
     values = config.read_optional(key, np.ndarray)
     if values is None:
@@ -161,38 +174,49 @@ def _read_numbers(config: PublishedConfig, key: str, n_tokens: int) -> list[Any]
     return numbers
 
 
-def _respell_spaces_(tokens: list[str], kinds: list[int]) -> None:
-    """Spells runs of spaces as Gemma's own tokenizer does: they are ordinary tokens there, with merges."""
+def _convert_space_runs_to_sentencepiece_(tokens: list[str], kinds: list[int]) -> None:
+    """Converts tokens of several spaces to ordinary tokens with merges, as in Gemma's own tokenizer, in place."""
     for n, token in enumerate(tokens):
         if len(token) > 1 and not token.strip(" "):
             tokens[n] = SENTENCEPIECE_SPACE * len(token)
             kinds[n] = int(TokenType.NORMAL)
 
 
-def _read_byte_level(config: PublishedConfig, tokens: Sequence[str]) -> tuple[JsonObject, bool]:
-    """Reads a document without added tokens, and whether text begins with `bos` where the file does not say."""
+def _read_pre_tokenizer_preset(config: StrictConfigReader) -> _PreTokenizerPreset:
+    """Reads the preset that `tokenizer.ggml.pre` names. Raises CheckpointError for an unknown name."""
     name = config.read("tokenizer.ggml.pre", str, "default")
-    splitting = next((one for one in _WORD_SPLITTINGS if name in one.names), None)
-    if splitting is None:
-        known = ", ".join(name for one in _WORD_SPLITTINGS for name in one.names)
+    preset = next((one for one in _PRE_TOKENIZER_PRESETS if name in one.names), None)
+    if preset is None:
+        known = ", ".join(name for one in _PRE_TOKENIZER_PRESETS for name in one.names)
         raise config.import_error(f"its pre-tokenizer {printable(name)[:40]} is none of {known}")
+    return preset
+
+
+def _build_byte_level_json(
+    config: StrictConfigReader, tokens: Sequence[str], preset: _PreTokenizerPreset
+) -> TokenizerJson:
+    """Builds a tokenizer.json of byte-level BPE without added tokens."""
     merges = [merge.split(" ") for merge in config.read("tokenizer.ggml.merges", list) if type(merge) is str]
     if any(len(merge) != 2 for merge in merges):
         raise config.import_error("a merge in tokenizer.ggml.merges is not of two parts")
-    parts = {key: splitting.parts[key] for key in ("normalizer", "pre_tokenizer")}
-    model = _bpe_json(tokens, merges, ignore_merges=splitting.parts["model.ignore_merges"])
-    return {**parts, "decoder": {**_BYTE_LEVEL, "add_prefix_space": True}, "model": model}, splitting.adds_bos
+    parts = {key: preset.parts[key] for key in ("normalizer", "pre_tokenizer")}
+    model = _bpe_json(tokens, merges, ignore_merges=preset.parts["model.ignore_merges"])
+    return {**parts, "decoder": {**_BYTE_LEVEL, "add_prefix_space": True}, "model": model}
 
 
-def _read_sentencepiece(
-    config: PublishedConfig, tokens: Sequence[str], kinds: Sequence[int], special: Mapping[str, int], architecture: str
-) -> JsonObject:
-    """Reads a document without added tokens."""
-    scores = _read_numbers(config, "tokenizer.ggml.scores", len(tokens))
+def _build_sentencepiece_json(
+    config: StrictConfigReader,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    special_ids: Mapping[str, int],
+    architecture: str,
+) -> TokenizerJson:
+    """Builds a tokenizer.json of SentencePiece BPE without added tokens."""
+    scores = _read_numbers_per_token(config, "tokenizer.ggml.scores", len(tokens))
     if scores is None or not all(type(score) is float for score in scores):
         raise config.import_error("tokenizer.ggml.scores is not a list of floats")
-    unknown = tokens[special["unknown"]] if "unknown" in special else None
-    merges = infer_merges(tokens, kinds, scores, architecture)
+    unknown = tokens[special_ids["unknown"]] if "unknown" in special_ids else None
+    merges = infer_bpe_merges(tokens, kinds, scores, architecture)
     adds_prefix = config.read("tokenizer.ggml.add_space_prefix", bool, True)
     return {
         "normalizer": _PREFIX_SPACE if adds_prefix else _REPLACE_SPACES,
@@ -202,7 +226,7 @@ def _read_sentencepiece(
     }
 
 
-def infer_merges(
+def infer_bpe_merges(
     tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float], architecture: str
 ) -> list[list[str]]:
     """Infers all ways to make an ordinary token of two, best score first; of Gemma in the order of the tokens.
@@ -220,27 +244,35 @@ def infer_merges(
     return [[left, right] for *_, left, right in ranked]
 
 
-def _bpe_json(tokens: Sequence[str], merges: Sequence[Sequence[str]], **options: object) -> JsonObject:
+def _bpe_json(tokens: Sequence[str], merges: Sequence[Sequence[str]], **options: object) -> TokenizerJson:
     return {"type": "BPE", **options, "vocab": {token: n for n, token in enumerate(tokens)}, "merges": merges}
 
 
-def _read_added_tokens(
-    config: PublishedConfig, role: str, tokens: Sequence[str], special: Mapping[str, int], default: bool
+def _read_token_added_to_texts(
+    config: StrictConfigReader,
+    role: Literal["bos", "eos"],
+    tokens: Sequence[str],
+    special_ids: Mapping[str, int],
+    added_by_default: bool,
 ) -> list[str]:
-    """Reads which token is put before (`bos`) or after (`eos`) every text; there may be none."""
-    if not config.read(f"tokenizer.ggml.add_{role}_token", bool, default):
+    """Reads which token is put before (`bos`) or after (`eos`) every text. Returns a list of it, or an empty one."""
+    if not config.read(f"tokenizer.ggml.add_{role}_token", bool, added_by_default):
         return []
-    if role not in special:
+    if role not in special_ids:
         raise config.import_error(f"text gets a token {role}, and tokenizer.ggml.{role}_token_id is missing")
-    return [tokens[special[role]]]
+    return [tokens[special_ids[role]]]
 
 
-def write_gguf_tokenizer(
-    tokenizer_json: str, tokenizer_config: Mapping[str, Any], architecture: str, vocab_size: int, end_ids: Sequence[int]
+def convert_tokenizer_to_gguf_keys(
+    tokenizer_json: str,
+    tokenizer_config: Mapping[str, Any],
+    architecture: str,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
 ) -> dict[str, Any]:
-    """Returns the values of a file by their keys, with lists in the place of arrays: inverse of `read_gguf_tokenizer`.
+    """Returns the values of a GGUF file by key, with lists in the place of arrays: inverse of `read_gguf_tokenizer`.
 
-    end_ids: tokens that end a text, of a config.json. Raises UsageError with a key that no GGUF file has.
+    eos_token_ids: tokens that end a text, of a config.json. Raises UsageError with a key that no GGUF file has.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
     document = json.loads(tokenizer.to_str())
@@ -250,33 +282,33 @@ def write_gguf_tokenizer(
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model[key]:
             raise inexpressible_error(f"model.{key}", str(model[key]))
-    tokens, kinds = _list_tokens(document, vocab_size)
+    tokens, kinds = _list_tokens_and_types(document, vocab_size)
     if architecture == "gemma":
         rows = zip(tokens, kinds, strict=True)
         tokens = [t.replace(SENTENCEPIECE_SPACE, " ") if kind == TokenType.USER_DEFINED else t for t, kind in rows]
     values: dict[str, Any] = {"tokens": tokens, "token_type": kinds}
     if model["byte_fallback"]:
-        values |= _write_sentencepiece(document, tokens, kinds, architecture)
+        values |= _convert_sentencepiece_to_gguf_keys(document, tokens, kinds, architecture)
     else:
-        values |= {"model": "gpt2", "pre": _find_word_splitting(document).names[0], "add_space_prefix": False}
+        values |= {"model": "gpt2", "pre": _find_pre_tokenizer_preset(document).names[0], "add_space_prefix": False}
         values["merges"] = [" ".join(merge) for merge in model["merges"]]
         if not values["merges"] or any(merge.count(" ") != 1 for merge in values["merges"]):
             raise inexpressible_error("model.merges", "empty, or of tokens with spaces")
     special = _find_special_ids(tokenizer_config, tokens)
-    other_ends = [n for n in end_ids if n != special.get("eos")]
+    other_ends = [n for n in eos_token_ids if n != special.get("eos")]
     if len(other_ends) >= len(_END_ROLES) or not all(type(n) is int and 0 <= n < vocab_size for n in other_ends):
-        raise inexpressible_error("eos_token_id", f"{list(end_ids)}")
+        raise inexpressible_error("eos_token_id", f"{list(eos_token_ids)}")
     special |= dict(zip(_END_ROLES[1:] if "eos" in special else _END_ROLES, other_ends, strict=False))
     values |= {f"{role}_token_id": n for role, n in special.items()}
-    values |= _find_added_roles(tokenizer, special)
+    values |= _detect_added_bos_eos(tokenizer, special)
     keys = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     if (template := tokenizer_config.get("chat_template")) is not None:
         keys["tokenizer.chat_template"] = template
     return keys
 
 
-def _list_tokens(document: JsonObject, vocab_size: int) -> tuple[list[str], list[int]]:
-    """Lists all tokens and their kinds by their ids; an id without a token gets one that is unused, as in llama.cpp."""
+def _list_tokens_and_types(document: TokenizerJson, vocab_size: int) -> tuple[list[str], list[int]]:
+    """Lists all tokens and their types by id. An id without a token gets an unused one, as in llama.cpp."""
     model = document["model"]
     by_id: dict[int, tuple[str, int]] = {n: (token, int(TokenType.NORMAL)) for token, n in model["vocab"].items()}
     for token in document["added_tokens"]:
@@ -294,32 +326,33 @@ def _list_tokens(document: JsonObject, vocab_size: int) -> tuple[list[str], list
     return list(tokens), list(kinds)
 
 
-def _find_word_splitting(document: JsonObject) -> _WordSplitting:
-    """Finds how a byte-level tokenizer cuts text into words. Raises UsageError where llama.cpp has no name for it."""
+def _find_pre_tokenizer_preset(document: TokenizerJson) -> _PreTokenizerPreset:
+    """Finds the preset that cuts text into words as a tokenizer does. Raises UsageError where llama.cpp has none."""
     parts = {key: document[key] for key in ("pre_tokenizer", "normalizer")}
     parts["model.ignore_merges"] = document["model"]["ignore_merges"]
     if parts["normalizer"] == {"type": "Sequence", "normalizers": []}:
         parts["normalizer"] = None
-    splittings = _WORD_SPLITTINGS
+    presets = _PRE_TOKENIZER_PRESETS
     for key, part in parts.items():
-        splittings = [one for one in splittings if _without_offsets(one.parts[key]) == _without_offsets(part)]
-        if not splittings:
+        presets = [one for one in presets if _drop_trim_offsets(one.parts[key]) == _drop_trim_offsets(part)]
+        if not presets:
             raise inexpressible_error(key, json.dumps(part))
-    return splittings[0]
+    return presets[0]
 
 
-def _without_offsets(part: Any) -> Any:
-    """A part of a tokenizer.json without what only says where in the text tokens lie."""
+def _drop_trim_offsets(tokenizer_part: Any) -> Any:
+    """Drops, at every level, an option that only changes the offsets of tokens in the text."""
 
-    def drop_offsets(entries: JsonObject) -> JsonObject:
+    def drop_offsets(entries: TokenizerJson) -> TokenizerJson:
         return {key: value for key, value in entries.items() if key != "trim_offsets"}
 
-    return json.loads(json.dumps(part), object_hook=drop_offsets)
+    return json.loads(json.dumps(tokenizer_part), object_hook=drop_offsets)
 
 
-def _write_sentencepiece(
-    document: JsonObject, tokens: Sequence[str], kinds: Sequence[int], architecture: str
-) -> JsonObject:
+def _convert_sentencepiece_to_gguf_keys(
+    document: TokenizerJson, tokens: Sequence[str], kinds: Sequence[int], architecture: str
+) -> dict[str, Any]:
+    """Returns the scores of tokens, and other values of a GGUF file. Raises UsageError for inexpressible merges."""
     normalizer, split = document["normalizer"], document["pre_tokenizer"]
     if normalizer is None and split is not None and split["type"] == "Metaspace" and not split["split"]:
         adds_prefix = split["prepend_scheme"] != "never"
@@ -335,12 +368,14 @@ def _write_sentencepiece(
     scores = [float(-rank.get(token, len(rank))) for token in tokens]
     # Scores say what these merges do when those of a token stand together, and are all that there could be. Merges of
     # other tokens do nothing: those are cut out of the text before.
-    if _group_merges(merges) != _group_merges(infer_merges(tokens, kinds, scores, architecture)):
+    if _group_merges_by_result(merges) != _group_merges_by_result(
+        infer_bpe_merges(tokens, kinds, scores, architecture)
+    ):
         raise inexpressible_error("model.merges", "not what the scores of tokens could express")
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": adds_prefix}
 
 
-def _group_merges(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
+def _group_merges_by_result(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
     """Groups merges by their result, in the order of the first merge of each, with their left parts."""
     parts: defaultdict[str, set[str]] = defaultdict(set)
     for left, right in merges:
@@ -359,11 +394,11 @@ def _find_special_ids(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]
     return special
 
 
-def _find_added_roles(tokenizer: Tokenizer, special: Mapping[str, int]) -> dict[str, bool]:
-    """Finds which special tokens are put around every text. Raises UsageError for others than bos and eos."""
+def _detect_added_bos_eos(tokenizer: Tokenizer, special_ids: Mapping[str, int]) -> dict[str, bool]:
+    """Detects whether bos and eos are put around every text. Raises UsageError for other special tokens."""
     bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
     framed: list[int] = tokenizer.encode("a").ids
     for adds_bos, adds_eos in itertools.product((False, True), repeat=2):
-        if framed == [*[special.get("bos")] * adds_bos, *bare, *[special.get("eos")] * adds_eos]:
+        if framed == [*[special_ids.get("bos")] * adds_bos, *bare, *[special_ids.get("eos")] * adds_eos]:
             return {"add_bos_token": adds_bos, "add_eos_token": adds_eos}
     raise inexpressible_error("post_processor", "not only bos_token and eos_token around a text")

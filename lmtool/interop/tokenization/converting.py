@@ -55,7 +55,7 @@ def sentencepiece_decoder_json(*, strips_space: bool) -> dict[str, Any]:
     return {"type": "Sequence", "decoders": decoders}
 
 
-def convert_tokenizer(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[str, str]]:
+def convert_slow_tokenizer(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[str, str]]:
     """Converts the tokenizer of a directory without tokenizer.json. Returns it and its special tokens by role.
 
     Raises CheckpointError for files that are missing or damaged, ResourceError without Transformers.
@@ -93,12 +93,15 @@ def convert_tokenizer(folder: Path, settings: TokenizerSettings) -> tuple[Tokeni
     return _convert_with_transformers(class_name, contents)
 
 
-def _convert_with_transformers(class_name: str, contents: Mapping[str, bytes]) -> tuple[Tokenizer, dict[str, str]]:
-    """contents: of files, by their names."""
+def _convert_with_transformers(class_name: str, file_contents: Mapping[str, bytes]) -> tuple[Tokenizer, dict[str, str]]:
+    """Converts a tokenizer with Transformers, from copies of its files in a temporary folder.
+
+    file_contents: by the names of the files. Returns it and its special tokens by role.
+    """
     transformers = _import_optional("transformers")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, content in contents.items():
+        for name, content in file_contents.items():
             Path(folder, name).write_bytes(content)
         verbosity = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity_error()
@@ -117,7 +120,7 @@ def _import_optional(name: str) -> Any:
     return import_extra(name, "a tokenizer without tokenizer.json is converted by", "convert", otherwise)
 
 
-def _parse_sentencepiece_model(content: bytes, algorithm: int, path: Path) -> Any:
+def _parse_sentencepiece_model(content: bytes, expected_algorithm: int, path: Path) -> Any:
     """Parses a file of sentencepiece_model.proto, whose names the result has. Raises CheckpointError."""
     model = _import_optional("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(content)
     texts, trainer = [piece.piece for piece in model.pieces], model.trainer_spec
@@ -129,7 +132,7 @@ def _parse_sentencepiece_model(content: bytes, algorithm: int, path: Path) -> An
         (not all(map(len, texts)), "a piece is empty"),
         (max(map(len, texts), default=0) > MAX_PIECE_CHARACTERS, f"a piece has over {MAX_PIECE_CHARACTERS} characters"),
         (not all(math.isfinite(piece.score) for piece in model.pieces), "the score of a piece is not finite"),
-        (trainer.model_type != algorithm, f"its model_type is {trainer.model_type}, not {algorithm}"),
+        (trainer.model_type != expected_algorithm, f"its model_type is {trainer.model_type}, not {expected_algorithm}"),
         (not 0 <= trainer.unk_id < len(texts), "the unknown token has no piece"),
         (max(trainer.bos_id, trainer.eos_id) >= len(texts), "a special token has no piece"),
     ):
@@ -139,9 +142,10 @@ def _parse_sentencepiece_model(content: bytes, algorithm: int, path: Path) -> An
 
 
 def build_marian_tokenizer(
-    vocabulary: Mapping[str, int], source: Any, settings: TokenizerSettings, where: str
+    vocabulary: Mapping[str, int], source_model: Any, settings: TokenizerSettings, where: str
 ) -> Tokenizer:
-    """Builds a tokenizer with the ids of `vocabulary` that cuts text as the SentencePiece model `source` does.
+    """Builds a tokenizer with the ids of `vocabulary` that cuts text as the SentencePiece model
+    `source_model` does.
 
     The vocabulary has also special tokens and pieces of the target language, which must match no text. The library
     finds whatever an entry is called, so these go by other names: "<" in a piece, and so in the text, becomes a
@@ -158,9 +162,9 @@ def build_marian_tokenizer(
         raise tokenizer_error("the ids of vocab.json have gaps", where)
     if missing := [role for role in ("<unk>", *roles.values()) if role not in vocabulary]:
         raise tokenizer_error(f"vocab.json lacks {printable(missing[0])[:40]}", where)
-    if any(piece.type in (_USER_DEFINED, _BYTE) for piece in source.pieces):
+    if any(piece.type in (_USER_DEFINED, _BYTE) for piece in source_model.pieces):
         raise tokenizer_error("source.spm has symbols of its own", where)
-    scores = {piece.piece: piece.score for piece in source.pieces if piece.type == _NORMAL}
+    scores = {piece.piece: piece.score for piece in source_model.pieces if piece.type == _NORMAL}
     known = {piece for piece in scores if len(piece) == 1}
     lowest = min(scores.values(), default=0.0)
     less, foreign, strange = islice(_unused_characters(set().union(*vocabulary, *scores)), 3)
@@ -182,7 +186,7 @@ def build_marian_tokenizer(
     tokenizer.normalizer = normalizers.Sequence(
         [
             normalizers.Replace(Regex(f"[{less}{foreign}]"), strange),
-            *_sentencepiece_normalizers(source),
+            *_sentencepiece_normalizers(source_model),
             normalizers.Replace("<", less),
             normalizers.Replace(Regex(f"(?<!{unknown})(?!(?:{known_runs})(?!{unknown})){unknown}{{2,}}"), strange),
         ]

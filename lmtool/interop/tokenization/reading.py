@@ -12,10 +12,14 @@ from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
 from lmtool.interop.files import read_json, read_text
-from lmtool.interop.tokenization.converting import SENTENCEPIECE_SPACE, convert_tokenizer, sentencepiece_decoder_json
+from lmtool.interop.tokenization.converting import (
+    SENTENCEPIECE_SPACE,
+    convert_slow_tokenizer,
+    sentencepiece_decoder_json,
+)
 from lmtool.interop.tokenization.settings import LLAMA, TokenizerSettings, read_tokenizer_settings, tokenizer_error
 from lmtool.printable import printable
-from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_growth, convert_panics, parse_tokenizer_json
+from lmtool.tokenization.inner import MAX_VOCAB_SIZE, check_normalizer_growth, convert_panics, parse_tokenizer_json
 
 _PROBE_TEXT = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
@@ -34,7 +38,7 @@ class PublishedTokenizer:
     config: dict[str, Any]
 
 
-def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
+def read_published_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
     """Reads the tokenizer of a model directory, with the ids of Transformers' AutoTokenizer.
 
     model_type: as in config.json. Read from tokenizer.json, or else converted from vocab.json and merges.txt
@@ -43,7 +47,7 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
     does.
 
     Raises CheckpointError when files are missing, damaged, or describe something else; ResourceError as
-    `convert_tokenizer` does.
+    `convert_slow_tokenizer` does.
     """
     try:
         with convert_panics():
@@ -51,8 +55,8 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
             if (folder / "tokenizer.json").is_file():
                 tokenizer, special_tokens = _read_tokenizer_file(folder, settings), settings.special_tokens
             else:
-                tokenizer, special_tokens = convert_tokenizer(folder, settings)
-                check_growth(json.loads(tokenizer.to_str()))
+                tokenizer, special_tokens = convert_slow_tokenizer(folder, settings)
+                check_normalizer_growth(json.loads(tokenizer.to_str()))
             # encodes a text too, so that what fails on every text fails now
             ids = [
                 *tokenizer.get_vocab(with_added_tokens=True).values(),
@@ -77,7 +81,7 @@ def _read_tokenizer_file(folder: Path, settings: TokenizerSettings) -> Tokenizer
     document = read_json(path)
     model = document.get("model")
     if settings.class_name == LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
-        tokenizer = parse_tokenizer_json(json.dumps(document | _llama_parts(model, settings)))
+        tokenizer = parse_tokenizer_json(json.dumps(document | _llama_tokenizer_json_parts(model, settings)))
     else:
         tokenizer = parse_tokenizer_json(read_text(path))
     tokenizer.no_truncation()
@@ -86,8 +90,8 @@ def _read_tokenizer_file(folder: Path, settings: TokenizerSettings) -> Tokenizer
     return tokenizer
 
 
-def _llama_parts(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:
-    """The parts of a Llama's tokenizer.json as Transformers has them, which takes only the vocabulary of these files.
+def _llama_tokenizer_json_parts(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:
+    """Returns the parts of a Llama's tokenizer.json as Transformers makes them from nothing but its vocabulary.
 
     They prepend the space by a normalizer, which adds one to a text that begins with a space, and after each special
     token.

@@ -68,7 +68,7 @@ class AttentionOp:
     @property
     def document_starts_BT(self) -> Tensor | None:
         """True at the first query of each isolated document; None where a row is one text."""
-        if self._document_starts_BT is None and (begins_BS := self.mask.document_starts_BS) is not None:
+        if self._document_starts_BT is None and (begins_BS := self.mask.later_document_starts_BS) is not None:
             self._document_starts_BT = begins_BS[:, self._n_keys - self._n_queries :]
         return self._document_starts_BT
 
@@ -77,7 +77,7 @@ class AttentionOp:
         """Whether attention is computed block by block, not for all query-key pairs."""
         return self._n_queries == self._n_keys and WindowKernel.is_cheaper_than_dense(self.mask, self._n_keys)
 
-    def without_shared_bias(self) -> "AttentionOp":
+    def with_recomputed_bias(self) -> "AttentionOp":
         """Returns a copy that computes the bias again, if it has a gradient; else itself."""
         if self._position is None or not any(parameter.requires_grad for parameter in self._position.parameters()):
             return self
@@ -90,7 +90,9 @@ class AttentionOp:
         if self._position is None:
             return x_BNTH
         if x_BNTH.dtype not in self._rotations:
-            self._rotations[x_BNTH.dtype] = self._position.rotations(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
+            self._rotations[x_BNTH.dtype] = self._position.cosines_and_sines(
+                self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype
+            )
         rotation = self._rotations[x_BNTH.dtype]
         return x_BNTH if rotation is None else ops.rotary(x_BNTH, *rotation)
 
@@ -120,7 +122,7 @@ class AttentionOp:
                 self._flex.append(self._build_flex_attention())
             assert score.scale is not None
             return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score.scale)
-        kernel = self._kernel = self._kernel or self._build_kernel()
+        kernel = self._kernel = self._kernel or self._choose_kernel()
         if observer is not None:
             dtype = torch.promote_types(q_BNTH.dtype, torch.float32)
             with torch.autocast(q_BNTH.device.type, enabled=False):
@@ -149,7 +151,7 @@ class AttentionOp:
         score_mod = rule.score_mod(self._positions_PS) if isinstance(rule, AlibiPositions) else None
         return gpu.FlexAttention(self.mask.allows, self.mask.n_rows, self._n_keys, self._device, score_mod)
 
-    def _build_kernel(self) -> AttentionKernel:
+    def _choose_kernel(self) -> AttentionKernel:
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
         if self.uses_window_blocks:
             return WindowKernel(mask, self._positions_PS, self._position)
@@ -157,7 +159,7 @@ class AttentionOp:
         if few and mask.is_only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
             steps = [AttentionOp(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
-            return PerQueryKernel([step._build_kernel() for step in steps], n_keys)
+            return PerQueryKernel([step._choose_kernel() for step in steps], n_keys)
         bias_PNTS = None if self._position is None else self._position.bias(self._query_PT, self._positions_PS)
         fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
@@ -254,7 +256,7 @@ class _MultiHeadAttention(ObservableAttention, Mixer):
         dropout = self.dropout if self.training else 0.0
         return attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer).transpose(1, 2).flatten(2)
 
-    def append_to_cache(
+    def transform_keys_and_append(
         self, cache: LayerState | None, k_BKTH: Tensor, v_BKTH: Tensor
     ) -> KeyValueCache | tuple[Tensor, Tensor]:
         """Transforms keys and returns the cache with them and the values; only these if there is no cache."""
@@ -296,7 +298,7 @@ class SelfAttention(_MultiHeadAttention):
         qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
         qk, v = _split_heads(qk, self.head_width), _split_heads(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        keys_and_values = self.append_to_cache(cache, k, v)
+        keys_and_values = self.transform_keys_and_append(cache, k, v)
         mixed = self.attend_heads(attend, q, *keys_and_values)
         if self.gate is not None:
             by_head = (*mixed.shape[:2], self.n_heads, -1)
@@ -307,7 +309,7 @@ class SelfAttention(_MultiHeadAttention):
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
-class PlainAttention(_MultiHeadAttention):
+class ProjectionFreeAttention(_MultiHeadAttention):
     """Self-attention without projections: weighted means of the states, sum_s softmax_s(score(h_t, h_s)) h_s.
 
     Each head has its part of the states, and their outputs are concatenated.
@@ -330,7 +332,7 @@ class PlainAttention(_MultiHeadAttention):
     def forward(self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None) -> MixerOutput:
         v = _split_heads(x_BTD, self.head_width)
         q = attend.rotate(v)
-        keys_and_values = self.append_to_cache(cache, q, v)
+        keys_and_values = self.transform_keys_and_append(cache, q, v)
         x_BTD = self.attend_heads(attend, q, *keys_and_values)
         return MixerOutput(x_BTD, None if cache is None else keys_and_values)
 
@@ -385,7 +387,7 @@ def output_widths(linear: nn.Linear) -> tuple[int, ...]:
     return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)
 
 
-def find_layer_matrices(model: nn.Module) -> dict[nn.Parameter, list[int]]:
+def find_layer_matrices_and_part_rows(model: nn.Module) -> dict[nn.Parameter, list[int]]:
     """Returns the weight matrices inside layers, each with the row counts of its parts; no embeddings or heads."""
     blocks = {cast(nn.Parameter, linear.weight): list(output_widths(linear)) for linear in find_linears(model)}
     for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):

@@ -14,7 +14,7 @@ from lmtool.compute.kernels import ops
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import AdapterTargets, AttentionOp, JoinedLinear, Mixer, MixerOutput
 from lmtool.model.layers.norms import build_norm
-from lmtool.model.layers.positions import build_position
+from lmtool.model.layers.positions import build_position_embedding
 from lmtool.recipe.spec.transformer import Norm, Transformer
 
 GATE_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
@@ -56,7 +56,7 @@ class InputEmbeddings(nn.Module):
         # in a tuple, so that the embedding of another stack is not registered here too
         self._tokens = (shared,)
         self.segments = nn.Embedding(spec.n_segments, width) if spec.n_segments else None
-        self.position = build_position(spec)
+        self.position = build_position_embedding(spec)
         self.norm = build_norm(spec.norm, width, spec.bias) if spec.norm.embedding else nn.Identity()
         self.scale = math.sqrt(width) if spec.scale_embedding else 1.0
         self.dropout = spec.dropout
@@ -70,10 +70,10 @@ class InputEmbeddings(nn.Module):
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
         """Returns the embeddings (B, T, D). See `embed`."""
-        x_BTD = self.embed(tokens_BT, positions_PT, segments_BT, added_BTD)
+        x_BTD = self.embed_before_projection(tokens_BT, positions_PT, segments_BT, added_BTD)
         return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 
-    def embed(
+    def embed_before_projection(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
         """Returns the embeddings before they are mapped to the model width.
@@ -106,10 +106,10 @@ class SharedInputEmbeddings(InputEmbeddings):
     def tokens(self) -> nn.Embedding:  # type: ignore[override]  # not registered
         return self._inputs[0].tokens
 
-    def embed(
+    def embed_before_projection(
         self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, added_BTD: Tensor | None
     ) -> Tensor:
-        return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, added_BTD)
+        return self._inputs[0].embed_before_projection(tokens_BT, positions_PT, segments_BT, added_BTD)
 
 
 class LanguageModelHead(nn.Module):

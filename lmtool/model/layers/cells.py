@@ -45,7 +45,9 @@ class TextLayout:
     n_positions: int
 
     @classmethod
-    def from_masks(cls, tokens_BT: Tensor, keep_BT: Tensor | None, documents_BT: Tensor | None) -> Self | None:
+    def from_masks_unless_full(
+        cls, tokens_BT: Tensor, keep_BT: Tensor | None, documents_BT: Tensor | None
+    ) -> Self | None:
         """Returns the layout of a batch; None when each text fills its row."""
         if documents_BT is None and (keep_BT is None or bool(keep_BT.all())):
             return None
@@ -159,7 +161,7 @@ class Cell(nn.Module, ABC):
                 if self.recorded_states is not None or isinstance(self.kernel, RecurrenceWeights):
                     steps, last = self._run_steps(self.project_input(x_BTI).unbind(1), state)
                     return torch.stack(steps, 1), last
-                return self._run_kernel(x_BTI, state)
+                return self._run_torch_kernel(x_BTI, state)
             if not layout.n_texts:
                 return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), state
             x_MI = x_BTI.flatten(0, 1)[layout.packed_order_M]
@@ -168,7 +170,7 @@ class Cell(nn.Module, ABC):
                 steps, last = self._run_steps(torch.split(self.project_input(x_MI), layout.batch_sizes.tolist()), first)
                 out_MD = torch.cat(steps)
             else:
-                packed, last = self._run_kernel(PackedSequence(x_MI, layout.batch_sizes), first)
+                packed, last = self._run_torch_kernel(PackedSequence(x_MI, layout.batch_sizes), first)
                 out_MD = packed.data
             final = tuple(layout.final_row_states(part, before) for part, before in zip(last, state, strict=True))
             return layout.unpack_outputs(out_MD), final
@@ -215,7 +217,7 @@ class Cell(nn.Module, ABC):
         ended.append(state)
         return steps, tuple(torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
 
-    def _run_kernel(self, x: Any, state: CellState) -> tuple[Any, CellState]:
+    def _run_torch_kernel(self, x: Any, state: CellState) -> tuple[Any, CellState]:
         """Runs torch's kernel, whose states have a leading layer dimension, on rows or a PackedSequence."""
         parts = [part[None].contiguous() for part in state]
         out, last = self.kernel(x, parts[0] if self.n_parts == 1 else tuple(parts))

@@ -7,6 +7,7 @@ the same positions. Sliding window: C blocks of Q queries, with W keys each; R i
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class DenseKernel:
         if score.scale is None:
             return ops.dropout(self.attention_weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
         if self._plain:
-            (B, N, T, _), addend = q_BNTH.shape, self._addend(q_BNTH.dtype, len(q_BNTH))
+            (B, N, T, _), addend = q_BNTH.shape, self._bias_with_mask(q_BNTH.dtype, len(q_BNTH))
             k_BNSH, v_BNSH = (_repeat_kv_heads(t_BKSH, N) for t_BKSH in (k_BKSH, v_BKSH))
             if addend.shape[0] * addend.shape[1] == 1:
                 q, k = q_BNTH.reshape(B * N, T, -1), k_BNSH.reshape(B * N, -1, k_BNSH.shape[-1])
@@ -76,7 +77,7 @@ class DenseKernel:
             return ops.dropout(score_BNTS.softmax(-1), dropout) @ v_BNSH
         mask = None
         if self._bias_RNTS is not None:
-            mask = self._addend(q_BNTH.dtype, len(q_BNTH))
+            mask = self._bias_with_mask(q_BNTH.dtype, len(q_BNTH))
         elif self._allowed_RTS is not None:
             mask = _repeat_rows(self._allowed_RTS[:, None], len(q_BNTH))
         is_causal, gqa = self._causal and self._n_keys > 1, q_BNTH.shape[1] != k_BKSH.shape[1]
@@ -87,9 +88,9 @@ class DenseKernel:
     def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
         """Returns the attention weights (B, N, T, S), by the formula."""
         score_BNTS = score.compute_scores(q_BNTH, _repeat_kv_heads(k_BKSH, q_BNTH.shape[1]))
-        return (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
+        return (score_BNTS + self._bias_with_mask(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
 
-    def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
+    def _bias_with_mask(self, dtype: torch.dtype, n_rows: int) -> Tensor:
         """Returns the positional bias, with -inf at masked keys (1 or n_rows, 1 or N, T or 1, S or 1)."""
         if (dtype, n_rows) not in self._addends:
             addend = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self._device)
@@ -160,7 +161,7 @@ class WindowKernel:
         self._length, device = positions_PS.shape[1], positions_PS.device
         length = self._length
         self._dilation = mask.dilation
-        self._before, self._n_queries = _block_sizes(mask)
+        self._before, self._n_queries = _window_block_sizes(mask)
         self._after = 0 if mask.causal and mask.prefix_B is None else self._before
         self._n_global = min(mask.n_global, length)
         # blocks per group of positions a whole number of steps apart
@@ -196,11 +197,15 @@ class WindowKernel:
         """Returns whether blocks are cheaper than dense attention: for long rows of contiguous positions."""
         if mask.window is None or mask.text_positions_PS is not None:
             return False
-        return length > 2 * mask.dilation * _block_sizes(mask)[1]
+        return length > 2 * mask.dilation * _window_block_sizes(mask).n_queries
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
         mixed = self._kernel(
-            self._query_blocks(q_BNTH), self._all_key_blocks(k_BKSH), self._all_key_blocks(v_BKSH), dropout, score
+            self._query_blocks(q_BNTH),
+            self._key_blocks_with_global(k_BKSH),
+            self._key_blocks_with_global(v_BKSH),
+            dropout,
+            score,
         )
         mixed_BNTH = self._join_blocks(mixed, len(q_BNTH))
         if self._global_kernel is None:
@@ -211,7 +216,7 @@ class WindowKernel:
     def attention_weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
         """Returns the attention weights (B, N, T, S) for all keys, zeros outside the windows."""
         B, N, length = len(q_BNTH), q_BNTH.shape[1], self._length
-        blocks = self._kernel.attention_weights(self._query_blocks(q_BNTH), self._all_key_blocks(k_BKSH), score)
+        blocks = self._kernel.attention_weights(self._query_blocks(q_BNTH), self._key_blocks_with_global(k_BKSH), score)
         of_rows = blocks.view(B, -1, *blocks.shape[1:]).transpose(1, 2).flatten(2)
         # positions that two blocks have are masked in one of them; those past the end of the row are cut off
         flat = (self._query_CQ[:, :, None] * length + self._key_CW[:, None]).flatten()
@@ -240,7 +245,7 @@ class WindowKernel:
         blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
         return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
 
-    def _all_key_blocks(self, t_BKSH: Tensor) -> Tensor:
+    def _key_blocks_with_global(self, t_BKSH: Tensor) -> Tensor:
         blocks = self._key_blocks(t_BKSH)
         if not self._n_global:
             return blocks
@@ -253,11 +258,17 @@ class WindowKernel:
         return blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
 
 
-def _block_sizes(mask: Mask) -> tuple[int, int]:
-    """Returns how many steps back a block attends, at least the window's, and the number of queries per block."""
+class _WindowBlockSizes(NamedTuple):
+    """How many steps back a block attends, at least the window's, and its number of queries."""
+
+    n_steps_back: int
+    n_queries: int
+
+
+def _window_block_sizes(mask: Mask) -> _WindowBlockSizes:
     assert mask.window is not None
-    reach = -(-(mask.window - 1) // KEY_MULTIPLE) * KEY_MULTIPLE
-    return reach, max(MIN_BLOCK_QUERIES, reach)
+    n_steps_back = -(-(mask.window - 1) // KEY_MULTIPLE) * KEY_MULTIPLE
+    return _WindowBlockSizes(n_steps_back, max(MIN_BLOCK_QUERIES, n_steps_back))
 
 
 AttentionKernel = DenseKernel | WindowKernel | PerQueryKernel

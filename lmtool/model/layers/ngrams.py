@@ -18,7 +18,7 @@ _UNUSED_KEY = torch.iinfo(torch.int64).max
 """The key of a table entry without an n-gram."""
 
 
-class ContextEmbedding(nn.Module, ABC):
+class PrecedingTokensEmbedding(nn.Module, ABC):
     """Base of what is added to the embedding of each token by the tokens before it."""
 
     @abstractmethod
@@ -41,7 +41,7 @@ class ContextEmbedding(nn.Module, ABC):
         return x_BTD.gather(1, order_BT.argsort(1)[..., None].expand_as(x_BTD))
 
 
-class Smear(ContextEmbedding):
+class PreviousTokenSmear(PrecedingTokensEmbedding):
     """s sigmoid(w . x_t) x_(t-1), x being the embeddings of tokens (modded-nanogpt; nanochat, there of their first
     numbers only)."""
 
@@ -63,7 +63,7 @@ class Smear(ContextEmbedding):
         return gate_BT1 * x_BSD[:, :-1]
 
 
-class NgramEmbedding(ContextEmbedding):
+class NgramEmbedding(PrecedingTokensEmbedding):
     """The sum of the embeddings of the frequent n-grams of 2 to `max_n` tokens that end at each token.
 
     What a small model would have to compute from two or three tokens, it looks up (Huang et al. 2025, Over-Tokenized

@@ -6,13 +6,13 @@ keys, N heads, H head width, D model width.
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.batch import widest_float_dtype
-from lmtool.model.layers.scores import DisentangledScore, PositionedDisentangledScore, Score
+from lmtool.model.layers.scores import DisentangledScore, DisentangledScoreAtPositions, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -57,10 +57,17 @@ def _inverse_frequencies(width: int, theta: float, device: torch.device) -> Tens
     return theta**-exponents
 
 
+class RotaryFrequencies(NamedTuple):
+    """The radians per position of each pair of components (R/2,), and the factor of rotated queries and keys."""
+
+    radians: Tensor
+    factor: float
+
+
 class AttentionPositions(nn.Module):
     """A positional encoding inside attention; the base class has none."""
 
-    def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def cosines_and_sines(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Returns cosines and sines (P, 1, T, H) for `ops.rotary`; None without rotation."""
         return None
 
@@ -86,50 +93,52 @@ class RotaryPositions(AttentionPositions):
         self.rotated_fraction = rotated_fraction
         self.scaling = scaling or specs.NoScaling()
 
-    def frequencies(self, width: int, device: torch.device) -> tuple[Tensor, float]:
-        """Returns the radians per position of each pair (R/2,), and the factor of rotated queries and keys."""
+    def scaled_frequencies(self, width: int, device: torch.device) -> RotaryFrequencies:
+        """Returns the frequencies of heads of `width`, scaled for a longer context."""
         n_rotated = int(width * self.rotated_fraction)
         frequencies = _inverse_frequencies(n_rotated, self.theta, device)
-        return scale_frequencies(frequencies, self.scaling, 2 * math.log(self.theta) / n_rotated)
+        return scale_rotary_frequencies(frequencies, self.scaling, 2 * math.log(self.theta) / n_rotated)
 
-    def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cosines_and_sines(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines of the rotated components (P, 1, T, R)."""
-        frequencies, factor = self.frequencies(width, positions_PT.device)
+        frequencies, factor = self.scaled_frequencies(width, positions_PT.device)
         angles_P1TR = (positions_PT[..., None] * frequencies)[:, None]
         cos, sin = (factor * angles_P1TR.cos()).to(dtype), (factor * angles_P1TR.sin()).to(dtype)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def scale_frequencies(frequencies: Tensor, scaling: specs.RotaryScaling, log_ratio: float) -> tuple[Tensor, float]:
-    """Scales frequencies for a longer context; returns them and the factor of rotated queries and keys.
+def scale_rotary_frequencies(
+    frequencies: Tensor, scaling: specs.RotaryScaling, log_frequency_ratio: float
+) -> RotaryFrequencies:
+    """Scales frequencies for a longer context.
 
     Args:
         frequencies: in radians per position, descending.
-        log_ratio: logarithm of the ratio of each frequency to the next.
+        log_frequency_ratio: logarithm of the ratio of each frequency to the next.
     """
     match scaling:
         case specs.NoScaling():
-            return frequencies, 1.0
+            return RotaryFrequencies(frequencies, 1.0)
         case specs.LinearScaling(factor=factor):
-            return frequencies / factor, 1.0
+            return RotaryFrequencies(frequencies / factor, 1.0)
         case specs.Llama3Scaling(factor=factor, low_frequency=low, high_frequency=high):
             turns = scaling.original_context * frequencies / (2 * math.pi)
             kept = ((turns - low) / (high - low)).clamp(0, 1)
-            return frequencies * (kept + (1 - kept) / factor), 1.0
+            return RotaryFrequencies(frequencies * (kept + (1 - kept) / factor), 1.0)
         case specs.YarnScaling(factor=factor, attention_factor=attention):
             # the kept share is linear in the index of a frequency, between those of fast and slow turns
             n = len(frequencies)
             # above 0, for a base that is hardly above 1
-            log_ratio = max(log_ratio, 1e-12) if n > 1 else math.inf
+            log_frequency_ratio = max(log_frequency_ratio, 1e-12) if n > 1 else math.inf
             first, last = (
-                math.log(scaling.original_context / (turns * 2 * math.pi)) / log_ratio
+                math.log(scaling.original_context / (turns * 2 * math.pi)) / log_frequency_ratio
                 for turns in (scaling.fast_turns, scaling.slow_turns)
             )
             first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * n - 1)
             index = torch.arange(n, device=frequencies.device, dtype=frequencies.dtype)
             kept = 1 - ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
             sharpened = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-            return frequencies * (kept + (1 - kept) / factor), attention or sharpened
+            return RotaryFrequencies(frequencies * (kept + (1 - kept) / factor), attention or sharpened)
 
 
 class AlibiPositions(AttentionPositions):
@@ -215,10 +224,10 @@ class DisentangledPositions(AttentionPositions):
 
     def bind_to_positions(self, score: Score, positions_PS: Tensor) -> Score:
         assert isinstance(score, DisentangledScore)
-        return cast(Score, PositionedDisentangledScore(score, self.table.weight, positions_PS))
+        return cast(Score, DisentangledScoreAtPositions(score, self.table.weight, positions_PS))
 
 
-def build_position(spec: Transformer) -> nn.Module | None:
+def build_position_embedding(spec: Transformer) -> nn.Module | None:
     """Builds the module that adds position embeddings; None for other encodings."""
     width = spec.embedding_width or spec.d_model
     match spec.position:

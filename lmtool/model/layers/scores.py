@@ -48,7 +48,7 @@ class BilinearScore(Score):
 
     def __init__(self, n_heads: int, width: int) -> None:
         super().__init__(1.0)
-        self.weight_NHH = _normal_weight(n_heads, width, width)
+        self.weight_NHH = _variance_preserving_weight(n_heads, width, width)
 
     def transform_queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.weight_NHH
@@ -59,8 +59,8 @@ class ReducedRankScore(Score):
 
     def __init__(self, n_heads: int, width: int, rank: int) -> None:
         super().__init__(1.0)
-        self.query_NHR = _normal_weight(n_heads, width, rank)
-        self.key_NHR = _normal_weight(n_heads, width, rank)
+        self.query_NHR = _variance_preserving_weight(n_heads, width, rank)
+        self.key_NHR = _variance_preserving_weight(n_heads, width, rank)
 
     def transform_queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHR
@@ -74,9 +74,9 @@ class AdditiveScore(Score):
 
     def __init__(self, n_heads: int, width: int, hidden: int) -> None:
         super().__init__(None)
-        self.query_NHH = _normal_weight(n_heads, width, hidden)
-        self.key_NHH = _normal_weight(n_heads, width, hidden)
-        self.out_NH1 = _normal_weight(n_heads, hidden, 1)
+        self.query_NHH = _variance_preserving_weight(n_heads, width, hidden)
+        self.key_NHH = _variance_preserving_weight(n_heads, width, hidden)
+        self.out_NH1 = _variance_preserving_weight(n_heads, hidden, 1)
 
     def transform_queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHH
@@ -99,11 +99,11 @@ class DisentangledScore(Score):
     def __init__(self, n_heads: int, width: int, d_model: int, n_embeddings: int) -> None:
         super().__init__(None)
         self.n_embeddings = n_embeddings
-        self.query_NDH = _normal_weight(n_heads, d_model, width)
-        self.key_NDH = _normal_weight(n_heads, d_model, width)
+        self.query_NDH = _variance_preserving_weight(n_heads, d_model, width)
+        self.key_NDH = _variance_preserving_weight(n_heads, d_model, width)
 
 
-class PositionedDisentangledScore(NamedTuple):
+class DisentangledScoreAtPositions(NamedTuple):
     """A disentangled score for keys at these positions and queries at the last of them, as kernels need it.
 
     It is no copy of the module, because torch.compile would stop there. table_RD: the embeddings P.
@@ -147,7 +147,7 @@ def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: in
             return AdditiveScore(n_heads, width, hidden)
 
 
-def _normal_weight(n_heads: int, n_rows: int, n_columns: int) -> nn.Parameter:
+def _variance_preserving_weight(n_heads: int, n_rows: int, n_columns: int) -> nn.Parameter:
     """Returns initial weights that preserve the variance of their inputs."""
     weight = nn.Parameter(torch.empty(n_heads, n_rows, n_columns))
     nn.init.normal_(weight, std=n_rows**-0.5)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
-from lmtool.model.language_model import ModulesByDepth, Output, append_to_last_layer, sum_auxiliary_losses
+from lmtool.model.language_model import HiddenOutput, ModulesByDepth, append_to_last_layer, sum_auxiliary_losses
 from lmtool.model.layers import attention
 from lmtool.model.layers.attention import AttentionOp, CrossAttention, HeadSizes, Mixer, MixerOutput
 from lmtool.model.layers.blocks import FeedForward, init_weights_
@@ -48,15 +48,15 @@ class Sublayer(nn.Module):
         self.x0_scale: nn.Parameter | None = None
 
     def forward(
-        self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, input_BTD: Tensor | None = None
+        self, x_BTD: Tensor, attend: AttentionOp, cache: LayerState | None, mixer_input_BTD: Tensor | None = None
     ) -> MixerOutput:
         """Returns the new residual stream, and what else the mixer returned.
 
         Args:
             x_BTD: the residual stream.
-            input_BTD: what the mixer reads; None for the residual stream.
+            mixer_input_BTD: what the mixer reads; None for the residual stream.
         """
-        read: Tensor = x_BTD if input_BTD is None else input_BTD
+        read: Tensor = x_BTD if mixer_input_BTD is None else mixer_input_BTD
         if self.norm_place == "pre":
             read = self.norm(read)
         # states of fixed size are per row; for keys and values a mask separates the rows of a line
@@ -73,7 +73,7 @@ class Sublayer(nn.Module):
         return MixerOutput(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, new_cache, auxiliary_B)
 
 
-class SublayerState(NamedTuple):
+class SublayerCacheAndLoss(NamedTuple):
     """What a sublayer leaves besides its output: its new cache, and the auxiliary loss of each row."""
 
     cache: LayerState | None
@@ -94,7 +94,7 @@ class Stack(nn.Module):
         backward pass (Chen et al. 2016), with the same dropout.
     """
 
-    __call__: Callable[..., tuple[Output, tuple[Any, ...]]]
+    __call__: Callable[..., tuple[HiddenOutput, tuple[Any, ...]]]
     recomputes_activations: bool = False
 
     def __init__(self, spec: Transformer, causal: bool, add_cross_attention: bool = False) -> None:
@@ -112,7 +112,7 @@ class Stack(nn.Module):
                 mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
             )
             for _ in range(1 if spec.share_layers else spec.n_layers)
-            for mixer in _build_mixers(spec, add_cross_attention)
+            for mixer in _build_layer_mixers(spec, add_cross_attention)
         )
         self.n_passes = spec.n_layers if spec.share_layers else 1
         if not spec.norm.first:
@@ -143,11 +143,11 @@ class Stack(nn.Module):
     def initial_state(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
         """Returns the initial cache of every sublayer."""
         sublayers = self.sublayers_in_order()
-        memories = repeat(None, len(sublayers)) if source_BSD is None else self.source_caches(source_BSD)
+        memories = repeat(None, len(sublayers)) if source_BSD is None else self.project_source_per_sublayer(source_BSD)
         pairs = zip(sublayers, memories, strict=True)
         return tuple(memory or sublayer.mixer.initial_state(n_rows) for sublayer, memory in pairs)
 
-    def source_caches(self, source_BSD: Tensor) -> Caches:
+    def project_source_per_sublayer(self, source_BSD: Tensor) -> Caches:
         """Returns keys and values of the source for every sublayer with cross-attention, None for the others."""
         mixers = [sublayer.mixer for sublayer in self.sublayers_in_order()]
         return tuple(
@@ -162,7 +162,7 @@ class Stack(nn.Module):
         caches: Caches = (),
         source_keep_BS: Tensor | None = None,
         layer_outputs: list[Tensor] | None = None,
-    ) -> tuple[Output, tuple[LayerState | None, ...]]:
+    ) -> tuple[HiddenOutput, tuple[LayerState | None, ...]]:
         """Returns the hidden states (B, T, D) of the inputs, which continue the cached positions, and the new caches.
 
         Args:
@@ -179,7 +179,7 @@ class Stack(nn.Module):
         if memory := next((cache for cache in caches if isinstance(cache, Memory)), None):
             positions_1S = torch.arange(memory.k_BNSH.shape[2], device=x_BTD.device)[None]
             source = AttentionOp(Mask(keep_BS=source_keep_BS), T, positions_1S)
-        if _has_shifted_windows(mask, positions_PS):
+        if _must_measure_windows_in_text(mask, positions_PS):
             mask = replace(mask, text_positions_PS=positions_PS)
         position = self.position if mask.window is None else self.window_position[0]
         attend = attend_fully = AttentionOp(mask, T, positions_PS, position, source)
@@ -187,7 +187,7 @@ class Stack(nn.Module):
             full_mask = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
             attend_fully = AttentionOp(full_mask, T, positions_PS, self.position, source)
         recomputes = self.recomputes_activations and self.training and torch.is_grad_enabled()
-        outputs: list[SublayerState] = []
+        outputs: list[SublayerCacheAndLoss] = []
         x0_BTD = x_BTD
         for layer, first in enumerate(range(0, len(sublayers), self.sublayers_per_layer)):
             if layer_outputs is not None:
@@ -204,7 +204,7 @@ class Stack(nn.Module):
         if layer_outputs is not None:
             layer_outputs.append(hidden_BTD)
         new_caches, auxiliaries = zip(*outputs, strict=True)
-        return Output(hidden_BTD, sum_auxiliary_losses(auxiliaries)), new_caches
+        return HiddenOutput(hidden_BTD, sum_auxiliary_losses(auxiliaries)), new_caches
 
     def _run_layer(
         self,
@@ -214,13 +214,13 @@ class Stack(nn.Module):
         attend: AttentionOp,
         caches: Caches,
         shares_bias: bool = True,
-    ) -> tuple[Tensor, list[SublayerState]]:
+    ) -> tuple[Tensor, list[SublayerCacheAndLoss]]:
         """Returns the output of one layer, and what each of its sublayers leaves besides.
 
         x0_BTD: the input of the first layer.
         shares_bias: whether a positional bias with a gradient is shared with other layers.
         """
-        attend = attend if shares_bias else attend.without_shared_bias()
+        attend = attend if shares_bias else attend.with_recomputed_bias()
         outputs = []
         first = sublayers[0]
         if first.x_scale is not None and first.x0_scale is not None:
@@ -230,7 +230,7 @@ class Stack(nn.Module):
             read_BTD = input_BTD if self.parallel else x_BTD
             stream_BTD = input_BTD if self.adds_to_layer_input else x_BTD
             x_BTD, new_cache, auxiliary_B = sublayer(stream_BTD, attend, cache, read_BTD)
-            outputs.append(SublayerState(new_cache, auxiliary_B))
+            outputs.append(SublayerCacheAndLoss(new_cache, auxiliary_B))
         return x_BTD, outputs
 
     def modules_by_depth(self) -> ModulesByDepth:
@@ -239,7 +239,7 @@ class Stack(nn.Module):
         return append_to_last_layer((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
 
 
-def enable_recomputation_(model: nn.Module) -> bool:
+def enable_activation_recomputation_(model: nn.Module) -> bool:
     """Makes the stacks of a model recompute their activations. Returns whether it has any that did not yet."""
     stacks = [part for part in model.modules() if isinstance(part, Stack) and not part.recomputes_activations]
     for stack in stacks:
@@ -247,7 +247,7 @@ def enable_recomputation_(model: nn.Module) -> bool:
     return bool(stacks)
 
 
-def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
+def _must_measure_windows_in_text(mask: Mask, positions_PS: Tensor) -> bool:
     """Returns whether a window must use positions in the text, because they differ from those in the row.
 
     Right padding shifts nothing, and distances within isolated documents do not change. Rows that share a cache line
@@ -261,10 +261,10 @@ def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
     return bool((moved_PS if mask.keep_BS is None else moved_PS & mask.keep_BS).any())
 
 
-def _build_mixers(spec: Transformer, add_cross_attention: bool) -> Sequence[Mixer]:
+def _build_layer_mixers(spec: Transformer, add_cross_attention: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
     if add_cross_attention:
-        mixers.append(CrossAttention(_head_sizes(spec), spec.dropout, _build_score(spec, to_source=True)))
+        mixers.append(CrossAttention(_head_sizes(spec), spec.dropout, _build_score(spec, is_cross_attention=True)))
     return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
@@ -276,7 +276,7 @@ def build_mixer(spec: Transformer) -> Mixer:
             gate_width = {"none": 0, "headwise": 1, "elementwise": heads.value_width}[spec.attention_gate]
             return attention.SelfAttention(heads, spec.dropout, _build_score(spec), _build_qk_norms(spec), gate_width)
         case "plain-attention":
-            return attention.PlainAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
+            return attention.ProjectionFreeAttention(_head_sizes(spec), spec.dropout, _build_score(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:
@@ -293,10 +293,10 @@ def _head_sizes(spec: Transformer) -> HeadSizes:
     return HeadSizes(spec.d_model, spec.n_heads, n_kv, width, value_width, bias=spec.bias, qkv_bias=qkv_bias)
 
 
-def _build_score(spec: Transformer, to_source: bool = False) -> Score:
+def _build_score(spec: Transformer, is_cross_attention: bool = False) -> Score:
     """Builds the score of self-attention, or of attention to a source, which has no positions."""
     width = _head_sizes(spec).width
-    if isinstance(spec.position, DisentangledPosition) and not to_source:
+    if isinstance(spec.position, DisentangledPosition) and not is_cross_attention:
         return DisentangledScore(spec.n_heads, width, spec.d_model, 2 * spec.position.max_distance)
     return build_score(spec.score, spec.n_heads, width, spec.rank or width, spec.score_width or width)
 

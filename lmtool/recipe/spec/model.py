@@ -55,7 +55,7 @@ class ModelSpec(Spec):
         return False
 
 
-class VectorsSpec(ModelSpec):
+class InitialEmbeddingsModelSpec(ModelSpec):
     """Base of models that can begin with given word vectors."""
 
     embeddings: str | None = None

@@ -356,7 +356,7 @@ def supported_objectives(model: ModelSpec) -> tuple[str, ...]:
     raise ValueError(f"no objective is for {model!r:.60}")
 
 
-def predicts_tokens(objective: AnyObjective) -> bool:
+def uses_language_model_head(objective: AnyObjective) -> bool:
     """Whether the model's own logits are used."""
     if isinstance(objective, Classification):
         return objective.lm_weight > 0

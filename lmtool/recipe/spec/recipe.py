@@ -19,8 +19,8 @@ from lmtool.recipe.spec.objective import (
     Seq2Seq,
     SpanCorruption,
     WeightedCounts,
-    predicts_tokens,
     supported_objectives,
+    uses_language_model_head,
 )
 from lmtool.recipe.spec.recurrent import FeatureReadingModelSpec, Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordTokenizer
@@ -63,7 +63,7 @@ class Recipe(Spec):
     """Other dashboards to log to, besides the run directory; each is an extra, such as lmtool[tensorboard]."""
 
     @property
-    def text(self) -> Data:
+    def resolved_data(self) -> Data:
         """The data; never streamed by default where the rest of the recipe needs all of the text at once."""
         if self.data.stream != "auto" or not any(_streaming_mistakes(self)):
             return self.data
@@ -114,7 +114,7 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
             yield "objective.scheduled_sampling is for models trained by gradients, not for ngram models"
     match model:
         case Transformer(embedding_width=int(), tie_embeddings=True, head_transform=False):
-            if predicts_tokens(objective):
+            if uses_language_model_head(objective):
                 yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.dropout and objective.kind != "seq2seq":
         yield f"tokenizer.dropout is for objective seq2seq, not for objective {objective.kind}"

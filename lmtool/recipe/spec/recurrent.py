@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
-from lmtool.recipe.spec.model import Reads, VectorsSpec
+from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec, Reads
 from lmtool.recipe.spec.transformer import ScoreName, find_score_mistakes
 
 
@@ -54,7 +54,7 @@ class Features(Spec):
         return (self.width or d_model) + d_model * self.beside
 
 
-class FeatureReadingModelSpec(VectorsSpec):
+class FeatureReadingModelSpec(InitialEmbeddingsModelSpec):
     """Base of models that can read the states of another one."""
 
     features: Features | None = None

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.base import Fraction, Spec
-from lmtool.recipe.spec.model import Reads, VectorsSpec
+from lmtool.recipe.spec.model import InitialEmbeddingsModelSpec, Reads
 
 ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 
@@ -112,7 +112,7 @@ _SHAPE_OF_KEY = {
 """Keys of one shape each, and this shape."""
 
 
-class Transformer(VectorsSpec):
+class Transformer(InitialEmbeddingsModelSpec):
     """A Transformer (Vaswani et al. 2017)."""
 
     kind: Literal["transformer"]

@@ -32,7 +32,7 @@ class NGram(ModelSpec):
         return max(1, self.order - 1)
 
 
-class WordsSpec(ModelSpec):
+class BagOfWordsModelSpec(ModelSpec):
     """Base of models of words without order."""
 
     @property
@@ -40,7 +40,7 @@ class WordsSpec(ModelSpec):
         return "words"
 
 
-class SkipGram(WordsSpec):
+class SkipGram(BagOfWordsModelSpec):
     """Skip-gram: a centre and a context vector for each word (word2vec, Mikolov et al. 2013)."""
 
     kind: Literal["skipgram"]
@@ -50,7 +50,7 @@ class SkipGram(WordsSpec):
     """Tokens of the window of text that an example is cut from."""
 
 
-class Glove(WordsSpec):
+class Glove(BagOfWordsModelSpec):
     """GloVe: word vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014)."""
 
     kind: Literal["glove"]
@@ -60,7 +60,7 @@ class Glove(WordsSpec):
     """Counts in a training row; in evaluation, tokens of the window of text that pairs are taken from."""
 
 
-class Ppmi(WordsSpec):
+class Ppmi(BagOfWordsModelSpec):
     """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
 
     counts: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class Ppmi(WordsSpec):
     """Tokens of a row."""
 
 
-class Averaging(FeatureReadingModelSpec, WordsSpec):
+class Averaging(FeatureReadingModelSpec, BagOfWordsModelSpec):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
     kind: Literal["averaging"]

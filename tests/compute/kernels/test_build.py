@@ -31,7 +31,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
 
 
 def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
-    assert [build._read_or_compile() for _ in range(3)] == compiled * 3
+    assert [build._read_or_compile_library() for _ in range(3)] == compiled * 3
 
 
 def plant(cache: Path) -> Path:
@@ -47,29 +47,29 @@ def plant(cache: Path) -> Path:
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
 def test_a_library_that_others_can_write_is_not_loaded(compiled: list[bytes], tmp_path: Path, mode: int) -> None:
-    build._read_or_compile()
+    build._read_or_compile_library()
     plant(tmp_path).chmod(mode)
-    assert build._read_or_compile() == compiled[1]
-    assert build._read_or_compile() == compiled[1]  # from the cache, beside what was planted
+    assert build._read_or_compile_library() == compiled[1]
+    assert build._read_or_compile_library() == compiled[1]  # from the cache, beside what was planted
 
 
 def test_a_library_of_another_user_is_not_loaded(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build._read_or_compile()
+    build._read_or_compile_library()
     planted = plant(tmp_path)
     if os.geteuid() == 0:
         os.chown(planted, 12345, 12345)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert build._read_or_compile() == compiled[1]
+    assert build._read_or_compile_library() == compiled[1]
 
 
 def test_in_a_folder_of_another_user_nothing_is_kept(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system, "deny_others_writing", lambda path: False)
-    assert build._read_or_compile() == compiled[0]
+    monkeypatch.setattr(system, "try_to_deny_others_writing", lambda path: False)
+    assert build._read_or_compile_library() == compiled[0]
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -77,19 +77,19 @@ def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_
     folder = tmp_path / build.CACHE_FOLDER
     folder.mkdir()
     folder.chmod(0o777)
-    build._read_or_compile()
+    build._read_or_compile_library()
     (library,) = tmp_path.rglob("*.so")
     assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
 
 
 def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / build.CACHE_FOLDER).write_text("no folder")
-    assert build._read_or_compile() == compiled[0]
+    assert build._read_or_compile_library() == compiled[0]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
-    content = build._read_or_compile()
+    content = build._read_or_compile_library()
     if not in_memory:
         monkeypatch.delattr(os, "memfd_create", raising=False)
     assert build._load_library(content).step

@@ -54,7 +54,7 @@ def test_one_graph_has_texts_of_any_length() -> None:
         angles_11TA = x_TD.detach()[None, None, :, :2]
         turned_1NTH = ops.rotary(heads_1NTH, angles_11TA.cos(), angles_11TA.sin())
         targets_T, weights_T = torch.zeros(len(x_TD), dtype=torch.int64), torch.ones(len(x_TD))
-        loss = ops.cross_entropy(ops.dropout(x_TD, 0.5), targets_T, weights_T, (1.0, 0.0))
+        loss = ops.cross_entropy(ops.dropout(x_TD, 0.5), targets_T, weights_T, 1.0, 0.0)
         return loss + turned_1NTH.square().sum() + ops.swiglu(x_TD).sum()
 
     torch.compiler.reset()

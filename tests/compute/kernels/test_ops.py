@@ -96,9 +96,9 @@ def losses(
 ) -> tuple[Tensor, Tensor]:
     """The loss of each row, and the gradient of their sum."""
     logits = logits.detach().requires_grad_()
-    loss = ops.cross_entropy(logits, targets, weights, masses)
+    loss = ops.cross_entropy(logits, targets, weights, *masses)
     rows = zip(logits, targets, weights, strict=True)
-    each = [ops.cross_entropy(*(x[None] for x in row), masses) for row in rows]
+    each = [ops.cross_entropy(*(x[None] for x in row), *masses) for row in rows]
     return torch.stack(each).detach(), torch.autograd.grad(loss, logits)[0]
 
 
@@ -109,7 +109,7 @@ def test_cross_entropy(size: int, smoothing: float, dtype: torch.dtype, threads:
     masses = (1 - smoothing, smoothing / size)
     logits, targets = 5 * normal(9, size, dtype=dtype), torch.arange(9) * 31 % size
     weights = torch.tensor([1, 0, 0.5, 2, 1, 1, 0, 1, 1])
-    loss, slope = losses(logits, targets, weights, masses)
+    loss, slope = losses(logits, targets, weights, *masses)
     exact = logits.double().requires_grad_()
     log_p = exact.log_softmax(-1)
     wanted = weights * (-masses[0] * log_p[torch.arange(9), targets] - masses[1] * log_p.sum(-1))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lmtool.interop.families import FAMILIES
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import AnyObjective
@@ -44,8 +44,8 @@ def peer_of(architecture: str, config: dict[str, Any]) -> Any:
 
 def described(values: Mapping[str, Any], names: Sequence[str] = MANY) -> tuple[Transformer, AnyObjective]:
     """The recipe's model and objective of a configuration, all of which must have been read."""
-    config = PublishedConfig(values, "a/config.json", names)
-    found = FAMILIES[values["model_type"]].read_config(config)
+    config = StrictConfigReader(values, "a/config.json", names)
+    found = FAMILIES[values["model_type"]].read_recipe_from_config(config)
     config.check_all_read()
     objective: AnyObjective = TypeAdapter(AnyObjective).validate_python(found["objective"])
     return Transformer.model_validate(found["model"]), objective
@@ -55,7 +55,7 @@ def brought(peer: Any) -> LanguageModel:
     """A model of ours with the weights of one of Transformers."""
     values = json.loads(json.dumps(peer.config.to_dict(), default=str))
     family, tensors = FAMILIES[values["model_type"]], peer.state_dict()
-    names = family.canonical_tensor_names(tensors)
+    names = family.map_canonical_to_stored_names(tensors)
     spec, objective = described(values, list(names))
     assert spec.vocab_size is not None
     model = build(spec, spec.vocab_size).eval()
@@ -68,7 +68,7 @@ def brought(peer: Any) -> LanguageModel:
 
 def published(family: Family, spec: Transformer, objective: AnyObjective, model: LanguageModel, folder: Path) -> Any:
     """A model of ours as one of Transformers, by files."""
-    made = family.write_config(spec, objective)
+    made = family.build_verified_config(spec, objective)
     theirs, ours = family.constant_tensors(spec, objective), model.state_dict()
     for weight in family.map_weights(spec, objective):
         split = weight.layout.split(ours[weight.name].detach())

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES, tables
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.family import Family
 from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.recipe.document import parse_yaml
@@ -74,7 +74,7 @@ def test_decoders_of_the_hub(name: str) -> None:
     assert objective == Causal()
     assert model == Transformer.model_validate({"kind": "transformer", **ours})
     # and Transformers reads what is written as it reads the file
-    found = FAMILIES[values["model_type"]].write_config(model, objective)
+    found = FAMILIES[values["model_type"]].build_verified_config(model, objective)
     theirs, back = (transformers.AutoConfig.for_model(**one).to_dict() for one in (values, found))
     names = {*found, "rope_parameters", "sliding_window", "layer_types"} - {"rope_scaling", "dtype", "architectures"}
     for key in sorted(names & theirs.keys()):
@@ -101,7 +101,7 @@ def test_windows_for_old_readers(full: list[int] | None, first: int) -> None:
     change = {} if full is None else {"pattern": {"kind": "window", "size": 4, "full_layers": full}}
     plain = described({"model_type": "qwen2", "vocab_size": 31, **GROUPED})[0].model_dump(exclude_defaults=True)
     model = Transformer.model_validate({**plain, "kind": "transformer", **change})
-    config = FAMILIES["qwen2"].write_config(model, Causal())
+    config = FAMILIES["qwen2"].build_verified_config(model, Causal())
     assert config["max_window_layers"] == first
     del config["layer_types"]
     assert (described(config)[0] == model) == (full != [0, 2])
@@ -135,7 +135,7 @@ def test_others_of_the_hub(name: str) -> None:
         assert (objective.labels, objective.dropout) == (("NEGATIVE", "POSITIVE"), 0.2)
     contexts = {"facebook/bart-base": 1024, "google/pegasus-large": 1024, "answerdotai/ModernBERT-base": 8192}
     assert model.context == contexts.get(name, 512)
-    told = family.write_config(model, objective)
+    told = family.build_verified_config(model, objective)
     labels = {"id2label": values["id2label"]} if isinstance(objective, Classification) else {}
     weights = family.map_weights(model, objective)
     again, _ = described(told | labels, [one for weight in weights for one in weight.published_names])
@@ -403,7 +403,7 @@ def test_null_is_the_base_of_other_layers() -> None:
 def test_old_names_of_norms() -> None:
     """As in bert-base-uncased."""
     old = ["embeddings.LayerNorm.gamma", "encoder.layer.0.output.LayerNorm.beta"]
-    assert [*FAMILIES["bert"].canonical_tensor_names(old)] == [
+    assert [*FAMILIES["bert"].map_canonical_to_stored_names(old)] == [
         "bert.embeddings.LayerNorm.weight",
         "bert.encoder.layer.0.output.LayerNorm.bias",
     ]
@@ -417,7 +417,9 @@ def test_damaged_configurations(name: str) -> None:
     for key in (*values, *more, "dense_act_fn", "is_gated_act", "scale_decoder_outputs"):
         for junk in JUNK:
             with contextlib.suppress(CheckpointError):
-                FAMILIES[values["model_type"]].read_config(PublishedConfig({**values, key: junk}, "config.json", names))
+                FAMILIES[values["model_type"]].read_recipe_from_config(
+                    StrictConfigReader({**values, key: junk}, "config.json", names)
+                )
 
 
 @settings(max_examples=examples(100, 300), suppress_health_check=[HealthCheck.too_slow])
@@ -436,7 +438,7 @@ def test_any_value_is_read_or_refused(data: st.DataObject) -> None:
     family: Family = data.draw(st.sampled_from([*FAMILIES.values(), *GGUF_FAMILIES.values()]))
     names = data.draw(st.sampled_from([MANY, ["score.weight", *MANY], [*MANY, "final_logits_bias"]]))
     try:
-        found = family.read_config(PublishedConfig(values, "", names))
+        found = family.read_recipe_from_config(StrictConfigReader(values, "", names))
     except CheckpointError:
         return
     try:

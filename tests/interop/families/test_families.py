@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export, export_gguf
+from lmtool.export.exporting import export, export_gguf_and_modelfile
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import LoadedModel
@@ -216,10 +216,10 @@ def assert_same_gguf(row: Row, loaded: LoadedModel, peer: Any, folder: Path) -> 
     """A GGUF file has llama.cpp's tensors, and comes in as the same recipe but for dropout; or a key is in the way."""
     if row.model_type not in GGUF or row.case in NOT_IN_GGUF:
         with pytest.raises(UsageError) as refusal:
-            export_gguf(str(loaded.run_path), folder / "model.gguf", "f16")
+            export_gguf_and_modelfile(str(loaded.run_path), folder / "model.gguf", "f16")
         assert NOT_IN_GGUF.get(row.case, "model") in str(refusal.value.where)
         return
-    exported = export_gguf(str(loaded.run_path), folder / "model.gguf", "f16")
+    exported = export_gguf_and_modelfile(str(loaded.run_path), folder / "model.gguf", "f16")
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == exported.family.architecture)
     table = gguf.get_tensor_name_map(arch, loaded.recipe.model.n_layers)  # type: ignore[union-attr]
     names = [name for name in peer.state_dict() if name != "lm_head.weight" or not peer.config.tie_word_embeddings]

@@ -41,7 +41,7 @@ def first(spec: Transformer, objective: AnyObjective) -> str:
 
     def can(family: Family) -> bool:
         try:
-            family.write_config(spec, objective)
+            family.build_verified_config(spec, objective)
         except InexpressibleRecipe:
             return False
         return True
@@ -214,7 +214,7 @@ def test_changed_decoders(name: str, tmp_path: Path) -> None:
         except ValidationError:
             continue
         try:
-            FAMILIES[name].write_config(model, Causal())
+            FAMILIES[name].build_verified_config(model, Causal())
         except InexpressibleRecipe as error:
             refused |= error.obstacles.keys()
             if error.key.split(".")[1] not in change:
@@ -240,7 +240,7 @@ def test_changed_decoders(name: str, tmp_path: Path) -> None:
 def test_any_recipe_is_written_or_refused(model: Transformer, family: Family, objective: AnyObjective) -> None:
     assume(model.n_layers < 1000)
     try:
-        found = family.write_config(model, objective)
+        found = family.build_verified_config(model, objective)
     except InexpressibleRecipe:
         return
     assert found.get("model_type", family.model_type) == family.model_type
@@ -304,7 +304,7 @@ def test_any_recipe_is_written_or_refused(model: Transformer, family: Family, ob
 def test_encoders_that_a_family_cannot_express(family: str, changes: dict[str, Any], key: str) -> None:
     spec = Transformer.model_validate({**ENCODER, "norm": POST, **changes})
     with pytest.raises(InexpressibleRecipe) as refusal:
-        FAMILIES[family].write_config(spec, Masked(kind="masked"))
+        FAMILIES[family].build_verified_config(spec, Masked(kind="masked"))
     assert key in refusal.value.obstacles
 
 
@@ -360,14 +360,16 @@ MARIAN_SPEC: dict[str, Any] = {"position": {"kind": "sinusoidal"}, "norm": {"pla
 def test_encoder_decoders_that_a_family_cannot_express(family: str, spec: dict[str, Any], key: str) -> None:
     sizes = {"kind": "transformer", "shape": "encoder-decoder", **SMALL}
     with pytest.raises(InexpressibleRecipe) as refusal:
-        FAMILIES[family].write_config(Transformer.model_validate(sizes | spec), Seq2Seq(kind="seq2seq"))
+        FAMILIES[family].build_verified_config(Transformer.model_validate(sizes | spec), Seq2Seq(kind="seq2seq"))
     assert key in refusal.value.obstacles
 
 
 @pytest.mark.parametrize("family", [family.model_type for family in FAMILIES.values() if family.shape == "encoder"])
 def test_objectives_that_no_encoder_has(family: str) -> None:
     with pytest.raises(InexpressibleRecipe) as refusal:
-        FAMILIES[family].write_config(Transformer.model_validate(ENCODER), ReplacedTokens(kind="replaced-tokens"))
+        FAMILIES[family].build_verified_config(
+            Transformer.model_validate(ENCODER), ReplacedTokens(kind="replaced-tokens")
+        )
     assert "objective.kind" in refusal.value.obstacles
 
 
@@ -394,7 +396,7 @@ def test_objectives_that_decoders_cannot_express(objective: AnyObjective, key: s
     for values, _ in HUB.values():
         model, _ = described(values)
         with pytest.raises(InexpressibleRecipe) as caught:
-            FAMILIES[values["model_type"]].write_config(model, objective)
+            FAMILIES[values["model_type"]].build_verified_config(model, objective)
         assert key in caught.value.obstacles
 
 
@@ -417,7 +419,7 @@ def test_heads_that_bert_cannot_express(changes: dict[str, Any], key: str) -> No
         {"kind": "classification", "task": "class", "labels": ("a", "b"), "dense": "tanh"} | changes, strict=False
     )
     with pytest.raises(InexpressibleRecipe) as refusal:
-        FAMILIES["bert"].write_config(spec, head)
+        FAMILIES["bert"].build_verified_config(spec, head)
     assert key in refusal.value.obstacles
 
 
@@ -429,7 +431,7 @@ def test_the_token_head_of_a_classifier_is_not_published() -> None:
     encoder = Transformer.model_validate({**ENCODER, "norm": POST, **update})
     with_dense = Classification(kind="classification", task="class", labels=NAMES, dense="tanh")
     for family, model, head in (("gpt2", decoder, objective), ("bert", encoder, with_dense)):
-        FAMILIES[family].write_config(model, head)
+        FAMILIES[family].build_verified_config(model, head)
         weights = FAMILIES[family].map_weights(model, head)
         assert not any(weight.name.startswith("body.head") for weight in weights)
 

@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
-from lmtool.interop.families.config import PublishedConfig
+from lmtool.interop.families.config import StrictConfigReader
 from lmtool.interop.families.rules import InexpressibleRecipe
 from lmtool.interop.gguf import writing
-from lmtool.interop.gguf.vocabulary import write_gguf_tokenizer
+from lmtool.interop.gguf.vocabulary import convert_tokenizer_to_gguf_keys
 from lmtool.interop.gguf.writing import ROPE_DIVISORS_TENSOR, write_gguf
-from lmtool.interop.importing import import_run, read_recipe_sections
+from lmtool.interop.importing import import_model_as_run, read_recipe_sections
 from lmtool.interop.published_models import GgufModel
 from lmtool.model import build
 from lmtool.recipe.spec.objective import Causal
@@ -544,7 +544,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
 
 def refused(path, error=CheckpointError):
     with pytest.raises(error) as caught:
-        import_run(str(path), path.parent / "run", lambda *_: None)
+        import_model_as_run(str(path), path.parent / "run", lambda *_: None)
     assert len(caught.value.lines()) == 3
     assert all(len(line) < 400 and line.isprintable() for line in caught.value.lines())
     assert caught.value.exit_code == 4
@@ -671,8 +671,8 @@ def test_no_file(tmp_path):
 def published(model):
     """The recipe's model of a model of Transformers, without dropout, and its tensors in our names."""
     family, state = FAMILIES[model.config.model_type], state_of(model)
-    names = family.canonical_tensor_names(state)
-    spec = spec_of(family.read_config(PublishedConfig(model.config.to_dict(), "", names)))
+    names = family.map_canonical_to_stored_names(state)
+    spec = spec_of(family.read_recipe_from_config(StrictConfigReader(model.config.to_dict(), "", names)))
     weights = family.map_weights(spec, Causal())
     return spec, {w.name: w.layout.join([state[names[name]] for name in w.published_names]) for w in weights}
 
@@ -683,12 +683,12 @@ def saved(path, model, tokenizer, quantization="f16", ends=(1,), vocab_size=VOCA
     family = next(one for one in GGUF_FAMILIES.values() if one.model_type in (model.config.model_type, "llama"))
     if model.config.model_type != "mistral":
         family = next(one for one in GGUF_FAMILIES.values() if one.model_type == model.config.model_type)
-    keys = {**family.write_config(spec, Causal())}
+    keys = {**family.build_verified_config(spec, Causal())}
     values = {
         key if key == ROPE_DIVISORS_TENSOR else f"{family.architecture}.{key}": value for key, value in keys.items()
     }
     tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **tokenizer_config}
-    values |= write_gguf_tokenizer(tokenizer.to_str(), tokens, family.architecture, vocab_size, ends)
+    values |= convert_tokenizer_to_gguf_keys(tokenizer.to_str(), tokens, family.architecture, vocab_size, ends)
     weights = family.map_weights(spec, Causal())
     tensors = {
         name: one for w in weights for name, one in zip(w.published_names, w.layout.split(ours[w.name]), strict=True)
@@ -808,7 +808,7 @@ def test_a_recipe_that_gguf_cannot_express(changes, key):
     spec = Transformer.model_validate({**published(model_of("llama"))[0].model_dump(), **changes})
     llama = GGUF_FAMILIES["llama"]
     with pytest.raises(InexpressibleRecipe) as caught:
-        llama.write_config(spec, Causal())
+        llama.build_verified_config(spec, Causal())
     assert key in caught.value.obstacles
 
 
@@ -816,7 +816,7 @@ def test_a_window_that_no_text_is_longer_than(tmp_path):
     spec = published(model_of("llama"))[0]
     llama = GGUF_FAMILIES["llama"]
     wide = Transformer.model_validate({**spec.model_dump(), "pattern": {"kind": "window", "size": spec.context}})
-    assert llama.write_config(wide, Causal()) == llama.write_config(spec, Causal())
+    assert llama.build_verified_config(wide, Causal()) == llama.build_verified_config(spec, Causal())
 
 
 @pytest.mark.parametrize(

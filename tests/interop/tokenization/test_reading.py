@@ -19,7 +19,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
+from lmtool.interop.tokenization.reading import PublishedTokenizer, read_published_tokenizer
 from tests.interop.tokenization.hub import FORMS, GPT2_END, MARIAN_CODES, decoder_entry, texts
 from tests.support.cases import nightly_but
 
@@ -50,7 +50,7 @@ def by_transformers(folder: Path) -> Any:
 
 
 def read(folder: Path, model_type: str) -> tuple[PublishedTokenizer, Tokenizer]:
-    published = read_tokenizer(folder, model_type)
+    published = read_published_tokenizer(folder, model_type)
     return published, Tokenizer.from_str(published.json)
 
 
@@ -113,7 +113,7 @@ def test_what_is_missing_to_convert_is_named(
     for module in (library, f"{library}.sentencepiece_model_pb2"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ResourceError, match=r"pip install 'lmtool\[convert\]'") as caught:
-        read_tokenizer(folders[name], FORMS[name].model_type)
+        read_published_tokenizer(folders[name], FORMS[name].model_type)
     assert caught.value.exit_code == 5
     assert len(caught.value.lines()) <= 3
 
@@ -125,7 +125,7 @@ def test_converting_asks_no_network(folders: dict[str, Path], monkeypatch: pytes
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for name in ("mistral tokenizer.model", "bert vocab.txt", "t5 spiece.model"):
-        read_tokenizer(folders[name], FORMS[name].model_type)
+        read_published_tokenizer(folders[name], FORMS[name].model_type)
 
 
 # Settings
@@ -135,15 +135,15 @@ def test_converting_asks_no_network(folders: dict[str, Path], monkeypatch: pytes
     ("form", "template"), [("llama 3 tokenizer.json", "{{ messages }}"), ("qwen2 vocab.json", "D"), ("marian", None)]
 )
 def test_the_chat_template_is_the_default_one(folders: dict[str, Path], form: str, template: str | None) -> None:
-    assert read_tokenizer(folders[form], FORMS[form].model_type).config.get("chat_template") == template
+    assert read_published_tokenizer(folders[form], FORMS[form].model_type).config.get("chat_template") == template
 
 
 def test_a_chat_template_of_its_own_file_wins(copy: Callable[[str], Path]) -> None:
     folder = copy("qwen2 vocab.json")
     (folder / "chat_template.json").write_text('{"chat_template": "from JSON"}')
-    assert read_tokenizer(folder, "qwen2").config["chat_template"] == "from JSON"
+    assert read_published_tokenizer(folder, "qwen2").config["chat_template"] == "from JSON"
     (folder / "chat_template.jinja").write_text("from jinja")
-    assert read_tokenizer(folder, "qwen2").config["chat_template"] == "from jinja"
+    assert read_published_tokenizer(folder, "qwen2").config["chat_template"] == "from jinja"
 
 
 def test_added_tokens_of_other_files_are_added(copy: Callable[[str], Path]) -> None:
@@ -164,7 +164,7 @@ def test_a_null_takes_a_role_away(copy: Callable[[str], Path]) -> None:
     folder = copy("gpt2 tokenizer.json")
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "pad_token": GPT2_END}))
     roles = {"eos_token": GPT2_END, "unk_token": GPT2_END, "pad_token": GPT2_END}
-    assert read_tokenizer(folder, "gpt2").config == roles
+    assert read_published_tokenizer(folder, "gpt2").config == roles
 
 
 # Damage
@@ -284,7 +284,7 @@ def test_damage_is_refused_in_three_lines(copy: Callable[[str], Path], damage: s
     folder = copy(form)
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        read_tokenizer(folder, FORMS[form].model_type)
+        read_published_tokenizer(folder, FORMS[form].model_type)
     lines = caught.value.lines()
     assert len(lines) == 3
     assert str(folder) in lines[1]
@@ -309,7 +309,7 @@ def test_a_missing_file_is_named(copy: Callable[[str], Path], form: str, name: s
     os.mkfifo(folder / name)  # nobody writes to it: reading it would wait for ever
     missing = "tokenizer.model" if name == "tokenizer.json" else name
     with pytest.raises(CheckpointError, match=f"neither tokenizer.json nor {missing}"):
-        read_tokenizer(folder, FORMS[form].model_type)
+        read_published_tokenizer(folder, FORMS[form].model_type)
 
 
 def test_padding_of_a_file_is_not_tried(copy: Callable[[str], Path]) -> None:
@@ -317,7 +317,7 @@ def test_padding_of_a_file_is_not_tried(copy: Callable[[str], Path]) -> None:
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     described["padding"]["strategy"] = {"Fixed": 10**15}
     (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
-    assert json.loads(read_tokenizer(folder, "bert").json)["padding"] is None
+    assert json.loads(read_published_tokenizer(folder, "bert").json)["padding"] is None
 
 
 def test_names_of_files_are_not_followed(copy: Callable[[str], Path]) -> None:
@@ -328,4 +328,4 @@ def test_names_of_files_are_not_followed(copy: Callable[[str], Path]) -> None:
         "auto_map": {"AutoTokenizer": ["a.B", None]},
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
-    assert "root" not in read_tokenizer(folder, "bert").json
+    assert "root" not in read_published_tokenizer(folder, "bert").json
