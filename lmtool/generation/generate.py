@@ -211,7 +211,7 @@ class TextGenerator:
     """A trained model that generates text: continuations, targets of sources, and filled masks.
 
     draft: proposes tokens; None for decoding without a draft.
-    threads: CPU threads while it generates; None for all, see `decoding_threads`.
+    threads: CPU threads while it generates; None for all, see `choose_decoding_threads`.
     """
 
     def __init__(self, loaded: LoadedModel, draft: Draft | None = None) -> None:

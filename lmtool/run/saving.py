@@ -64,7 +64,8 @@ def save_checkpoint(
     """Writes a checkpoint, then removes those that are neither among the last `keep_last` nor the best.
 
     interrupted_step: see `prune_checkpoints`.
-    peers: the processes that write their shards; this is the main one, and the others call `save_shard`.
+    peers: the processes that write their shards; this is the main one, and the others call
+        `save_shard_for_main_process`.
 
     The caller holds the lock of the run. Keeps an existing complete checkpoint of the step, because training is
     deterministic, and renames anything else of that name.
@@ -110,7 +111,7 @@ def save_shard_for_main_process(snapshot: Snapshot, peers: Peers) -> None:
 
 
 def announce_no_checkpoint(peers: Peers) -> None:
-    """Lets the processes that wait in `save_shard` go on without a checkpoint."""
+    """Lets the processes that wait in `save_shard_for_main_process` go on without a checkpoint."""
     peers.gather_texts(json.dumps(None))
 
 

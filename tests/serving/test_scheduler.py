@@ -299,7 +299,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
         case "advancing":
             patch(ModelRunner, "read_tokens", lambda self, tokens, state: tokens)
         case "filtering":
-            patch(filters, "process_logits", lambda scores, params, texts, *rest: texts)
+            patch(filters, "apply_logits_processors", lambda scores, params, texts, *rest: texts)
         case "choosing":
             patch(Sampler, "make_step", lambda self, state, *rest: [state.hypotheses[0].text])
         case "writing":
