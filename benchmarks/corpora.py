@@ -23,7 +23,7 @@ from lmtool.data.extraction import (
     join_documents,
     read_archive_members,
     read_emails_with_folders,
-    shuffle_with_fixed_seed,
+    seeded_shuffle,
     split_train_test_files,
 )
 from lmtool.errors import LmtoolError
@@ -106,7 +106,7 @@ def python_files(packages: Packages) -> list[str]:
     """Python's standard library and its tests, from this interpreter. PSF licence."""
     folder = Path(sysconfig.get_path("stdlib"))
     outside = {"site-packages", "lib2to3"}
-    return shuffle_with_fixed_seed(read(path) for path in files(folder, "*.py") if not outside & set(path.parts))
+    return seeded_shuffle(read(path) for path in files(folder, "*.py") if not outside & set(path.parts))
 
 
 def fortunes(packages: Packages, language: str) -> list[str]:
@@ -114,14 +114,14 @@ def fortunes(packages: Packages, language: str) -> list[str]:
     folder = packages.debian(f"fortunes-{language}" if language != "en" else "fortunes")
     paths = {path.stem: path for path in files(folder / "usr/share/games/fortunes", "*") if path.suffix != ".dat"}
     split = [quote.strip() for path in paths.values() for quote in re.split(r"^%.*\n", read(path), flags=re.M)]
-    return shuffle_with_fixed_seed(sorted({quote for quote in split if quote and "\ufffd" not in quote}))
+    return seeded_shuffle(sorted({quote for quote in split if quote and "\ufffd" not in quote}))
 
 
 def manuals(packages: Packages, language: str) -> list[str]:
     """Manual pages of one language without most of their markup; licences in the package."""
     folder = packages.debian(f"manpages-{language}") / "usr/share/man"
     pages = {path.name: read(path) for path in files(folder, "*.gz")}
-    return shuffle_with_fixed_seed(
+    return seeded_shuffle(
         re.sub(r"^[.'].*\n|\\f.|\\[&,/]", "", page, flags=re.M).replace("\\-", "-") for page in pages.values()
     )
 
@@ -136,7 +136,7 @@ def debian_records() -> list[TableRow]:
 
 def described_packages() -> list[TableRow]:
     """One package of each description, in random order."""
-    return shuffle_with_fixed_seed({record["Description"]: record for record in debian_records()}.values())
+    return seeded_shuffle({record["Description"]: record for record in debian_records()}.values())
 
 
 TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
@@ -165,9 +165,7 @@ TEXTS: dict[str, tuple[str, Callable[[Packages], str]]] = {
     "manual": (
         "Python's documentation in reStructuredText, python3.11-doc (Debian)",
         lambda packages: join_documents(
-            first(
-                shuffle_with_fixed_seed(read(path) for path in files(packages.debian("python3.11-doc"), "*.rst.txt")), 3
-            )
+            first(seeded_shuffle(read(path) for path in files(packages.debian("python3.11-doc"), "*.rst.txt")), 3)
         ),
     ),
     "quotations-de": (
@@ -250,7 +248,7 @@ def tags(packages: Packages) -> list[TableRow]:
 def languages(packages: Packages) -> list[TableRow]:
     """The beginnings of quotations to the language that they are in."""
     spoken = ("br", "cs", "de", "en", "es", "it", "pl", "ru")
-    return shuffle_with_fixed_seed(
+    return seeded_shuffle(
         {"text": " ".join(quote.split()[:6]), "label": language}
         for language in spoken
         for quote in fortunes(packages, language)[:1500]
@@ -266,7 +264,7 @@ def modules(packages: Packages) -> list[TableRow]:
             found = re.findall(r"^ *def \w+\(.*\n(?:.*\n){0,6}", read(path), flags=re.M)
             rows += [{"code": code, "label": part} for code in found]
     frequent = {label for label, _ in Counter(row["label"] for row in rows).most_common(20)}
-    return shuffle_with_fixed_seed(row for row in rows if row["label"] in frequent)
+    return seeded_shuffle(row for row in rows if row["label"] in frequent)
 
 
 TABLES: dict[str, tuple[str, Callable[[Packages], list[TableRow]]]] = {

@@ -107,22 +107,29 @@ def _find_tokens_nearest_to_vector(
 
 
 def find_context_neighbors(
-    loaded: LoadedModel, word: str, text: str, texts: Iterable[str], layer: int, k: int, *, each_word_once: bool = False
+    loaded: LoadedModel,
+    word: str,
+    text: str,
+    other_texts: Iterable[str],
+    layer: int,
+    k: int,
+    *,
+    each_word_once: bool = False,
 ) -> Neighbors:
     """Finds the k words of other texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
 
     Uses the first occurrence of the word. A word that several texts have with equal states, as after equal beginnings
     in a left-to-right model, counts once.
 
-    texts: truncated to the context; `text` itself is left out. each_word_once: whether in upper or lower case,
-    where it is nearest. Raises UsageError if `text` does not have the word, DataError if there is no other text, and as
-    `embed` does.
+    other_texts: truncated to the context; `text` itself is left out. each_word_once: list a word only where it is
+    nearest, in upper or lower case. Raises UsageError if `text` does not have the word, DataError if there is no other
+    text, and as `embed` does.
     """
     (query,) = embed(loaded, [text], layer, "none")
     assert query.words is not None
     index = _find_word_index_in_any_case(query.words, word)
     vector_D = query.vectors[index] / (np.linalg.norm(query.vectors[index]) or 1)
-    others = [other for other in texts if other != text]
+    others = [other for other in other_texts if other != text]
 
     def iterate_words() -> Iterator[tuple[Neighbor, Vectors]]:
         seen: set[tuple[str, float]] = set()
@@ -252,19 +259,19 @@ class SimilarityCorrelation:
 
 
 def correlate_with_human_similarities(
-    run_name: str, table_path: str, *, device: DeviceName = "auto", reading: Data = INFERRED_FORMAT
+    run_name: str, table_path: str, *, device: DeviceName = "auto", table_format: Data = INFERRED_FORMAT
 ) -> SimilarityCorrelation:
     """Compares a table of similarities with the static vectors of a run.
 
     table_path: a table whose first two columns are words, and the next one of numbers their similarity, as in
-    WordSim-353 and SimLex-999. reading: how it is read. A word is looked up as it is spelled, then in lower case.
+    WordSim-353 and SimLex-999. table_format: how it is read. A word is looked up as it is spelled, then in lower case.
     Raises DataError for a table that is not like that, or of which less than two pairs have vectors.
     """
     from scipy.stats import spearmanr
 
-    table = open_table(table_path, reading)
+    table = open_table(table_path, table_format)
     skipped = SkippedRows()
-    pairs = list(_read_rated_word_pairs(table, skipped if reading.skip_bad_rows else None))
+    pairs = list(_read_rated_word_pairs(table, skipped if table_format.skip_bad_rows else None))
     loaded = load_run(run_name, configure_compute(device, "float32"))
     token = {word: _lookup_any_case(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
     scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]

@@ -70,7 +70,7 @@ class CacheEntry:
     last_used: datetime
 
 
-def describe_entry(entry: CacheEntry) -> str:
+def describe_cache_entry(entry: CacheEntry) -> str:
     """Returns the name of an entry; for tokens its beginning, and the number of tokens and documents."""
     name = entry.path.name
     if entry.kind != "tokens":

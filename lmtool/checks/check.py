@@ -29,7 +29,13 @@ from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find_run, find_run_directory
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
-from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, parse_tables_and_weights, read_and_encode_tables
+from lmtool.tasks.prepare import (
+    TaskTables,
+    check_tables,
+    open_training_tables,
+    parse_tables_and_weights,
+    read_and_encode_tables,
+)
 from lmtool.tasks.schema import find_label_by_name, has_inferable_label
 from lmtool.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -218,7 +224,7 @@ def _find_changed_training_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, 
         return
     try:
         if isinstance(recipe.objective, RowSpec):
-            tables = open_tables(recipe.data, get_row_kind(recipe.objective))
+            tables = open_training_tables(recipe.data, get_row_kind(recipe.objective))
             _, rows = read_and_encode_tables(recipe, tables, tokenizer, run.saved_split)
             fingerprint = rows.fingerprint
         else:

@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.search.index import embed_to_unit_vectors
 from lmtool.search.nearest import find_near_duplicates
 from lmtool.tasks.findings import find_rows_equal_to_earlier
-from lmtool.tasks.prepare import open_tables, read_and_split_task_tables
+from lmtool.tasks.prepare import open_training_tables, read_and_split_task_tables
 from lmtool.tasks.reading import LabelledTable, find_rows_with_texts_among, group_contradictory_rows
 
 RowsByPart = Mapping[str, LabelledTable]
@@ -26,7 +26,7 @@ resembles. similarity: of their vectors."""
 
 
 def write_cleaned_table(
-    recipe: Recipe, path: Path, removals_log: Path, *, embedding_model: LoadedModel | None, min_similarity: float
+    recipe: Recipe, output_path: Path, removals_log: Path, *, embedding_model: LoadedModel | None, min_similarity: float
 ) -> int:
     """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
 
@@ -34,7 +34,7 @@ def write_cleaned_table(
     have at least this cosine similarity. Raises UsageError for a table of another format; the errors of tables;
     ResourceError when a file cannot be written.
     """
-    task, *others = open_tables(recipe.data, None)
+    task, *others = open_training_tables(recipe.data, None)
     file = task.table.file
     if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
@@ -46,7 +46,7 @@ def write_cleaned_table(
         gone |= find_near_duplicates_to_remove(parts, gone, embedding_model, min_similarity)
     begins = [line or 0 for line, _, _ in file.read_records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
-    durable.write_file(path, "".join(kept).encode(file.encoding or "UTF-8"))
+    durable.write_file(output_path, "".join(kept).encode(file.encoding or "UTF-8"))
     lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))
     durable.write_file(removals_log, "".join(lines).encode())
     return len(gone)

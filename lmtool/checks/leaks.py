@@ -21,7 +21,7 @@ from lmtool.run.directory import Run
 from lmtool.run.listing import iterate_run_and_ancestors
 from lmtool.tasks.build import get_row_kind
 from lmtool.tasks.notices import Notice
-from lmtool.tasks.prepare import TaskTables, open_tables
+from lmtool.tasks.prepare import TaskTables, open_training_tables
 from lmtool.tasks.reading import stream_unlabelled_rows
 
 MIN_SHARED_FRACTION = 0.8
@@ -83,7 +83,7 @@ def _open_existing_training_text(run: Run) -> tuple[str, Iterator[DocumentChunk]
     if not isinstance(recipe.objective, RowSpec):
         parts, _ = open_and_split_texts(data, seed=recipe.seed, report=no_progress)
         return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
-    tables, split = open_tables(data, get_row_kind(recipe.objective)), run.saved_split
+    tables, split = open_training_tables(data, get_row_kind(recipe.objective)), run.saved_split
 
     def rows_of(one: TaskTables) -> Iterator[str]:
         held = split and split.split_of_task(one.name)

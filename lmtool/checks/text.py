@@ -70,7 +70,9 @@ def find_text_problems(
         text = f"{what} of words that the training text has too; first: {quote(shared.example, 80)}"
         yield Notice("validation text in the training text", shared.n_shared, text)
     if tokenizer is not None:
-        yield from make_language_notices(_first_long_lines(train.chunks()), tokenizer, usual_bytes_per_token, "text")
+        lines = (line for chunk in train.chunks() for text in chunk.texts for line in text.split("\n"))
+        long_lines = islice((line for line in lines if len(line) >= MIN_TEXT_BYTES), SAMPLED_LINES)
+        yield from make_language_notices(list(long_lines), tokenizer, usual_bytes_per_token, "text")
 
 
 def _find_duplicate_or_cut_documents(chunks: Iterable[DocumentChunk]) -> Iterator[Notice]:
@@ -94,14 +96,6 @@ def _find_duplicate_or_cut_documents(chunks: Iterable[DocumentChunk]) -> Iterato
         what = f"{n_twice:,} of {format_count(len(lengths), 'document')} are equal to an earlier one"
         yield Notice("duplicate documents", n_twice, f"{what}; first: {quote(first, 80)}")
     yield from make_truncation_notices(lengths, "document")
-
-
-def _first_long_lines(chunks: Iterable[DocumentChunk]) -> list[str]:
-    """Returns the first lines that are long enough to judge."""
-    lines = (
-        line for chunk in chunks for text in chunk.texts for line in text.split("\n") if len(line) >= MIN_TEXT_BYTES
-    )
-    return list(islice(lines, SAMPLED_LINES))
 
 
 @dataclass(frozen=True)

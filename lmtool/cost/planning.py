@@ -64,7 +64,7 @@ MAX_MEASURED_FLOPS = 3e10
 
 
 @dataclass(frozen=True)
-class Forecast:
+class TrainingForecast:
     """What a run takes.
 
     flops_per_token: of forward and backward pass.
@@ -109,9 +109,9 @@ class Forecast:
         return asdict(self)
 
 
-def forecast_run(
+def forecast_training(
     plan: TrainingPlan, *, n_devices: int, device_kind: str | None, utilisation: float, report: Progress
-) -> Forecast:
+) -> TrainingForecast:
     """Forecasts what a training takes, on this machine or on `n_devices` of a named kind.
 
     The data that it names, if any, are read as for training. Here, some steps are measured; elsewhere, time follows
@@ -141,14 +141,14 @@ def forecast_run(
         recipe, vocab_size or ASSUMED_VOCAB_SIZE, resolve_device_group(recipe, n_devices, device_kind), data, plan.base
     )
     choices = plan.choice.splitlines()
-    rows, memory, fits = work.choose_micro_batch()
+    rows, memory, fits = work.choose_fitting_micro_batch()
     seconds, basis = work.measure_or_estimate_step_seconds(utilisation, fits)
     steps = work.count_training_steps(seconds)
     n_examples = steps * batch_size
     if data is not None and isinstance(recipe.optimizer, Lbfgs):  # reads all in a step
         n_examples = steps * data.per_epoch
     parameters = work.n_parameters or work.held.parameters
-    return Forecast(
+    return TrainingForecast(
         spec.title,
         work.vocab_size,
         parameters,
@@ -297,7 +297,7 @@ class _TrainingWorkload:
             flops += tree.flops - (1 - scored) * head
         return 3.0 * flops
 
-    def choose_micro_batch(self) -> _MicroBatch:
+    def choose_fitting_micro_batch(self) -> _MicroBatch:
         """Returns the micro-batch of a training, which halves it when memory runs out."""
         training, memory = self.recipe.training, self.devices.memory
         rows = min(training.rows_per_process(self.devices.count), self.rows_per_device)

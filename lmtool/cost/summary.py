@@ -155,7 +155,12 @@ def _summarize_model_parts(
             for name, module in model.named_children():
                 if module is not model.head:
                     yield from _summarize_nonempty_module(name, module, reach, n_layers)
-            yield _summarize_recurrent_head(model, n_tokens)
+            # a bidirectional model applies the head to the states of both directions
+            times = 2 if isinstance(model, BidirectionalLanguageModel) else 1
+            width = model.head_input_width
+            shape = f"{width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
+            parameters = sum(part.numel() for part in model.head_parameters() if part is not model.embedding.weight)
+            yield ModelPart("head", shape, parameters, times * 2 * width * model.vocab_size * n_tokens)
         case AveragingModel():
             for name, module in model.named_children():
                 yield from _summarize_nonempty_module(name, module, text, n_layers)
@@ -165,14 +170,6 @@ def _summarize_model_parts(
             yield ModelPart("neighbours", _format_shape(weight), weight.numel(), 2 * weight.numel() * n_tokens)
             for name, bias in model.named_parameters(recurse=False):
                 yield ModelPart(name, _format_shape(bias), bias.numel(), 0)
-
-
-def _summarize_recurrent_head(model: RecurrentModel, n_tokens: int) -> ModelPart:
-    """The output layer; a bidirectional model applies it to the states of both directions."""
-    shape = f"{model.head_input_width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
-    parameters = sum(part.numel() for part in model.head_parameters() if part is not model.embedding.weight)
-    times = 2 if isinstance(model, BidirectionalLanguageModel) else 1
-    return ModelPart("head", shape, parameters, times * 2 * model.head_input_width * model.vocab_size * n_tokens)
 
 
 def _summarize_stack(name: str, stack: Stack, spec: Transformer, n_tokens: int, n_source_tokens: int) -> ModelPart:

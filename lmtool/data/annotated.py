@@ -46,7 +46,7 @@ class ConllFile(TextRowFile):
         width = len(self.column_names)
         for sentence in self._read_sentences():
             faults = (
-                _column_count_fault(line, fields, width) or find_field_fault(fields, line, self.max_field_characters)
+                _column_count_fault(line, fields, width) or find_field_fault(fields, line, self.field_limit)
                 for line, fields in sentence
             )
             fault = next(filter(None, faults), None)
@@ -105,9 +105,7 @@ class SquadFile(TextRowFile):
                 impossible = qa.get("is_impossible") is True
                 answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
                 values = (*map(clean_text, (qa.get("id"), qa.get(QUESTION), context)), answers)
-                fault = _non_text_fault(values[1], values[2]) or find_field_fault(
-                    values, None, self.max_field_characters
-                )
+                fault = _non_text_fault(values[1], values[2]) or find_field_fault(values, None, self.field_limit)
                 if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
                     fault = RecordFault("impossible question", what, "remove one of the two", None, ANSWERS)
@@ -129,7 +127,8 @@ class SquadFile(TextRowFile):
         for article in articles if isinstance(articles, list) else [None]:
             inside = article.get("paragraphs") if isinstance(article, dict) else None
             paragraphs += inside if isinstance(inside, list) else [None]
-        if not all(isinstance(one, dict) and _is_list_of_dicts(one.get("qas")) for one in paragraphs):
+        qas = [one.get("qas") if isinstance(one, dict) else None for one in paragraphs]
+        if not all(isinstance(of_one, list) and all(isinstance(qa, dict) for qa in of_one) for of_one in qas):
             what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
             fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}'
             raise DataError(what, where=display_path(self.path), fix=fix)
@@ -137,10 +136,6 @@ class SquadFile(TextRowFile):
 
     def describe(self) -> str:
         return "SQuAD's JSON"
-
-
-def _is_list_of_dicts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def _non_text_fault(question: Any, context: Any) -> RecordFault | None:

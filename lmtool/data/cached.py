@@ -25,7 +25,7 @@ _ENTRY = ".entry"
 _LOG = logging.getLogger(__name__)
 
 
-def load_or_create_cache_entry(
+def load_or_create(
     folder: str, key: str, description: str, create: Callable[[], bytes], parse: Callable[[bytes], T]
 ) -> T:
     """Loads an entry of the cache, or creates and stores it if it is missing or damaged. A second process waits.

@@ -156,7 +156,7 @@ def open_corpus(sources: Iterable[str], column: str, documents: Literal["auto"] 
 
 
 def find_last_pretoken_boundary(text: str) -> int:
-    """Returns the last position where every tokenizer splits `text` whatever follows, or 0; see Chunk."""
+    """Returns the last position where every tokenizer splits `text` whatever follows, or 0; see DocumentChunk."""
     for window in (1 << 10, 1 << 16, len(text)):
         base = max(0, len(text) - window)
         cuts = [match.start() for match in _SAFE_CUT.finditer(text, base)]

@@ -77,11 +77,11 @@ A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
 def parse_records(
-    blocks: Iterable[str], dialect: Dialect, max_field_characters: int = MAX_FIELD_CHARACTERS
+    blocks: Iterable[str], dialect: Dialect, field_limit: int = MAX_FIELD_CHARACTERS
 ) -> Iterator[RowRecord]:
     """Yields the records of text in blocks of whole lines; skips empty lines as csv does.
 
-    A field is a fault if it has more than `max_field_characters`, is not closed, is closed before its end, or has a
+    A field is a fault if it has more than `field_limit`, is not closed, is closed before its end, or has a
     NUL. After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
     """
     delimited = partial(csv.reader, delimiter=dialect.delimiter, skipinitialspace=dialect.skip_space, strict=True)
@@ -93,20 +93,18 @@ def parse_records(
             # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
             # 128 KiB, `_parse_record` continues.
             lines, n_done, start = iterate_lines(text), 0, 0
-            if "\0" not in text and len(text) < max_line_length(max_field_characters):
-                is_long = len(text) > max_field_characters
+            if "\0" not in text and len(text) < max_line_length(field_limit):
+                is_long = len(text) > field_limit
                 reader = delimited(lines, quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE)
                 with suppress(csv.Error):
                     for fields in reader:
-                        if is_long and max(map(len, fields), default=0) > max_field_characters:
+                        if is_long and max(map(len, fields), default=0) > field_limit:
                             break
                         if fields:
                             yield line + n_done, fields, None
                         n_done, start = reader.line_num, lines.tell()
             line += n_done
-            while start < len(text) and (
-                parsed := _parse_record(text, start, line, is_last, dialect, max_field_characters)
-            ):
+            while start < len(text) and (parsed := _parse_record(text, start, line, is_last, dialect, field_limit)):
                 record, stop = parsed
                 if record[2] or text[start] not in "\r\n":
                     yield record
@@ -127,7 +125,7 @@ def _read_at_least(size: int, source: Iterator[str]) -> str:
 
 
 def _parse_record(
-    text: str, start: int, line: int, is_last: bool, dialect: Dialect, max_field_characters: int
+    text: str, start: int, line: int, is_last: bool, dialect: Dialect, field_limit: int
 ) -> tuple[RowRecord, int] | None:
     """Parses the record that begins at `start`, and returns it with the position of the next one.
 
@@ -135,8 +133,8 @@ def _parse_record(
     """
     fields: list[str] = []
     position, stop = start, find_next_line(text, start)
-    if stop - start >= max_line_length(max_field_characters):
-        return (line, fields, long_line_fault(line, max_field_characters)), stop
+    if stop - start >= max_line_length(field_limit):
+        return (line, fields, long_line_fault(line, field_limit)), stop
     while True:
         while dialect.skip_space and text.startswith(" ", position):
             position += 1
@@ -149,8 +147,8 @@ def _parse_record(
             continue
         position, next_line = position + 1, stop
         # A field at its limit may be twice as long in the file, where all its characters are doubled quotes.
-        horizon = position + 2 * max_field_characters
-        window = min(find_next_line(text, horizon), position + max_line_length(max_field_characters))
+        horizon = position + 2 * field_limit
+        window = min(find_next_line(text, horizon), position + max_line_length(field_limit))
         close = text.find('"', position, window)
         while close >= 0 and text.startswith('"', close + 1):
             close = text.find('"', close + 2, window)
@@ -158,7 +156,7 @@ def _parse_record(
             return None
         opened = line + count_lines(text, start, position)
         if close < 0:
-            fault = _unclosed_quote_fault(opened, len(fields), max_field_characters if horizon < len(text) else None)
+            fault = _unclosed_quote_fault(opened, len(fields), field_limit if horizon < len(text) else None)
             return (line, fields, fault), next_line
         if close >= stop:
             stop = find_next_line(text, close)
@@ -171,11 +169,9 @@ def _parse_record(
             break
         position = close + 2
     nul = text.find("\0", start, stop)
-    misfitting = find_field_fault(
-        fields, line + count_lines(text, start, max(start, nul)), max_field_characters, _NUL_FIX
-    )
-    if any(len(part) >= max_line_length(max_field_characters) for part in iterate_lines(text[start:stop])):
-        misfitting = long_line_fault(line, max_field_characters)
+    misfitting = find_field_fault(fields, line + count_lines(text, start, max(start, nul)), field_limit, _NUL_FIX)
+    if any(len(part) >= max_line_length(field_limit) for part in iterate_lines(text[start:stop])):
+        misfitting = long_line_fault(line, field_limit)
     return (line, fields, misfitting), stop
 
 

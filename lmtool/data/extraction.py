@@ -66,7 +66,7 @@ def split_train_test_files(name: str, content: str | list[TableRow] | dict[str, 
     return parts
 
 
-def shuffle_with_fixed_seed(items: Iterable[Item]) -> list[Item]:
+def seeded_shuffle(items: Iterable[Item]) -> list[Item]:
     """Shuffles the items with a fixed seed."""
     listed = list(items)
     random.Random(SEED).shuffle(listed)
@@ -85,7 +85,7 @@ def _decode_members(files: Members) -> dict[str, str]:
 def _read_wikipedia_articles(files: Members) -> list[dict[str, Any]]:
     """Returns title, extract and topic of Wikipedia articles."""
     (content,) = files.values()
-    return shuffle_with_fixed_seed(json.loads(content).values())
+    return seeded_shuffle(json.loads(content).values())
 
 
 def _make_topic_rows(files: Members) -> list[TableRow]:
@@ -99,10 +99,8 @@ def _make_speech_year_rows(files: Members) -> list[TableRow]:
     for path, speech in _decode_members(files).items():
         sentences = re.split(r"(?<=[.?!]) +", " ".join(speech.split()))
         passages = [" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4)]
-        rows += [
-            {"text": text, "year": PurePosixPath(path).name[:4]} for text in shuffle_with_fixed_seed(passages)[:40]
-        ]
-    return shuffle_with_fixed_seed(rows)
+        rows += [{"text": text, "year": PurePosixPath(path).name[:4]} for text in seeded_shuffle(passages)[:40]]
+    return seeded_shuffle(rows)
 
 
 def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str]]]:
@@ -117,7 +115,7 @@ def _read_brown_genres_and_sentences(files: Members) -> list[tuple[str, list[str
 
 def _make_brown_genre_rows(files: Members) -> list[TableRow]:
     """Makes passages of three sentences."""
-    return shuffle_with_fixed_seed(
+    return seeded_shuffle(
         {"text": " ".join(sentences[i : i + 3]), "label": genre}
         for genre, sentences in _read_brown_genres_and_sentences(files)
         for i in range(0, len(sentences) - 2, 3)
@@ -140,14 +138,12 @@ def _make_name_sex_rows(files: Members) -> list[TableRow]:
     common = [
         (name, sexes.most_common(1)[0], sexes.total()) for name, sexes in _count_first_names_by_sex(files)[:20_000]
     ]
-    return shuffle_with_fixed_seed({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
+    return seeded_shuffle({"name": name, "label": sex} for name, (sex, n), total in common if n >= 0.9 * total)
 
 
 def read_emails_with_folders(files: Members) -> list[tuple[str, str]]:
     """Returns folder and source of each mail."""
-    return shuffle_with_fixed_seed(
-        (PurePosixPath(path).parent.name, text) for path, text in _decode_members(files).items()
-    )
+    return seeded_shuffle((PurePosixPath(path).parent.name, text) for path, text in _decode_members(files).items())
 
 
 def _make_spam_rows(files: Members) -> list[TableRow]:
@@ -165,7 +161,7 @@ def _make_sentiment_rating_rows(files: Members) -> list[TableRow]:
     """Makes rows of sentences and the mean of twenty ratings from -4 to 4."""
     (text,) = _decode_members(files).values()
     fields = (line.split("\t") for line in text.splitlines())
-    return shuffle_with_fixed_seed({"text": text, "rating": rating} for _, rating, text in fields)
+    return seeded_shuffle({"text": text, "rating": rating} for _, rating, text in fields)
 
 
 def _make_polarity_rows(files: Members) -> list[TableRow]:
@@ -196,13 +192,11 @@ DATASET_BUILDERS: dict[str, Callable[[Members], str | list[TableRow] | dict[str,
         f"{one['title']}\n{one['extract']}" for one in _read_wikipedia_articles(files)
     ),
     "brown": lambda files: join_documents(
-        "\n".join(sentences) for _, sentences in shuffle_with_fixed_seed(_read_brown_genres_and_sentences(files))
+        "\n".join(sentences) for _, sentences in seeded_shuffle(_read_brown_genres_and_sentences(files))
     ),
-    "lines": lambda files: "".join(
-        shuffle_with_fixed_seed("".join(_decode_members(files).values()).splitlines(keepends=True))
-    ),
+    "lines": lambda files: "".join(seeded_shuffle("".join(_decode_members(files).values()).splitlines(keepends=True))),
     "names": lambda files: "".join(
-        shuffle_with_fixed_seed(f"{name}\n" for name, _ in _count_first_names_by_sex(files)[:32_033])
+        seeded_shuffle(f"{name}\n" for name, _ in _count_first_names_by_sex(files)[:32_033])
     ),
     "topics": _make_topic_rows,
     "spam": _make_spam_rows,

@@ -77,11 +77,10 @@ def download_dataset(source: str, column: str | None) -> Path:
         with hold_lock(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)
-                rows = (
-                    _decode_classes_and_translations(rows)
-                    if column is None
-                    else _select_text_column(rows, column, source)
-                )
+                if column is None:
+                    rows = _decode_classes_and_translations(rows)
+                else:
+                    rows = _select_text_column(rows, column, source)
                 lines = (json.dumps(row, default=str).encode() + b"\n" for row in _convert_row_errors(rows, source))
                 write_file(path, lines)
         return path

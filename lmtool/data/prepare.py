@@ -17,14 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import count_cores
-from lmtool.data.cached import (
-    TOKENIZERS,
-    TOKENS,
-    load_or_create_cache_entry,
-    remove_cache_folder,
-    store_lock_path,
-    warn_recreated,
-)
+from lmtool.data.cached import TOKENIZERS, TOKENS, load_or_create, remove_cache_folder, store_lock_path, warn_recreated
 from lmtool.data.corpus import DocumentChunk, find_last_pretoken_boundary
 from lmtool.data.files import display_path
 from lmtool.data.split import CorpusPart, WholeCorpusPart, split_by_characters, split_by_documents
@@ -161,7 +154,13 @@ def tokenize_data(
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
     if out is not None:
-        _save_or_compare_tokenizer(tokenizer, out)
+        with convert_write_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        path = out / TOKENIZER_FILE
+        if not path.exists():
+            tokenizer.save(path)
+        elif Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
+            raise UsageError("the folder holds another tokenizer", where=str(path), fix="choose another folder with -o")
     started = perf_counter()
     train_stores = [_open_or_write_store(part, tokenizer, out and out / "train", report) for part in trains]
     valid_stores = [_open_or_write_store(part, tokenizer, out and out / "valid", report) for part in valids]
@@ -180,11 +179,7 @@ def open_and_split_texts(
     """
     texts, resolved = [], []
     for alone in _expand_mixture(data):
-        opened = (
-            scanned
-            if scanned is not None and scanned.matches(alone)
-            else scan_training_text(alone, seed=seed, report=report)
-        )
+        opened = scanned if scanned and scanned.matches(alone) else scan_training_text(alone, seed=seed, report=report)
         resolved.append(alone.with_values(opened.data.model_dump(include={"documents", "split", "stream"})))
         texts.append(_split_train_and_valid(opened.text, resolved[-1], seed, report))
     divisions = {one.documents for one in resolved}
@@ -263,7 +258,7 @@ def _load_or_train_tokenizer(spec: TokenizerSpec, parts: Sequence[CorpusSubset],
 
     keys = [part.cache_key for part in parts]
     key = cache_key("tokenizer", keys[0] if len(keys) == 1 else keys, spec.model_dump())
-    return load_or_create_cache_entry(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.from_json)
+    return load_or_create(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.from_json)
 
 
 def sample_texts_evenly(texts: Iterable[str], total_bytes: int, max_bytes: int) -> Iterator[str]:
@@ -286,16 +281,6 @@ def sample_texts_evenly(texts: Iterable[str], total_bytes: int, max_bytes: int) 
         if text:
             taken += n
             yield text
-
-
-def _save_or_compare_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
-    with convert_write_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    path = out / TOKENIZER_FILE
-    if not path.exists():
-        tokenizer.save(path)
-    elif Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
-        raise UsageError("the folder holds another tokenizer", where=str(path), fix="choose another folder with -o")
 
 
 def _open_or_write_store(

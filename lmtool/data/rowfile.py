@@ -71,7 +71,7 @@ class RowFile(ABC):
     """
 
     path: Path
-    max_field_characters: int
+    field_limit: int
 
     @property
     @abstractmethod
@@ -106,7 +106,7 @@ class RowFile(ABC):
 def open_row_file(
     path: Path,
     suffix: str,
-    max_field_characters: int,
+    field_limit: int,
     encoding: str | None = None,
     hints: DialectHints = DialectHints(),  # noqa: B008  frozen
     byte_range: ByteRange | None = None,
@@ -119,12 +119,12 @@ def open_row_file(
     """
     match suffix:
         case ".csv" | ".tsv":
-            return DelimitedFile(path, max_field_characters, encoding, _DELIMITERS_BY_SUFFIX[suffix], hints)
+            return DelimitedFile(path, field_limit, encoding, _DELIMITERS_BY_SUFFIX[suffix], hints)
         case ".jsonl":
-            return JsonLinesFile(path, max_field_characters, encoding, byte_range=byte_range)
+            return JsonLinesFile(path, field_limit, encoding, byte_range=byte_range)
         case ".json":
-            return JsonListFile(path, max_field_characters, encoding)
-    return ParquetFile(path, max_field_characters)
+            return JsonListFile(path, field_limit, encoding)
+    return ParquetFile(path, field_limit)
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,7 @@ class TextRowFile(RowFile):
 
     def line_blocks(self) -> Iterator[str]:
         """Yields blocks of whole lines; see `read_whole_line_blocks`."""
-        return read_whole_line_blocks(
-            self.path, self.encoding, max_line_length(self.max_field_characters), self.byte_range
-        )
+        return read_whole_line_blocks(self.path, self.encoding, max_line_length(self.field_limit), self.byte_range)
 
     def lines(self) -> Iterator[str]:
         """Yields the lines with their line ends."""
@@ -209,7 +207,7 @@ class DelimitedFile(TextRowFile):
                 yield line, fields, self._field_count_fault(fields, line)
 
     def _parse_rows(self) -> Iterator[RowRecord]:
-        return parse_records(self.line_blocks(), self.dialect, self.max_field_characters)
+        return parse_records(self.line_blocks(), self.dialect, self.field_limit)
 
     def _field_count_fault(self, fields: Sequence[str], line: int | None) -> RecordFault:
         width = len(self.column_names)
@@ -253,7 +251,7 @@ class JsonRowFile(TextRowFile):
                 yield line, (), row
             elif only_column is None:
                 values = tuple(clean_text(row.get(name)) for name in names)
-                yield line, values, find_field_fault(values, line, self.max_field_characters)
+                yield line, values, find_field_fault(values, line, self.field_limit)
             elif only_column in row:
                 yield line, (clean_text(row[only_column]),), None
             else:
@@ -274,8 +272,8 @@ class JsonLinesFile(JsonRowFile):
                 yield line, self._parse_object(row, line, decoder)
 
     def _parse_object(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | RecordFault:
-        if len(row) >= max_line_length(self.max_field_characters):
-            return long_line_fault(line, self.max_field_characters)
+        if len(row) >= max_line_length(self.field_limit):
+            return long_line_fault(line, self.field_limit)
         try:
             value = decoder.decode(row)
         except _DuplicateKey as error:
@@ -325,7 +323,7 @@ class JsonListFile(JsonRowFile):
                 fault_line = reader.line_of(error) if isinstance(error, json.JSONDecodeError) else line
                 if (
                     isinstance(error, json.JSONDecodeError)
-                    and reader.n_buffered < max_line_length(self.max_field_characters)
+                    and reader.n_buffered < max_line_length(self.field_limit)
                     and reader.read_more()
                 ):
                     continue
@@ -441,11 +439,8 @@ class ParquetFile(RowFile):
                 raise missing_column_error(only_column, names, display_path(self.path), "--column")
             for batch in file.iter_batches(batch_size=256, columns=None if only_column is None else [only_column]):
                 for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    yield (
-                        None,
-                        values,
-                        find_field_fault(values, None, self.max_field_characters) if only_column is None else None,
-                    )
+                    fault = find_field_fault(values, None, self.field_limit) if only_column is None else None
+                    yield None, values, fault
 
     @contextmanager
     def _open_parquet(self) -> Iterator[Any]:
@@ -510,11 +505,9 @@ def missing_columns_error(columns_and_flags: Sequence[tuple[str, str]], names: S
             f"{flag} {name if _PLAIN_NAME.fullmatch(name) else quote(name)}" for key in near for name in [bare[key]]
         ]
     flags = " and ".join(dict.fromkeys(flag for _, flag in columns_and_flags))
-    fix = (
-        f"did you mean {' '.join(fixes)}?"
-        if len(set(fixes)) == len(columns_and_flags)
-        else f"name one of these with {flags}"
-    )
+    fix = f"name one of these with {flags}"
+    if len(set(fixes)) == len(columns_and_flags):
+        fix = f"did you mean {' '.join(fixes)}?"
     nouns = "column" if len(columns_and_flags) == 1 else "columns"
     what = f"no {nouns} {quote_all([column for column, _ in columns_and_flags])}; found {quote_all(names)}"
     return DataError(what, where=where, fix=fix)

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lmtool import records
 from lmtool.checksum import sha256_of_json
-from lmtool.data.cached import SURVEYS, load_or_create_cache_entry
+from lmtool.data.cached import SURVEYS, load_or_create
 from lmtool.data.corpus import Corpus, open_corpus
 from lmtool.data.files import display_path, hash_files
 from lmtool.data.streaming import StreamedText, StreamHead, should_stream
@@ -141,18 +141,16 @@ def utf8_length(text: str) -> int:
 def _concatenate_documents(text: ScannedCorpus, report: Progress) -> ScannedCorpus:
     """Returns the corpus as one stream of its documents."""
     corpus = replace(text.corpus, stream=True)
-    return (
-        _load_or_compute_counts(corpus, report, text.content_hash)
-        if corpus.adds_line_breaks
-        else replace(text, corpus=corpus)
-    )
+    if not corpus.adds_line_breaks:
+        return replace(text, corpus=corpus)
+    return _load_or_compute_counts(corpus, report, text.content_hash)
 
 
 def _load_or_compute_counts(corpus: Corpus, report: Progress, content_hash: str | None = None) -> ScannedCorpus:
     """Reads the corpus once, or its counts from the cache. content_hash: hash of the files, if known."""
     content_hash = content_hash or hash_files(corpus.files)
     key = cache_key("counts", content_hash, corpus.column, corpus.documents, corpus.adds_line_breaks)
-    survey = load_or_create_cache_entry(
+    survey = load_or_create(
         SURVEYS,
         key,
         "the survey of a text",

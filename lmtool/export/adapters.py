@@ -1,4 +1,4 @@
-"""From a run with adapters to a directory that PEFT opens beside the model that they adapt.
+"""Exports the adapters of a run as a directory that PEFT opens on the model that they adapt.
 
 Shapes: I input width, O output width, R rank.
 """

@@ -1,4 +1,4 @@
-"""From a run to a directory that Transformers opens: or to a GGUF file."""
+"""Exports a run as a directory that Transformers opens, or as a GGUF file."""
 
 import json
 from collections.abc import Iterator, Mapping

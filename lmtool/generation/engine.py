@@ -172,12 +172,13 @@ class Engine:
     def run(
         self,
         states: Iterator[RequestState],
-        computing: Callable[[], AbstractContextManager[object]],
+        step_context: Callable[[], AbstractContextManager[object]],
         max_requests: int = 1,
     ) -> Iterator[Token]:
         """Adds prepared requests, at most `max_requests` at once, and yields the tokens of all steps.
 
-        computing: a context around each step. Requests that are not complete when the iterator is closed are cancelled.
+        step_context: a context around each step, such as one that sets a precision.
+        Requests that are not complete when the iterator is closed are cancelled.
         """
         ids: list[int] = []
         try:
@@ -186,7 +187,7 @@ class Engine:
                     ids += [self.add(state) for state in islice(states, max_requests - len(self))]
                     if self.idle:
                         return
-                    with computing():  # not while the caller runs
+                    with step_context():  # not while the caller runs
                         tokens = self.step()
                     yield from tokens
         finally:

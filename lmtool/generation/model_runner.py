@@ -56,7 +56,7 @@ class ModelRunner:
         has_keys = any(isinstance(layer, KeyValueCache) for layer in self._one_row_state.layers)
         return has_keys and self._model.reads == "past" and self.can_rewind
 
-    def max_length(self, window: Prompt) -> int | None:
+    def max_window_tokens(self, window: Prompt) -> int | None:
         """Returns the maximum length of `tokens`, or of `text` if joined; None for no limit."""
         if self._model.context is None or window.joined or not self._source_uses_context:
             return self._model.context
@@ -64,7 +64,7 @@ class ModelRunner:
 
     def tokens_left(self, window: Prompt) -> int | None:
         """Returns how many more tokens fit the context, negative if the window does not; None for no limit."""
-        room = self.max_length(window)
+        room = self.max_window_tokens(window)
         return None if room is None else room - len(window.text if self._source_uses_context else window.tokens)
 
     def fits_context(self, window: Prompt) -> bool:
@@ -74,7 +74,7 @@ class ModelRunner:
 
     def slide_window(self, window: Prompt) -> Prompt:
         """Returns the end of the window, which fills half of the available context."""
-        room = self.max_length(window)
+        room = self.max_window_tokens(window)
         return window if room is None else window.keep_last(max(1, room // 2))
 
     def fit_prompt(self, prompt: Prompt, overflow: Overflow, where: str) -> Prompt:
@@ -106,7 +106,7 @@ class ModelRunner:
                 what = f"the target begins with {len(prompt.tokens)} tokens, but the model's context is {context}"
                 raise UsageError(what, where=where, fix="shorten it")
             prompt = replace(prompt, source=prompt.source[:n_left])
-        room = self.max_length(prompt)
+        room = self.max_window_tokens(prompt)
         if room is None or self.fits_context(prompt):
             return prompt
         return self.slide_window(prompt) if overflow == "slide" else prompt.keep_last(room)

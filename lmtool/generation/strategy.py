@@ -171,7 +171,7 @@ class Sampler(Strategy):
             accept = uniform_random(derive_key(states[0].key, "accept"), states[0].n_steps)
             p_V = filtered_BV[0].softmax(-1, dtype=torch.float64)
             ids = [verify_draft_token(p_V, proposed[1], proposed[0], accept, *numbers)[0]]
-        ids = [self._close_form_in_time(state, token) for state, token in zip(states, ids, strict=True)]
+        ids = [self._close_form_before_limit(state, token) for state, token in zip(states, ids, strict=True)]
         forms = [state.hypotheses[0].form for state in states]
         ids_B = torch.tensor(ids, device=logits_BV.device)
         tokens = self.make_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
@@ -208,7 +208,7 @@ class Sampler(Strategy):
             finish = "end"
         return StrategyStep([] if finish else [extended], [] if finish else [0], [NewTokens([token], finish)])
 
-    def _close_form_in_time(self, state: RequestState, token: int) -> int:
+    def _close_form_before_limit(self, state: RequestState, token: int) -> int:
         """Returns the token, or one that begins to close the form if the form could not be closed after this one."""
         form = state.hypotheses[0].form
         if form is None or not form.form.complete or token in self.end_ids:

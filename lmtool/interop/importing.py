@@ -1,4 +1,4 @@
-"""From a published model to an ordinary run: its recipe, its tokenizer, and a checkpoint at step 0.
+"""Imports a published model as an ordinary run: its recipe, its tokenizer, and a checkpoint at step 0.
 
 Weights go from file to file, one tensor at a time. What a RUN argument names is imported once into the cache, and found
 again there by the content of its files.

@@ -47,8 +47,8 @@ class RowVersionConflict(ApiError):
 class ActiveLearningSession:
     """Answers to a table; thread-safe. A thread learns from them, from `open` to `close`.
 
-    A random order of all rows is fixed. Its answered beginning, without skipped rows, is a random sample of the table,
-    whatever chose these rows.
+    All rows have a fixed random order. The answered rows at its beginning, without skipped ones, are a random sample of
+    the table, however they were chosen.
 
     estimate: accuracy, the ends of its interval, and the size of the random sample.
     wrong: rows whose answer may be wrong, and the labels that may be right, the most probable ones first.

@@ -45,7 +45,10 @@ def compute_embeddings_or_tfidf(texts: Sequence[str], loaded: LoadedModel | None
 def fit_and_predict_probabilities(
     known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n_options: int
 ) -> Floats:
-    """Probabilities (Q, J, K) by logistic regression, of each choice for itself. Options that no answer has get 0."""
+    """Fits a logistic regression for each choice and returns the probabilities of options (Q, J, K).
+
+    Options that no answer has get 0.
+    """
     from sklearn.linear_model import LogisticRegression
 
     known_NF, row_QF = _project_to_span_of_known(known_NF, row_QF)

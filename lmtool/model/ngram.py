@@ -31,7 +31,7 @@ NGramCounts = tuple[NDArray[np.int32], IntArray]
 """Distinct n-grams (G, N) and their counts (G,)."""
 
 
-class _OrderTable(NamedTuple):
+class _NgramOrderTable(NamedTuple):
     """The n-grams of one order above 1, sorted by context and then token.
 
     keys_G: context index times V, plus the token.
@@ -50,13 +50,13 @@ class _SmoothedTables(NamedTuple):
     """Unigram probabilities, and the tables of the orders from 2 on that have n-grams."""
 
     unigram_V: Tensor
-    orders: tuple[_OrderTable, ...]
+    orders: tuple[_NgramOrderTable, ...]
 
 
 class _ContextsOfOrder(NamedTuple):
     """The contexts of M rows in the table of an order: their indices (0 if unseen), and whether they were seen."""
 
-    table: _OrderTable
+    table: _NgramOrderTable
     index_M: Tensor
     is_seen_M: Tensor
 
@@ -153,7 +153,7 @@ class NGramModel(CountingModel):
                 return None
         return index
 
-    def _find_continuations(self, order: _OrderTable, rows: Tensor, contexts: Tensor) -> _Continuations:
+    def _find_continuations(self, order: _NgramOrderTable, rows: Tensor, contexts: Tensor) -> _Continuations:
         """Returns all n-grams that begin with the contexts of these rows."""
         starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
         firsts = lengths.cumsum(0) - lengths
@@ -274,7 +274,7 @@ class NGramModel(CountingModel):
             return torch.from_numpy(values).to(device, dtype if values.dtype.kind == "f" else None)
 
         unigram_V = to_tensor(self._estimate_unigrams(adjusted_V))
-        return _SmoothedTables(unigram_V, tuple(_OrderTable(*map(to_tensor, order)) for order in orders))
+        return _SmoothedTables(unigram_V, tuple(_NgramOrderTable(*map(to_tensor, order)) for order in orders))
 
     def _count_contributions_to_suffixes(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> IntArray:
         """Returns what each n-gram adds to the count of itself without its first token.
@@ -284,7 +284,7 @@ class NGramModel(CountingModel):
         return np.where(grams_GN[:, 0] == PADDING_ID, counts_G, 1)
 
     def _masses_and_backoffs(self, context_G: IntArray, counts_G: IntArray, n_contexts: int) -> list[FloatArray]:
-        """Returns mass_G and backoff_X of an order; see `_OrderTable`."""
+        """Returns mass_G and backoff_X of an order; see `_NgramOrderTable`."""
         discount_G = kneser_ney_discounts(counts_G)[np.minimum(counts_G, 3)]
         total_X = np.bincount(context_G, counts_G, n_contexts)
         taken_X = np.bincount(context_G, discount_G, n_contexts)

@@ -21,7 +21,7 @@ MIN_SPARE_SLOTS = 64
 """Minimum number of spare slots of a new cache buffer; it has half as many as it uses, if that is more."""
 
 
-class _CacheBuffer:
+class _KeyValueBuffer:
     """Preallocated keys and values. n_used: number of slots that the newest cache in this buffer uses."""
 
     def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_new: int) -> None:
@@ -56,7 +56,7 @@ class KeysAndValues(NamedTuple):
 class KeyValueCache(KeysAndValues):
     """KV cache of self-attention: keys and values of all positions so far."""
 
-    _buffer: _CacheBuffer | None = None
+    _buffer: _KeyValueBuffer | None = None
 
     def append(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValueCache":
         """Returns the cache with T more positions.
@@ -70,7 +70,7 @@ class KeyValueCache(KeysAndValues):
         dtype = torch.promote_types(self.k_BNSH.dtype, k_BNTH.dtype) if n_used else k_BNTH.dtype
         buffer = self._buffer
         if buffer is None or not buffer.can_append(n_used, n_new, dtype):
-            buffer = _CacheBuffer(self.k_BNSH, self.v_BNSH, dtype, n_new)
+            buffer = _KeyValueBuffer(self.k_BNSH, self.v_BNSH, dtype, n_new)
         return buffer.append(k_BNTH, v_BNTH)
 
     def truncate(self, length: int) -> "KeyValueCache":

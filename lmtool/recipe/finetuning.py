@@ -123,16 +123,16 @@ class ParentRun:
     is_published: bool = False
 
 
-def resolve_finetuning(parent: ParentRun, shape: TableProperties, settings: Sequence[Setting]) -> ResolvedRecipe:
+def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequence[Setting]) -> ResolvedRecipe:
     """Resolves the recipe that fine-tunes a run on tables, with the user's settings, on which other values depend.
 
     Raises UsageError for a model that cannot generate targets.
     """
-    recipe = make_table_recipe(parent, shape)
+    recipe = make_table_recipe(parent, table)
     source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
-    if _is_contrastive(recipe, shape, settings):
-        batch_size = min(CONTRASTIVE_BATCH, shape.n_rows)
-        steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * shape.n_rows / batch_size))
+    if _is_contrastive(recipe, table, settings):
+        batch_size = min(CONTRASTIVE_BATCH, table.n_rows)
+        steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
         recipe = recipe.with_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     chosen = apply_settings(recipe, source, name, settings).recipe
@@ -140,7 +140,7 @@ def resolve_finetuning(parent: ParentRun, shape: TableProperties, settings: Sequ
         recipe = recipe.with_values(FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True))
         return apply_settings(recipe, source, name, settings)
     return apply_settings(
-        with_dependent_values(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings
+        with_dependent_values(recipe, chosen, table.n_rows, parent.is_published), source, name, settings
     )
 
 
@@ -200,7 +200,7 @@ def _linear_head_values(parent: ParentRun, recipe: Recipe, is_frozen: bool) -> d
     return {"objective.dense": "none", "objective.dropout": 0.0} | ({} if gives_one else {"objective.pool": "mean"})
 
 
-def _is_contrastive(recipe: Recipe, shape: TableProperties, settings: Sequence[Setting]) -> bool:
+def _is_contrastive(recipe: Recipe, table: TableProperties, settings: Sequence[Setting]) -> bool:
     """Returns whether training is contrastive: if a setting says so, or if an encoder gets few rows of a class and no
     setting is for another head or for validations."""
     named = [setting.value for setting in settings if setting.key == "objective.contrastive"]
@@ -209,7 +209,7 @@ def _is_contrastive(recipe: Recipe, shape: TableProperties, settings: Sequence[S
     of_others = ("objective.", "evaluation.", "distillation.", "tuning.", "data.valid", "training.minutes")
     of_classes = (("objective.kind", "classification"), ("objective.task", "class"))
     return (
-        0 < shape.per_class <= MAX_ROWS_OF_CLASS
+        0 < table.per_class <= MAX_ROWS_OF_CLASS
         and recipe.model.title == "transformer encoder"
         and all(
             not setting.key.startswith(of_others) or (setting.key, setting.value) in of_classes for setting in settings
@@ -231,24 +231,24 @@ def _is_linear_probe(recipe: Recipe, settings: Sequence[Setting]) -> bool:
     )
 
 
-def make_table_recipe(parent: ParentRun, shape: TableProperties) -> Recipe:
+def make_table_recipe(parent: ParentRun, table: TableProperties) -> Recipe:
     """Makes the recipe that fine-tunes a run on tables: its model and tokenizer, and default values for the rest.
 
     `with_dependent_values` sets those that depend on others. ELMo is frozen, and a task learns its scalar mix of layers
     (Peters et al. 2018). An averaging model is trained as before.
     Raises UsageError for a model that cannot generate targets.
     """
-    base, n_rows, published = parent.recipe, shape.n_rows, parent.is_published
+    base, n_rows, published = parent.recipe, table.n_rows, parent.is_published
     model = base.model
     epochs, batch_size, data = choose_epochs(n_rows, published), BATCH_ROWS, Data()
-    if n_rows < FEW_ROWS and (shape.targets_are_text or shape.head == "classification"):
-        batch_size = FEW_TARGETS_BATCH if shape.targets_are_text else FEW_LABELS_BATCH
+    if n_rows < FEW_ROWS and (table.targets_are_text or table.head == "classification"):
+        batch_size = FEW_TARGETS_BATCH if table.targets_are_text else FEW_LABELS_BATCH
         epochs, data = choose_epochs_of_few_rows(n_rows, published), Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {parent.name}",
         seed=base.seed,
         model=model,
-        objective=_choose_objective(base, shape.targets_are_text, shape.head),
+        objective=_choose_objective(base, table.targets_are_text, table.head),
         tokenizer=base.tokenizer,
         data=data,
         training=Training(

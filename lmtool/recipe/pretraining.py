@@ -123,27 +123,27 @@ def _keys_overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def resolve_default_recipe(settings: Sequence[Setting], shape: TextStatistics | None = None) -> ResolvedRecipe:
+def resolve_default_recipe(settings: Sequence[Setting], text: TextStatistics | None = None) -> ResolvedRecipe:
     """Resolves the default recipe for a text with the user's settings, and describes each inferred choice.
 
-    shape: None before the text is read; the sizes are then those of an average text.
+    text: None before it is read; the sizes are then those of an average text.
     Raises RecipeError for settings that are wrong for every text.
     """
     width, keys = _find_width(settings), [setting.key for setting in settings]
     layers = _choose_layer_sizes(width or DEFAULT_WIDTH)
     resolved = load(DEFAULT_RECIPE, settings, inferred=_to_settings([layers], keys))
-    if shape is None:
+    if text is None:
         return resolved
     model, objective = resolved.recipe.model, resolved.recipe.objective
     if model.counts or isinstance(objective, RowSpec):
         keys += LENGTH_KEYS
     is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
-    if shape.is_closed:
-        reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
+    if text.is_closed:
+        reason = f"{100 * text.new_words:.2g} % of the words in its last tenth are new"
         lines = [f"vocabulary: closed, {reason}; recipe {CLOSED_VOCAB_RECIPE} (-r)"]
         name, choices = CLOSED_VOCAB_RECIPE, infer_closed_vocab_choices(is_decoder)
     else:
-        name, lines, choices = DEFAULT_RECIPE, [], infer_choices(shape, width, is_decoder)
+        name, lines, choices = DEFAULT_RECIPE, [], infer_choices(text, width, is_decoder)
     inferred = [choice for choice in choices if not choice.is_overridden(keys)]
     told = (*lines, *(str(one) for one in inferred if one.reason))
     chosen = _to_settings(inferred, keys)
@@ -152,15 +152,15 @@ def resolve_default_recipe(settings: Sequence[Setting], shape: TextStatistics | 
     return replace(load(name, settings, inferred=chosen), inferred=told)
 
 
-def infer_choices(shape: TextStatistics, width: int | None = None, is_decoder: bool = True) -> list[InferredChoice]:
+def infer_choices(text: TextStatistics, width: int | None = None, is_decoder: bool = True) -> list[InferredChoice]:
     """Infers the settings of the default recipe that depend on the text. width: of the model, if the user has set it.
     is_decoder: whether the model can have embeddings of n-grams."""
-    megabytes = shape.n_bytes / 1e6
-    is_small, is_large = megabytes < 0.5, megabytes >= (LARGE_LIST_MB if shape.has_short_lines else LARGE_TEXT_MB)
-    if shape.has_short_lines:  # the context is the longest line, with equally many tokens in a step
-        context = min(256, 32 * -(-(shape.longest + 2) // 32))
+    megabytes = text.n_bytes / 1e6
+    is_small, is_large = megabytes < 0.5, megabytes >= (LARGE_LIST_MB if text.has_short_lines else LARGE_TEXT_MB)
+    if text.has_short_lines:  # the context is the longest line, with equally many tokens in a step
+        context = min(256, 32 * -(-(text.longest + 2) // 32))
         values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": 2048 // context}
-        reason = f"characters, for lines of {shape.characters / shape.documents:.0f} on average"
+        reason = f"characters, for lines of {text.characters / text.documents:.0f} on average"
         inferred = [InferredChoice("tokens", reason, values, frozenset({"tokenizer"}))]
     else:
         size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096
@@ -170,29 +170,29 @@ def infer_choices(shape: TextStatistics, width: int | None = None, is_decoder: b
         context = 32 if megabytes < 0.01 else 256 if megabytes < LARGE_TEXT_MB else 128
         values = {"model.context": context, "training.batch_size": 2048 // context}
         inferred.append(InferredChoice("context", f"{context} tokens for {megabytes:.2g} MB", values))
-    if shape.is_list:
-        reason = f"{shape.documents:,} lines, each by itself"
+    if text.is_list:
+        reason = f"{text.documents:,} lines, each by itself"
         inferred.append(InferredChoice("documents", reason, {"data.isolate_documents": True}))
     if width is None:
         width = 128 if is_small else DEFAULT_WIDTH
         inferred.append(InferredChoice("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
-    if is_large and not shape.has_short_lines:
+    if is_large and not text.has_short_lines:
         inferred.append(
             InferredChoice("layers", f"3 for {megabytes:.2g} MB, which time is short for", {"model.n_layers": 3})
         )
     inferred.append(_choose_layer_sizes(width))
-    if is_decoder and megabytes >= (LARGE_LIST_MB if shape.has_short_lines else NGRAM_EMBEDDING_MB):
-        longest, min_count = (5, 3) if shape.has_short_lines else (3, 8)
+    if is_decoder and megabytes >= (LARGE_LIST_MB if text.has_short_lines else NGRAM_EMBEDDING_MB):
+        longest, min_count = (5, 3) if text.has_short_lines else (3, 8)
         reason = f"of n-grams of up to {longest} tokens too, for {megabytes:.2g} MB"
         table = {"entries": MAX_NGRAM_ENTRIES, "longest": longest, "min_count": min_count}
         inferred.append(InferredChoice("embeddings", reason, {"model.ngram_embedding": table}))
-    dropout = 0.2 if is_small and not shape.has_short_lines else 0.0 if is_large else 0.1
+    dropout = 0.2 if is_small and not text.has_short_lines else 0.0 if is_large else 0.1
     reason = f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}"
     inferred.append(InferredChoice("dropout", reason, {"model.dropout": dropout}))
     passes = 20 if is_small else 12
     length: dict[str, object] = {"training.minutes": DEFAULT_MINUTES, "training.epochs": passes}
     reason = f"{DEFAULT_MINUTES:g} minutes, or {passes} passes over the text"
-    if shape.is_streamed:
+    if text.is_streamed:
         length, reason = {"training.minutes": DEFAULT_MINUTES}, f"{DEFAULT_MINUTES:g} minutes"
     inferred.append(InferredChoice("length", reason, length, frozenset(LENGTH_KEYS)))
     return inferred

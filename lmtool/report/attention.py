@@ -54,7 +54,7 @@ def render_attention_page(
     n_layers, n_heads = first.weights_LNTS.shape[:2]
     shown = -1 if head is None else head % n_heads
     start = {"part": attention.parts.index(first), "layer": layer % n_layers, "head": shown}
-    data = {"parts": [_pack_weights(part) for part in attention.parts], "start": start}
+    data = {"parts": [_pack_weights_as_base64(part) for part in attention.parts], "start": start}
     sections = [Section("Weights", Markup("\n").join((render("attention.html"), embed_json("attention-data", data))))]
     if attribution is not None:
         sections.append(Section("Words that decided", _render_attribution(attribution)))
@@ -62,7 +62,7 @@ def render_attention_page(
     return page("Attention", sections, lead=lead, styles=["attention.css"], scripts=["attention.js"])
 
 
-def _pack_weights(attention: AttentionWeights) -> dict[str, object]:
+def _pack_weights_as_base64(attention: AttentionWeights) -> dict[str, object]:
     """Encodes weights as 16-bit integers, 65535 for 1, in little-endian order and base64."""
     weights = np.round(attention.weights_LNTS * 65535).astype("<u2")
     return {

@@ -70,7 +70,7 @@ def collate_batch_of_step(
     """
     recipe, data, *_ = plan.read_data(report)
     tokenizer = data.prompt_format.tokenizer
-    counts = torch.from_numpy(data.token_counts()) if recipe.model.reads == "words" else None
+    counts = torch.from_numpy(data.count_training_tokens_per_id()) if recipe.model.reads == "words" else None
     objective = build_objective(recipe, tokenizer, counts)
     if isinstance(objective, SkipGramObjective) and isinstance(recipe.objective, WindowCounts):
         # pairs are counted in whole windows; the objective is for evaluation, in those that skip-gram has

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import choose_log_ticks, choose_ticks, find_value_range, format_share, format_tick
+from lmtool.report.numbers import choose_log_ticks, choose_ticks, find_nonempty_range, format_share, format_tick
 from lmtool.report.page import N_COLOURS, TableCell, escape_controls, figure, read_asset, render, table
 
 CHART_SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
@@ -149,8 +149,8 @@ class LineChart:
         width, height = CHART_SIZES[size]
         xs = [x for x, _ in self._points]
         scaled, scaled_y = (math.log10 if is_log else float for is_log in (self.log_x, self.log_y))
-        low_x, high_x = find_value_range([scaled(x) for x in xs])
-        range_y = find_value_range([scaled_y(y) for y in self.y_values])
+        low_x, high_x = find_nonempty_range([scaled(x) for x in xs])
+        range_y = find_nonempty_range([scaled_y(y) for y in self.y_values])
         low_y, high_y = self.y_range or _pad_range(*range_y, start_at_zero=not self.log_y)
         y_ticks = (choose_log_ticks if self.log_y else choose_ticks)(low_y, high_y, 8)
         # 26 pixels for the name of the axis and the space around it

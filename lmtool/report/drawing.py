@@ -124,7 +124,13 @@ def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
     if isinstance(spec, Transformer):
         if source is not None and spec.shape == "encoder-decoder":
             rows = {"encoder: ": Batch(source, keep_BT=batch.source_keep_BS), "decoder: ": batch}
-        for (named, row), (layers, layer) in product(rows.items(), _group_layers_by_mask(spec)):
+        full = sorted(set(spec.pattern.full_layers)) if isinstance(spec.pattern, WindowPattern) else []
+        windowed = next((layer for layer in range(spec.n_layers) if layer not in full), None)
+        layer_by_group = {"": 0}  # one of the layers that share a mask
+        if full and windowed is not None:
+            listed = ", ".join(map(str, full[:8])) + (", ..." if len(full) > 8 else "")
+            layer_by_group = {f"layers {listed}": full[0], "all other layers": windowed}
+        for (named, row), (layers, layer) in product(rows.items(), layer_by_group.items()):
             size = row.tokens_BT.shape[1]
             mask = make_layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
             mask = replace(mask, prefix_B=row.prefix_B, keep_BS=row.keep_BT, documents_BS=row.documents_BT)
@@ -139,22 +145,6 @@ def draw_masks(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
     if source is not None and spec.shape == "encoder-decoder":
         allowed_TS = Mask(keep_BS=batch.source_keep_BS).to_tensor(n, source.shape[1], CPU)[0]
         yield _pool_mask("decoder to encoder: all of the source", allowed_TS)
-
-
-class _LayerGroup(NamedTuple):
-    """Layers with the same mask. name: empty for all layers. example_layer: index of one of them."""
-
-    name: str
-    example_layer: int
-
-
-def _group_layers_by_mask(spec: Transformer) -> list[_LayerGroup]:
-    full = sorted(set(spec.pattern.full_layers)) if isinstance(spec.pattern, WindowPattern) else []
-    windowed = next((layer for layer in range(spec.n_layers) if layer not in full), None)
-    if not full or windowed is None:
-        return [_LayerGroup("", 0)]
-    listed = ", ".join(map(str, full[:8])) + (", ..." if len(full) > 8 else "")
-    return [_LayerGroup(f"layers {listed}", full[0]), _LayerGroup("all other layers", windowed)]
 
 
 def _describe_mask(mask: Mask, layers: str) -> str:

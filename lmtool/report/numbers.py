@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 
-def find_value_range(values: Sequence[float]) -> tuple[float, float]:
+def find_nonempty_range(values: Sequence[float]) -> tuple[float, float]:
     """Returns the lowest and the highest value, widened if they are equal."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if high - low > 1e-12 * max(abs(low), abs(high)):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
-from lmtool.report.numbers import choose_ticks, find_value_range, format_tick
+from lmtool.report.numbers import choose_ticks, find_nonempty_range, format_tick
 
 LINE_STYLES = ("blue", "yellow", "cyan", "magenta", "green", "red")
 """Styles of the first, second, ... line."""
@@ -31,8 +31,8 @@ def plot_lines(
     points = [point for _, part in lines for point in part if math.isfinite(point[1])]
     if not points or width < 24:
         return []
-    low_x, high_x = find_value_range([x for x, _ in points])
-    low_y, high_y = find_value_range([y for _, y in points])
+    low_x, high_x = find_nonempty_range([x for x, _ in points])
+    low_y, high_y = find_nonempty_range([y for _, y in points])
     marks = choose_ticks(low_y, high_y, max(2, height // 3))
     labels = {round((high_y - value) / (high_y - low_y) * (height - 1)): format_tick(value) for value in marks}
     margin = max(map(len, labels.values())) + 2

@@ -27,13 +27,13 @@ from lmtool.report.page import (
 from lmtool.run.directory import REPORT, Run
 from lmtool.run.history import (
     RunHistory,
-    compare_recipes,
     compare_summaries,
     downsample_by_averaging,
+    find_differing_recipe_values,
     find_indistinct_scores,
     finite_number,
 )
-from lmtool.run.listing import describe_lineage, validation_part
+from lmtool.run.listing import describe_fingerprints_and_lineage, validation_part
 from lmtool.run.log import LogRecord
 from lmtool.run.uncertainty import confidence_interval_95, effective_sample_size
 from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
@@ -75,12 +75,12 @@ def render_runs_page(histories: Sequence[RunHistory], *, refresh_seconds: int | 
     title = f"{len(histories)} runs" if several else printable(histories[0].name)
     loss_figure = render_loss_figure(histories)
     sections = [Section("Loss", loss_figure)] if loss_figure else []
-    sections += _render_metrics(histories)
+    sections += _render_metric_charts(histories)
     caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
     plotted = _select_records(histories)
     sections += _render_charts_over_steps("Rate, gradient and speed", "pace", plotted, SPEED_CHARTS, caption)
     if several:
-        sections.append(Section("Beside each other", _render_comparison(histories)))
+        sections.append(Section("Beside each other", _render_run_comparison(histories)))
     for colour, history in enumerate(histories):
         of = f" of {printable(history.name)}" if several else ""
         for task, results in history.results.items():
@@ -218,7 +218,7 @@ def _list_reference_levels(histories: Sequence[RunHistory]) -> list[HorizontalLi
     return list(dict.fromkeys(levels))
 
 
-def _render_metrics(histories: Sequence[RunHistory]) -> list[Section]:
+def _render_metric_charts(histories: Sequence[RunHistory]) -> list[Section]:
     """Renders charts of the metrics of validations, if there are any."""
     names = list(dict.fromkeys(name for history in histories for name in history.task_metrics))
 
@@ -246,18 +246,18 @@ def _render_charts_over_steps(
         marks, label = _mark_best_checkpoints(drawn, "step", key), f"{chart_title} over steps"
         line_charts[chart_title] = LineChart(lines, "steps", axis, label, marks=marks, x_column=int(len(drawn) > 1))
     panels = _render_charts(line_charts)
-    return (
-        [Section(title, figure(switchable_panels(name, panels), caption, _render_records_table(drawn, columns)))]
-        if panels
-        else []
-    )
+    if not panels:
+        return []
+    return [Section(title, figure(switchable_panels(name, panels), caption, _render_records_table(drawn, columns)))]
 
 
-def _render_comparison(histories: Sequence[RunHistory]) -> Markup:
+def _render_run_comparison(histories: Sequence[RunHistory]) -> Markup:
     """Renders runs as columns: their figures, and the values of their recipes that differ."""
     names = [history.name for history in histories]
     figures = [[name, *map(_to_cell, values)] for name, values in compare_summaries(histories).items()]
-    different = [[key, *map(_format_recipe_value, values)] for key, values in compare_recipes(histories).items()]
+    different = [
+        [key, *map(_format_recipe_value, values)] for key, values in find_differing_recipe_values(histories).items()
+    ]
     parts = [table(["", *names], figures, caption="Figures; losses in nats", row_headers=True)]
     parts += [Markup("<p>{}.</p>").format(escape_controls(note)) for note in find_indistinct_scores(histories)]
     if different:
@@ -358,7 +358,7 @@ def _render_provenance_and_sessions(history: RunHistory) -> Markup:
     info = history.run.info
     shown: list[tuple[str, TableCell]] = [("made", _format_time(info.created)), ("state", history.run.state)]
     shown += [("data", line) for line in (info.data.lines if info.data else ())]
-    shown += describe_lineage(history.run)
+    shown += describe_fingerprints_and_lineage(history.run)
     rows = [
         [
             _format_time(session.started),

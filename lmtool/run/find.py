@@ -78,7 +78,7 @@ def _has_intact_checkpoint(run: Run) -> bool:
 
 def find_run_directory(reference: str) -> Path:
     """Finds the directory of a run by path, name or `last`, also if run.json is damaged. Raises CheckpointError."""
-    path = _find_directory(reference)
+    path = _find_run_directory_or_none(reference)
     if path is None:
         named = find_run(reference).run.path
         raise CheckpointError("this names a checkpoint, not a run", where=reference, fix=f"name the run: {named.name}")
@@ -94,11 +94,11 @@ _STEP_FOLDER = re.compile(rf"(.+?)/+{CHECKPOINTS}/+step-([0-9]{{1,12}})/*", re.D
 
 
 def _open_run(reference: str) -> Run | None:
-    path = _find_directory(reference)
+    path = _find_run_directory_or_none(reference)
     return None if path is None else Run.open(path)
 
 
-def _find_directory(reference: str) -> Path | None:
+def _find_run_directory_or_none(reference: str) -> Path | None:
     if reference == "last":
         return _open_runs_last_started_first()[0].path
     path = Path(reference)

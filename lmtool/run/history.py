@@ -253,7 +253,7 @@ def describe_training_data_of_lineage(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def compare_recipes(histories: Sequence[RunHistory]) -> dict[str, list[object]]:
+def find_differing_recipe_values(histories: Sequence[RunHistory]) -> dict[str, list[object]]:
     """Returns the values of the recipe keys that differ between runs; None for a run without the key."""
     keys = dict.fromkeys(key for history in histories for key in history.recipe if key != "description")
     values_of = {key: [history.recipe.get(key) for history in histories] for key in keys}

@@ -210,7 +210,7 @@ def collect_test_scores(run: Run) -> dict[str, Mapping[str, Any]]:
     return tests
 
 
-def describe_lineage(run: Run) -> list[tuple[str, str]]:
+def describe_fingerprints_and_lineage(run: Run) -> list[tuple[str, str]]:
     """Returns the fingerprints of a run, and what it was initialized, distilled or imported from, with their names."""
     facts = [(f"{name} fingerprint", str(value)) for name, value in run.info.fingerprints if value]
     for name, source in (("initialized from", run.info.base), ("distilled from", run.info.teacher)):

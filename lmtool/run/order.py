@@ -59,12 +59,12 @@ def permute(index_N: IntArray, n: int, key: int | NDArray[np.uint64]) -> IntArra
     keys = np.broadcast_to(np.asarray(key, dtype=np.uint64), index_N.shape).reshape(-1)
     outside = np.arange(cells.size)
     while outside.size:
-        cells[outside] = _shuffle_cells(cells[outside], np.uint64(height), np.uint64(width), keys[outside])
+        cells[outside] = _run_feistel_network(cells[outside], np.uint64(height), np.uint64(width), keys[outside])
         outside = outside[cells[outside] >= n]
     return cells.astype(np.int64).reshape(index_N.shape)
 
 
-def _shuffle_cells(
+def _run_feistel_network(
     cell_N: NDArray[np.uint64], height: np.uint64, width: np.uint64, key_N: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
     """Runs the Feistel network once: a bijection of range(height * width) for each key."""

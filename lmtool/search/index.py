@@ -1,13 +1,13 @@
 """An index of texts: a vector of each, memory-mapped, and the texts beside them.
 
     INDEX/vectors.f32      vectors of length 1, one after the other (N, D)
-    INDEX/texts.sqlite     which model they are of, and the id, file, text and checksum of each vector, by its number
-    INDEX/vectors.faiss    where there are many and faiss is installed: finds most of the nearest, and reads few
+    INDEX/texts.sqlite     the model that made them, and the id, file, text and checksum of each vector, by its number
+    INDEX/vectors.faiss    an approximate index that reads few vectors, if there are many and faiss is installed
 
-A vector is written and synced before its text is committed: a killed process leaves at most vectors without a text,
-which the next one writes over. A text that is in the index already is not computed again, so an indexing that was
-interrupted goes on when it is repeated. A text that is removed or replaced leaves its vector behind, which is never
-found. All is compared with its checksum when an index is opened, which may be of somebody else.
+A vector is written and synced before its text is committed. A killed process leaves at most vectors without a text,
+which the next one overwrites. A text that is in the index already is not computed again, so indexing continues where it
+was interrupted. A text that is removed or replaced leaves its vector behind, which is never found. Opening an index
+compares all vectors with their checksums, because it may come from somebody else.
 
 Shapes: N vectors, D vector width, Q queries, K neighbours.
 """
@@ -239,7 +239,7 @@ def add_or_replace_texts(path: Path, loaded: LoadedModel, entries: Sequence[Entr
             db.executescript(SCHEMA)
             model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
             db.execute("INSERT INTO model VALUES (?, ?, ?)", model)
-    with _open_locked_for_update(path, loaded) as (index, db):
+    with _lock_for_update_and_rebuild_faiss(path, loaded) as (index, db):
         old = {name: rest for name, *rest in db.execute("SELECT id, source, text FROM texts")}
         fresh = [entry for entry in entries if old.get(entry.id) != [entry.source, entry.text]]
         ((end,),) = db.execute("SELECT coalesce(max(vector) + 1, 0) FROM texts")
@@ -266,7 +266,7 @@ def remove_texts_by_id_or_source(path: Path, ids_or_sources: Collection[str]) ->
 
     Raises DataError for an unknown name, and then removes none.
     """
-    with _open_locked_for_update(path) as (_, db), db:
+    with _lock_for_update_and_rebuild_faiss(path) as (_, db), db:
         sql = "DELETE FROM texts WHERE ? IN (id, source)"
         if unknown := [name for name in ids_or_sources if not db.execute(sql, (name,)).rowcount]:
             what, fix = f"the index has no text and no file {unknown[0]!r}", "name ids, or files, of the index"
@@ -275,10 +275,13 @@ def remove_texts_by_id_or_source(path: Path, ids_or_sources: Collection[str]) ->
 
 
 @contextmanager
-def _open_locked_for_update(
+def _lock_for_update_and_rebuild_faiss(
     path: Path, loaded: LoadedModel | None = None
 ) -> Iterator[tuple[Index, sqlite3.Connection]]:
-    """Locks an index against other processes. Yields it and its texts, open for writing. Raises as `Index` does."""
+    """Locks an index against other processes, and yields it and its texts, open for writing. Raises as `Index` does.
+
+    Removes the index of faiss before, and writes a new one after the block if there are many texts.
+    """
     if link := next((name for name in (TEXTS, VECTORS) if (path / name).is_symlink()), None):
         raise damaged_index_error(path, f"{link} is a link, through which nothing is written")
     with (

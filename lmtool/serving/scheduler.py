@@ -207,7 +207,10 @@ class Scheduler:
         client = _QueuedClient(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
             prompt, state = request.prompt, self._engine.prepare(request)
-            n_tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
+            n_tokens, room = (
+                len(prompt.tokens) + request.params.max_new_tokens,
+                self._engine.runner.max_window_tokens(prompt),
+            )
             n_slots = len(prompt.source or ()) + (n_tokens if room is None else min(n_tokens, room))
             client.waiting.append(_QueuedText(client, i, state, n_slots))
         return client

@@ -49,8 +49,9 @@ def list_grid_points(axes: Axes) -> list[GridPoint]:
 
 
 def list_one_at_a_time_points(axes: Axes, seeds: Sequence[str]) -> list[GridPoint]:
-    """Returns the first value of every key, and then each other value of one key beside the first values of all others,
-    with every seed; seeds: none for points without a seed. Raises UsageError for more than MAX_SWEEP_RUNS.
+    """Returns the point of the first values of all keys, and points that differ from it in one key, with every seed.
+
+    seeds: may be empty, for points without a seed. Raises UsageError for more than MAX_SWEEP_RUNS.
     """
     base = {key: values[0] for key, values in axes.items()}
     points = [base, *({**base, key: value} for key, values in axes.items() for value in values[1:])]

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval, as they are published or in a person's own files: opened, measured, and their results.
+"""Loads tasks of lm-eval, published ones or a person's own files, and evaluates models on them.
 
 lm-eval reads the rows, makes the prompts and computes the metrics; `LmtoolModel` answers its requests.
 """

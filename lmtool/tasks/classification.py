@@ -65,7 +65,9 @@ class ClassificationTask(HeadTask):
         return spec
 
     def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
-        self.temperature = self._spec.temperature or fit_temperature(scores_RC, true_RC[:, 0].astype(np.int64))
+        self.temperature = self._spec.temperature or fit_temperature_with_prior(
+            scores_RC, true_RC[:, 0].astype(np.int64)
+        )
 
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
         exp_RC = np.exp((scores_RC - scores_RC.max(1, keepdims=True)) / self.temperature)
@@ -110,7 +112,7 @@ class ClassificationTask(HeadTask):
         return (label, *(FormattedNumber(p, ".6f") for p in p_C))
 
 
-def fit_temperature(scores_RC: Floats, true_R: NDArray[np.int64]) -> float:
+def fit_temperature_with_prior(scores_RC: Floats, true_R: NDArray[np.int64]) -> float:
     """Finds the most probable temperature (Guo et al. 2017) under a normal prior of its logarithm around 0.
 
     Errors, which no temperature changes, decide most of it: without any it would go to 0. With too few of them it is

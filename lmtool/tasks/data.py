@@ -20,7 +20,7 @@ from lmtool.tasks.heads import HeadTask, ScoredRows
 from lmtool.tasks.reading import LabelledTable
 from lmtool.tasks.results import Results
 from lmtool.tasks.rows import EncodedRow, TableExamples
-from lmtool.tasks.split import draw_folds
+from lmtool.tasks.split import draw_stratified_folds
 from lmtool.tasks.task import Task, TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 
@@ -114,7 +114,9 @@ class TableData:
 
         Returns none if the rows of a task cannot be divided because all have the same text.
         """
-        folds_of_tasks = [draw_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks]
+        folds_of_tasks = [
+            draw_stratified_folds(cast(LabelledTable, task.texts), n_folds, self.seed) for task in self.tasks
+        ]
         if min(map(len, folds_of_tasks)) < 2:
             return []
         return [self._with_held_out_test_rows(numbers) for numbers in zip(*folds_of_tasks, strict=False)]
@@ -133,7 +135,7 @@ class TableData:
     ) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def token_counts(self) -> NDArray[np.int64]:
+    def count_training_tokens_per_id(self) -> NDArray[np.int64]:
         """Counts how often each token id is in the training rows (V)."""
         counts_V = np.zeros(self.prompt_format.tokenizer.vocab_size, dtype=np.int64)
         for tokens in (tokens for task in self.tasks for row in task.train for tokens in (row.tokens, row.target)):

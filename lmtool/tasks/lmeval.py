@@ -78,13 +78,13 @@ class LmtoolModel(LM):  # type: ignore[misc]  # lm-eval has no types
                 self._report("generating", done, len(requests))
         return [generated[n] for n in range(len(requests))]
 
-    def _make_truncated_prompt(self, text: str, n_new: int) -> Prompt:
-        """Returns a prompt that leaves room for `n_new` tokens in the context, truncated at its beginning."""
+    def _make_truncated_prompt(self, text: str, max_new_tokens: int) -> Prompt:
+        """Returns a prompt that leaves room for `max_new_tokens` tokens in the context, truncated at its beginning."""
         prompt, context = self._loaded.prompt_format.make_prompt(text), self._loaded.model.context
-        if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - n_new):
+        if context is None or prompt.source is not None or len(prompt.tokens) <= max(1, context - max_new_tokens):
             return prompt
         self.n_truncated += 1
-        return prompt.keep_last(max(1, context - n_new))
+        return prompt.keep_last(max(1, context - max_new_tokens))
 
     def _refuse_nan(self, log_p: float) -> float:
         if math.isnan(log_p):

@@ -39,7 +39,7 @@ class MultiLabelTask(HeadTask):
 
     def fit_decision(self, scores_RC: Floats, true_RC: Floats) -> None:
         p_RC = self.compute_probabilities(scores_RC)
-        self.threshold_C = np.array(self._spec.thresholds or fit_thresholds(p_RC, true_RC > 0.5))
+        self.threshold_C = np.array(self._spec.thresholds or fit_f1_thresholds(p_RC, true_RC > 0.5))
 
     def compute_probabilities(self, scores_RC: Floats) -> Floats:
         with np.errstate(over="ignore"):  # far below 0 it is 1 / inf
@@ -72,7 +72,7 @@ class MultiLabelTask(HeadTask):
         return (SEPARATOR.join(self.choose_label(p_C)) or SEPARATOR, *(FormattedNumber(p, ".6f") for p in p_C))
 
 
-def fit_thresholds(p_RC: Floats, true_RC: NDArray[np.bool_]) -> tuple[float, ...]:
+def fit_f1_thresholds(p_RC: Floats, true_RC: NDArray[np.bool_]) -> tuple[float, ...]:
     """Finds for each label the probability threshold with the highest F1.
 
     Labels of fewer rows than MIN_THRESHOLD_ROWS share the threshold with the highest F1 over all rows and labels, which

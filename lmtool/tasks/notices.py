@@ -123,7 +123,7 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
         shorter = [letters[:i] + letters[i + 1 :] for i, letter in enumerate(letters) if letter.isalpha()]
         rivals = dict.fromkeys(rival for key in (letters, *shorter) for rival in by_deletion.get(key, ()))
         for rival in sorted(rivals, key=lambda rival: -counts[rival]):
-            if counts[rival] > counts[name] and _differ_in_one_letter(letters, spelled[rival]):
+            if counts[rival] > counts[name] and _differ_in_one_letter_or_swap(letters, spelled[rival]):
                 correct[name] = correct.get(rival, rival)
                 break
         for key in (letters, *shorter):
@@ -132,7 +132,7 @@ def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: correct.get(correct[name], correct[name]) for name in ordered if name in correct}
 
 
-def _differ_in_one_letter(one: str, other: str) -> bool:
+def _differ_in_one_letter_or_swap(one: str, other: str) -> bool:
     """Returns whether texts differ in one letter of a word, or in the order of two."""
     start = common_prefix_length(one, other)
     end = common_prefix_length(one[start:][::-1], other[start:][::-1])

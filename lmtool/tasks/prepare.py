@@ -31,7 +31,7 @@ from lmtool.tasks.reading import (
     stream_unlabelled_rows,
 )
 from lmtool.tasks.schema import Columns, RowKind, choose_columns
-from lmtool.tasks.split import apply_split, hold_out
+from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tasks.task import Task
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -72,7 +72,7 @@ class TaskTables:
         return sum(1 for _, values, fault in records if fault or normalize_label_cell(values[label]) != "")
 
 
-def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
+def open_training_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     """Opens the training table of each task of a recipe, and chooses its columns.
 
     kind: of the rows of a single table; None infers it. Raises UsageError if the recipe names tables wrongly, and the
@@ -158,7 +158,7 @@ class EncodedTask(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TaskTexts:
+class LabelledTaskParts:
     """The texts of one task's tables by part. notices: of all parts. split: to save; None if none was drawn."""
 
     tables: TaskTables
@@ -316,7 +316,7 @@ def check_tables(
 
 def read_and_split_task_tables(
     task: TaskTables, recipe: Recipe, labels: LabelMap | None, saved_split: TableSplit | None, chat: ChatFormat | None
-) -> TaskTexts:
+) -> LabelledTaskParts:
     """Reads the rows for training, validation and testing; holds out a part unless a validation table is given.
 
     labels: the known ones. saved_split: the rows that are held out, if they are known. chat: checks conversations.
@@ -344,11 +344,11 @@ def read_and_split_task_tables(
     if task.valid:
         parts["validation"] = read_other_table(task.valid)
     elif data.valid_fraction:
-        drawn = saved_split or hold_out(train, data.valid_fraction, recipe.seed)
+        drawn = saved_split or hold_out_stratified(train, data.valid_fraction, recipe.seed)
         parts["train"], parts["validation"] = apply_split(train, drawn)
     if task.test:
         parts["test"] = read_other_table(task.test)
-    return TaskTexts(task, parts, notices, drawn)
+    return LabelledTaskParts(task, parts, notices, drawn)
 
 
 def _refuse_missing_columns(train: Table, other: Table, column_keys: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from lmtool.run.files import TableSplit
 from lmtool.tasks.reading import LabelledTable, count_label_names
 
 
-def hold_out(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
+def hold_out_stratified(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
     """Draws the rows to hold out; the same ones whenever table, fraction and seed are the same.
 
     Holds out about `fraction` of the rows of each stratum: at least one row of each stratum with two or more texts, and
@@ -41,11 +41,11 @@ def hold_out(rows: LabelledTable, fraction: float, seed: int) -> TableSplit:
     return TableSplit(table=rows.table.source, train=train, test=test)
 
 
-def draw_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
+def draw_stratified_folds(rows: LabelledTable, n_folds: int, seed: int) -> list[frozenset[int]]:
     """Divides rows into folds of about the same size for cross-validation; returns the row numbers of each fold.
 
-    Each fold has about as many rows of each stratum, and rows with equal texts are in the same one, as in `hold_out`.
-    There are fewer folds if there are fewer different texts.
+    Each fold has about as many rows of each stratum, and rows with equal texts are in the same one, as in
+    `hold_out_stratified`. There are fewer folds if there are fewer different texts.
     """
     folds: list[set[int]] = [set() for _ in range(n_folds)]
     for groups in _group_and_shuffle_strata(rows, seed):

@@ -50,7 +50,7 @@ class TextToTextTask(Task):
         self._columns = columns
         self._num_beams = recipe.evaluation.num_beams
         dropout = _make_bpe_dropout(recipe, prompt_format)
-        self.resample_row = None if dropout is None else partial(self._resegment, dropout)
+        self.resample_row = None if dropout is None else partial(self._resegment_with_dropout, dropout)
 
     @classmethod
     def build(
@@ -62,7 +62,7 @@ class TextToTextTask(Task):
     def get_tokenizer_texts(cls, name: str, columns: Columns, item: LabelledRow) -> Iterable[str]:
         return format_source(name, columns.texts, item.texts), format_target(item) or ""
 
-    def _resegment(self, dropout: BpeDropout, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
+    def _resegment_with_dropout(self, dropout: BpeDropout, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         """Returns the row with its texts segmented differently. A truncated row, whose text has no end, stays."""
         if row.is_truncated or row.target is None:
             return row

@@ -230,11 +230,9 @@ class ChatFormat:
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, generation_marks: Sequence[str] = ()
     ) -> str:
         """Renders the template, with texts of messages that spell a special token escaped."""
-        values = {
-            "messages": self._to_template_messages(messages),
-            "tools": self._escape_special_tokens(self.tools) or None,
-        }
-        values |= {"documents": None, "add_generation_prompt": add_generation_prompt, "marks": generation_marks}
+        values: dict[str, Any] = {"documents": None, "messages": self._to_template_messages(messages)}
+        values |= {"add_generation_prompt": add_generation_prompt, "marks": generation_marks}
+        values["tools"] = self._escape_special_tokens(self.tools) or None
         try:
             return self._template.render(**values, **self._tokens)
         except TemplateRefusal as refusal:
@@ -315,12 +313,8 @@ class ChatFormat:
     def _escape_special_tokens(self, value: Any) -> Any:
         """Returns a JSON value in which no text spells a special token."""
         if isinstance(value, dict):
-            return {
-                self._special_regex.sub(self._encode_as_hex, replace_surrogates(key)): self._escape_special_tokens(
-                    value[key]
-                )
-                for key in value
-            }
+            keys = (self._special_regex.sub(self._encode_as_hex, replace_surrogates(key)) for key in value)
+            return dict(zip(keys, map(self._escape_special_tokens, value.values()), strict=True))
         if isinstance(value, list | tuple):
             return [self._escape_special_tokens(one) for one in value]
         return (

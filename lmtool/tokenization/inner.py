@@ -126,13 +126,8 @@ def check_normalizer_growth(tokenizer_json: dict[str, Any]) -> None:
 
     Each step can feed the next, so the maximal factors of all steps are multiplied.
     """
-    growth, steps = (
-        1.0,
-        [
-            *find_nested_objects(tokenizer_json.get("normalizer")),
-            *find_nested_objects(tokenizer_json.get("pre_tokenizer")),
-        ],
-    )
+    growth = 1.0
+    steps = [step for key in ("normalizer", "pre_tokenizer") for step in find_nested_objects(tokenizer_json.get(key))]
     for step in steps:
         try:
             growth *= _normalizer_growth_factor(step)

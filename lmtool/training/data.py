@@ -185,14 +185,14 @@ class TextData:
         """A prompt: the beginning of the validation text."""
         return make_prompt_from_beginning(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
 
-    def token_counts(self) -> NDArray[np.int64]:
+    def count_training_tokens_per_id(self) -> NDArray[np.int64]:
         """Returns the count of each token id in the training part, or in the head of a streamed one."""
         return self._train.count_each_token()
 
     def initialize_from_data_(self, lm: LanguageModel) -> None:
         """Sets statistics of the data that a new model uses, if its family uses any."""
         if lm.counts_V is not None:
-            counts = torch.from_numpy(self.token_counts())
+            counts = torch.from_numpy(self.count_training_tokens_per_id())
             counts[list(self.prompt_format.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
@@ -214,7 +214,7 @@ class TextData:
         examples = self._make_windows_and_validation_pairs(objective)
         if isinstance(objective, GloveObjective):
             assert isinstance(examples, Windows)
-            is_word_V = self.token_counts() > 0
+            is_word_V = self.count_training_tokens_per_id() > 0
             is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
             return CooccurrenceExamples.count_pairs(
                 examples, is_word_V, objective.spec.window, self._context, self._seed

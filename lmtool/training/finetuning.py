@@ -26,7 +26,7 @@ from lmtool.tasks.language import choose_encoder
 from lmtool.tasks.prepare import (
     TaskTables,
     mean_rows_per_class_or_zero,
-    open_tables,
+    open_training_tables,
     read_and_encode_tables,
     sample_texts,
 )
@@ -97,7 +97,7 @@ def _plan_from_scratch(recipe_name: str, settings: Sequence[Setting]) -> Trainin
         what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
     check_adapters_have_base(recipe)
-    tables = tuple(open_tables(recipe.data, get_row_kind(recipe.objective)))
+    tables = tuple(open_training_tables(recipe.data, get_row_kind(recipe.objective)))
     if recipe_name == LINEAR_RECIPE:  # of few rows none are held out
         resolved = resolve(recipe_name, settings, TableProperties(tables[0].n_labelled_rows))
     return TrainingPlan(resolved, tables=tables)
@@ -111,7 +111,7 @@ def _plan_from_run(base: Reference, settings: Sequence[Setting]) -> TrainingPlan
     kind, choice = row_kind_from_objective_setting(settings), ""
     if kind is None and (choice := _explain_embedding_choice(base, data, settings)):
         kind = "related"
-    tables = tuple(open_tables(data, kind))
+    tables = tuple(open_training_tables(data, kind))
     columns = tables[0].columns
     n_rows = sum(task.n_labelled_rows for task in tables)
     per_class = mean_rows_per_class_or_zero(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
@@ -213,7 +213,7 @@ def _plan_linear_model(settings: Sequence[Setting], report: Progress) -> Trainin
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=fix)
     data = resolve(LINEAR_RECIPE, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
-    tables = tuple(open_tables(data, row_kind_from_objective_setting(settings)))
+    tables = tuple(open_training_tables(data, row_kind_from_objective_setting(settings)))
     if tables[0].columns.kind != "texts":
         return _plan_default_recipe(tables[0].columns.kind, last, settings)
     if tables[0].name or tables[0].columns.has_targets:
@@ -288,7 +288,9 @@ def open_finetuning_tables(settings: Sequence[Setting]) -> RecipeWithTables:
     """
     data_settings = [setting for setting in settings if setting.key != "objective.kind"]
     tables = tuple(
-        open_tables(resolve(LINEAR_RECIPE, data_settings).recipe.data, row_kind_from_objective_setting(settings))
+        open_training_tables(
+            resolve(LINEAR_RECIPE, data_settings).recipe.data, row_kind_from_objective_setting(settings)
+        )
     )
     chosen = FROM_SCRATCH[tables[0].columns.kind]
     if chosen.recipe == LINEAR_RECIPE:

@@ -145,7 +145,7 @@ def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
     if run.info.base is not None and base is None:
         base = find_unchanged_base(run)
     if vectors is None and (source := open_pretrained_vectors(job.recipe, base)) is not None:
-        vectors = source.match_vocabulary(job.data.prompt_format.tokenizer, job.data.token_counts())
+        vectors = source.match_vocabulary(job.data.prompt_format.tokenizer, job.data.count_training_tokens_per_id())
     return replace(job, base=base, vectors=vectors, checkpoint=None)
 
 

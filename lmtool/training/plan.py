@@ -110,7 +110,7 @@ class TrainingPlan:
         inferred += filter(None, [length_line])
         vectors = None
         if source is not None:
-            vectors = source.match_vocabulary(data.prompt_format.tokenizer, data.token_counts())
+            vectors = source.match_vocabulary(data.prompt_format.tokenizer, data.count_training_tokens_per_id())
             inferred.append(vectors.line)
         models = [self.base, teacher, None if features is None else features.reference]
         warnings = [warning for one in models if one is not None for warning in one.warnings]

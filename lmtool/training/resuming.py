@@ -30,7 +30,7 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.find import find_resumable_or_last_run
 from lmtool.tasks.build import get_default_metric, get_row_kind
-from lmtool.tasks.prepare import open_tables, read_and_encode_tables
+from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, prepare_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Warn
@@ -128,7 +128,7 @@ def _rebuild_job(
     teacher = find_unchanged_teacher(run) if recipe.distillation.teacher is not None else None
     data: TrainingData
     if is_for_tables(recipe):
-        tables = open_tables(recipe.data, get_row_kind(recipe.objective))
+        tables = open_training_tables(recipe.data, get_row_kind(recipe.objective))
         read, data = read_and_encode_tables(recipe, tables, tokenizer, run.saved_split)
     else:
         read, data = prepare_text(recipe, tokenizer, compute.world, report)

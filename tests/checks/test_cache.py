@@ -13,7 +13,7 @@ from lmtool.checks import cache as module
 from lmtool.checks.cache import (
     CACHE_KINDS,
     CacheEntry,
-    describe_entry,
+    describe_cache_entry,
     find_cache_entries,
     remove_cache_entry_or_explain,
 )
@@ -70,7 +70,9 @@ def test_what_tokens_are_of_is_told(folder: Path, tmp_path: Path) -> None:
     data = Data(split="document", documents="blank-line")
     tokenize_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
     make(folder / TOKENS / KEY, is_folder=True)
-    (damaged, whole) = sorted(map(describe_entry, find_cache_entries(["tokens"])), key=lambda line: "documents" in line)
+    (damaged, whole) = sorted(
+        map(describe_cache_entry, find_cache_entries(["tokens"])), key=lambda line: "documents" in line
+    )
     assert "16 tokens, 2 documents" in whole
     assert damaged == f"{KEY[:12]}: unfinished, or damaged"
 

@@ -205,7 +205,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     monkeypatch.setattr(starting, "train", keep)
-    monkeypatch.setattr(planning, "forecast_run", settled)
+    monkeypatch.setattr(planning, "forecast_training", settled)
     monkeypatch.setattr(reference, "resolve_recipe_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled_tables", looked)

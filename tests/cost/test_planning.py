@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtool.compute.device_kinds import DEVICE_KINDS, GpuDatasheet
 from lmtool.compute.processes import World
 from lmtool.cost import planning
-from lmtool.cost.planning import Forecast, forecast_run
+from lmtool.cost.planning import TrainingForecast, forecast_training
 from lmtool.data.survey import Progress, no_progress
 from lmtool.errors import UsageError
 from lmtool.model import build
@@ -52,11 +52,13 @@ class Known(NamedTuple):
         return self.recipe, self.known, None, None
 
 
-def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:
-    return forecast_run(session, n_devices=n_devices, device_kind=kind, utilisation=utilisation, report=no_progress)
+def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> TrainingForecast:
+    return forecast_training(
+        session, n_devices=n_devices, device_kind=kind, utilisation=utilisation, report=no_progress
+    )
 
 
-def planned(recipe: Recipe, **options: Any) -> Forecast:
+def planned(recipe: Recipe, **options: Any) -> TrainingForecast:
     return found_for(Known(recipe), kind="h100", **options)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.data import store as store_module
-from lmtool.data.cached import find_damaged_entries, load_or_create_cache_entry
+from lmtool.data.cached import find_damaged_entries, load_or_create
 from lmtool.data.prepare import TokenizedData, tokenize_data
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from tests.support.errors import refuses
@@ -100,8 +100,8 @@ def test_a_store_of_other_tokens_under_its_name_is_not_used(
 
 
 def test_content_that_cannot_be_parsed_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
-    assert load_or_create_cache_entry("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
-    assert load_or_create_cache_entry("numbers", "k", "a number", lambda: b"12", int) == 12
-    assert load_or_create_cache_entry("numbers", "k", "a number", lambda: b"13", int) == 12
+    assert load_or_create("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
+    assert load_or_create("numbers", "k", "a number", lambda: b"12", int) == 12
+    assert load_or_create("numbers", "k", "a number", lambda: b"13", int) == 12
     assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("a number")]
     assert len(caplog.records) == 1

@@ -121,11 +121,11 @@ def test_logits_that_are_not_finite_are_an_error():
 @pytest.mark.parametrize(
     ("prompt", "documents", "options", "expected"),
     [
-        ("a__b", False, {"placeholder": "__", "length": 0}, [6, "a", 4, "b", 5]),
-        ("a __ b", False, {"placeholder": "__", "length": 0}, [6, "a", 4, " ", "b", 5]),
-        ("____", True, {"placeholder": "__", "length": 0}, [6, 1, 4, 4, 2, 5]),
-        ("a", False, {"placeholder": None, "length": 2}, [6, "a", 4, 4, 5]),
-        ("[MASK]", False, {"placeholder": None, "length": 1}, [6, *"[MASK]", 4, 5]),
+        ("a__b", False, {"placeholder": "__", "n_appended_masks": 0}, [6, "a", 4, "b", 5]),
+        ("a __ b", False, {"placeholder": "__", "n_appended_masks": 0}, [6, "a", 4, " ", "b", 5]),
+        ("____", True, {"placeholder": "__", "n_appended_masks": 0}, [6, 1, 4, 4, 2, 5]),
+        ("a", False, {"placeholder": None, "n_appended_masks": 2}, [6, "a", 4, 4, 5]),
+        ("[MASK]", False, {"placeholder": None, "n_appended_masks": 1}, [6, *"[MASK]", 4, 5]),
     ],
 )
 def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmtool.batch import Mask
 from lmtool.model.layers import kernels
-from lmtool.model.layers.attention import AttentionOp, HeadSizes, SelfAttention
+from lmtool.model.layers.attention import AttentionHeadSizes, AttentionOp, SelfAttention
 from lmtool.model.layers.positions import RelativePositions
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
@@ -166,7 +166,7 @@ def test_dropout_of_attention_weights(kernel: str, mask: dict[str, Any]) -> None
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
     """Query head n reads columns n H to (n+1) H and uses key head n // (N / K)."""
-    layer = SelfAttention(HeadSizes(N * H, N, n_kv_heads, H, H), 0.0).double()
+    layer = SelfAttention(AttentionHeadSizes(N * H, N, n_kv_heads, H, H), 0.0).double()
     torch.manual_seed(0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
@@ -184,7 +184,7 @@ def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
 
 
 def test_self_attention_drops_only_in_training() -> None:
-    layer = SelfAttention(HeadSizes(N * H, N, N, H, H), 0.5)
+    layer = SelfAttention(AttentionHeadSizes(N * H, N, N, H, H), 0.5)
     x = torch.randn(1, S, N * H)
     attend = AttentionOp(Mask(causal=True), S, torch.arange(S)[None])
     assert not torch.equal(layer(x, attend, None)[0], layer(x, attend, None)[0])

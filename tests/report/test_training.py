@@ -9,7 +9,7 @@ import pytest
 from lmtool.report.training import render_loss_figure, render_runs_page, write_run_page
 from lmtool.run.directory import Run
 from lmtool.run.files import ValidationState
-from lmtool.run.history import RunHistory, compare_recipes, downsample_by_averaging
+from lmtool.run.history import RunHistory, downsample_by_averaging, find_differing_recipe_values
 from tests.support.cases import nightly_but
 from tests.support.pages import HOSTILE, Elements, make
 
@@ -159,7 +159,7 @@ def test_logged_gradient_norms_are_drawn(tmp_path):
 
 def test_several_runs_are_beside_each_other(tmp_path):
     histories = [RunHistory.from_run(make(tmp_path, name=name, seed=seed)) for name, seed in (("one", 1), ("two", 2))]
-    assert compare_recipes(histories) == {"seed": [1, 2]}
+    assert find_differing_recipe_values(histories) == {"seed": [1, 2]}
     html = render_runs_page(histories)
     rows = rows_of(html, "Beside each other")
     assert ["seed", "1", "2"] in rows

@@ -30,7 +30,7 @@ from lmtool.tasks.build import build_task
 from lmtool.tasks.classification import ClassificationTask
 from lmtool.tasks.labels import Label
 from lmtool.tasks.metrics import NO_LABEL, class_metrics
-from lmtool.tasks.prepare import get_task_names, open_tables
+from lmtool.tasks.prepare import get_task_names, open_training_tables
 from lmtool.tasks.reading import LabelledRow
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.schema import Columns
@@ -95,10 +95,10 @@ def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytes
     for name in ("a.csv", "dir:b.csv", "c.csv:x.csv"):
         (tmp_path / name).write_text("text,label\na,x\nb,y\n")
     data = Data(tasks=("nli:a.csv", "sst:dir:b.csv:0.5", "c:c.csv:x.csv"), task_tests=("nli:t.csv",))
-    found = [(task.name, task.table.source, task.test, task.weight) for task in open_tables(data)]
+    found = [(task.name, task.table.source, task.test, task.weight) for task in open_training_tables(data)]
     assert found == [("nli", "a.csv", "t.csv", 1.0), ("sst", "dir:b.csv", None, 0.5), ("c", "c.csv:x.csv", None, 1.0)]
     assert get_task_names(data) == ["nli", "sst", "c"]
-    (one,) = open_tables(Data(train=("a.csv",), valid=("v.csv",), test="t.csv"))
+    (one,) = open_training_tables(Data(train=("a.csv",), valid=("v.csv",), test="t.csv"))
     assert (one.name, one.table.source, one.valid, one.test) == ("", "a.csv", "v.csv", "t.csv")
     assert one.columns == Columns(("text",), label="label")
     assert get_task_names(Data(train=("a.csv",))) == [""]
@@ -117,7 +117,7 @@ def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytes
 )
 def test_tasks_that_cannot_be_told_are_refused(data: Data, what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        open_tables(data)
+        open_training_tables(data)
 
 
 # Rows as token ids

@@ -17,7 +17,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit
 from lmtool.tasks.data import TableData
 from lmtool.tasks.predict import evaluate_tables, predict_table_lazily
-from lmtool.tasks.prepare import open_tables, read_and_encode_tables
+from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.tasks.results import Results
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, lasting, warnings_in, words
@@ -34,7 +34,7 @@ def write(path: Path, labels: list[object], texts: list[str] | None = None) -> P
 
 def resolved(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> tuple[Recipe, TableData]:
     recipe = load(work.recipe, [*CLASSES, *overrides, Setting("data.train", [str(table)], "TABLE")]).recipe
-    return read_and_encode_tables(recipe, open_tables(recipe.data), None, split)
+    return read_and_encode_tables(recipe, open_training_tables(recipe.data), None, split)
 
 
 def read(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> TableData:
@@ -190,7 +190,7 @@ def test_a_table_beside_it_with_other_names_is_told_with_the_names_of_both(work:
 def test_rows_without_a_label_do_not_count_as_rows(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y", "", "", ""] * 20)
     recipe = load(work.recipe, [*CLASSES, Setting("data.train", [str(table)], "TABLE")]).recipe
-    (opened,) = open_tables(recipe.data)
+    (opened,) = open_training_tables(recipe.data)
     assert (opened.n_labelled_rows, opened.table.n_rows) == (40, 100)
 
 
@@ -202,14 +202,17 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         work.recipe,
         [model, "objective={kind: seq2seq}", f"data.tasks=[one:{first}, two:{second}:2]"],
     ).recipe
-    _, data = read_and_encode_tables(recipe, open_tables(recipe.data), None)
+    _, data = read_and_encode_tables(recipe, open_training_tables(recipe.data), None)
     assert [(task.task.name, task.weight, len(task.train), len(task.valid)) for task in data.tasks] == [
         ("one", 1.0, 54, 6),
         ("two", 2.0, 18, 2),
     ]
     assert data.split is not None
     assert [len(data.split.split_of_task(name).test) for name in ("one", "two")] == [6, 2]
-    assert read_and_encode_tables(recipe, open_tables(recipe.data), None, data.split)[1].fingerprint == data.fingerprint
+    assert (
+        read_and_encode_tables(recipe, open_training_tables(recipe.data), None, data.split)[1].fingerprint
+        == data.fingerprint
+    )
     examples = data.examples(data.objective)
     assert examples.per_epoch == 54 + 2 * 18
     assert [line.split(":")[0] for line in data.description_lines] == ["columns", "task one", "columns", "task two"]
@@ -232,7 +235,9 @@ def test_rows_that_change_their_part_are_other_data(work: Work) -> None:
         )
         recipe = load(work.recipe, [*CLASSES, Setting("data.train", [train], "TABLE")]).recipe
         beside = recipe.data.model_copy(update={"valid": (valid,), "test": test})
-        _, data = read_and_encode_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
+        _, data = read_and_encode_tables(
+            recipe.model_copy(update={"data": beside}), open_training_tables(beside), tokenizer
+        )
         tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == 3
@@ -250,7 +255,7 @@ def test_what_a_row_gives_is_not_confused_with_the_row_beside_it(work: Work) -> 
         flags = [Setting("data.train", [str(path)], "TABLE"), Setting("data.valid", [str(path)], "--valid")]
         settings = [model, "objective={kind: seq2seq}", "tokenizer={kind: word}", *flags]
         recipe = load(work.recipe, settings).recipe
-        _, data = read_and_encode_tables(recipe, open_tables(recipe.data), tokenizer)
+        _, data = read_and_encode_tables(recipe, open_training_tables(recipe.data), tokenizer)
         tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == len(tables)
@@ -282,7 +287,7 @@ def test_several_tables_have_no_one_label(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y"] * 5)
     recipe = load(work.recipe, [*CLASSES, f"data.tasks=[a:{table}, b:{table}]"]).recipe
     with pytest.raises(UsageError, match="one labelled table"):
-        read_and_encode_tables(recipe, open_tables(recipe.data), None)
+        read_and_encode_tables(recipe, open_training_tables(recipe.data), None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmtool.recipe.load import Setting, load
 from lmtool.tasks import findings
 from lmtool.tasks.findings import _find_near_duplicates
-from lmtool.tasks.prepare import check_tables, open_tables
+from lmtool.tasks.prepare import check_tables, open_training_tables
 from lmtool.tasks.reading import LabelledRow
 from tests.support.examples import examples
 
@@ -50,7 +50,7 @@ def write(path: Path, lines: list[str]) -> str:
 
 def kinds(train: str, test: str) -> dict[str, int]:
     recipe = load("linear", [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe
-    _, notices = check_tables(recipe, open_tables(recipe.data, None), None, None)
+    _, notices = check_tables(recipe, open_training_tables(recipe.data, None), None, None)
     return {notice.kind: notice.count for notice in notices}
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from lmtool.tasks.classification import LOG_TEMPERATURE_STD, MIN_MISTAKES, fit_temperature
-from lmtool.tasks.multi_label import DEFAULT_THRESHOLD, MIN_THRESHOLD_ROWS, find_threshold_of_best_f1, fit_thresholds
+from lmtool.tasks.classification import LOG_TEMPERATURE_STD, MIN_MISTAKES, fit_temperature_with_prior
+from lmtool.tasks.multi_label import DEFAULT_THRESHOLD, MIN_THRESHOLD_ROWS, find_threshold_of_best_f1, fit_f1_thresholds
 from tests.reference import calibrated as reference
 
 
@@ -22,7 +22,7 @@ def classes(n_rows, temperature, seed=0, n_classes=3, scale=2.0):
 @pytest.mark.parametrize("temperature", [0.3, 0.6, 1.8, 4.0])
 def test_the_temperature_is_that_of_the_reference_and_lowers_the_loss_of_other_rows(temperature):
     scores_RC, true_R = classes(400, temperature)
-    found = fit_temperature(scores_RC, true_R)
+    found = fit_temperature_with_prior(scores_RC, true_R)
     assert found == pytest.approx(
         reference.temperature(scores_RC.tolist(), true_R.tolist(), LOG_TEMPERATURE_STD), rel=1e-4
     )
@@ -37,21 +37,24 @@ def test_there_is_no_temperature_below_1_without_enough_errors():
     right_R = scores_RC.argmax(1) == true_R
     few = np.flatnonzero(~right_R)[: MIN_MISTAKES - 1]
     kept = np.concatenate((np.flatnonzero(right_R), few))
-    assert fit_temperature(scores_RC[kept], true_R[kept]) == 1.0
+    assert fit_temperature_with_prior(scores_RC[kept], true_R[kept]) == 1.0
     kept = np.concatenate((np.flatnonzero(right_R), np.flatnonzero(~right_R)[:MIN_MISTAKES]))
-    assert fit_temperature(scores_RC[kept], true_R[kept]) < 0.5
+    assert fit_temperature_with_prior(scores_RC[kept], true_R[kept]) < 0.5
 
 
 @pytest.mark.parametrize("n_rows", [8, 16])
 def test_a_few_rows_tell_that_a_model_is_far_too_sure(n_rows):
     others = [part.tolist() for part in classes(300, 5.0, seed=999)]
     before = reference.log_loss(*others, 1.0)
-    gains = [before - reference.log_loss(*others, fit_temperature(*classes(n_rows, 5.0, seed))) for seed in range(40)]
+    gains = [
+        before - reference.log_loss(*others, fit_temperature_with_prior(*classes(n_rows, 5.0, seed)))
+        for seed in range(40)
+    ]
     assert np.mean(gains) > before / 4
 
 
 def test_a_temperature_is_near_1_where_none_is_needed():
-    logs = np.log([fit_temperature(*classes(60, 1.0, seed)) for seed in range(100)])
+    logs = np.log([fit_temperature_with_prior(*classes(60, 1.0, seed)) for seed in range(100)])
     assert abs(logs.mean()) < 0.05
     assert logs.std() < 0.2
 
@@ -62,7 +65,7 @@ def test_few_rows_harm_no_more_than_they_help(temperature):
     others = [part.tolist() for part in classes(300, temperature, seed=999)]
     before, gains = reference.log_loss(*others, 1.0), []
     for seed in range(60):
-        found = fit_temperature(*classes((20, 40, 100)[seed % 3], temperature, seed))
+        found = fit_temperature_with_prior(*classes((20, 40, 100)[seed % 3], temperature, seed))
         gains.append(before - reference.log_loss(*others, found))
     assert np.mean(gains) > -0.015
     assert min(gains) > -0.15
@@ -94,11 +97,11 @@ def test_labels_with_few_rows_share_a_threshold():
     assert n_C[0] > MIN_THRESHOLD_ROWS < n_C[1]
     assert n_C[2] < MIN_THRESHOLD_ROWS
     own = [find_threshold_of_best_f1(p_RC[:, i], true_RC[:, i]) for i in (0, 1)]
-    assert fit_thresholds(p_RC, true_RC) == (*own, find_threshold_of_best_f1(p_RC, true_RC))
+    assert fit_f1_thresholds(p_RC, true_RC) == (*own, find_threshold_of_best_f1(p_RC, true_RC))
     assert own[0] < DEFAULT_THRESHOLD < own[1] + 0.2
     p_RC, true_RC = labels(10, np.array([0.2, 0.1]), np.zeros(2))
     assert true_RC.sum() < MIN_THRESHOLD_ROWS
-    assert fit_thresholds(p_RC, true_RC) == (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD)
+    assert fit_f1_thresholds(p_RC, true_RC) == (DEFAULT_THRESHOLD, DEFAULT_THRESHOLD)
 
 
 def test_thresholds_raise_f1_on_other_rows():
@@ -111,7 +114,7 @@ def test_thresholds_raise_f1_on_other_rows():
     others = labels(5000, rates, shifts, seed=99)
     before = macro_f1(*others, [DEFAULT_THRESHOLD] * len(rates))
     for seed in range(8):
-        found = fit_thresholds(*labels(300, rates, shifts, seed))
+        found = fit_f1_thresholds(*labels(300, rates, shifts, seed))
         assert macro_f1(*others, found) > before + 0.1
 
 

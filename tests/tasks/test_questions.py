@@ -21,7 +21,7 @@ from lmtool.tasks.cells import AnswerSpan
 from lmtool.tasks.questions import ContextWindow, ExtractedAnswer, SpanTask
 from lmtool.tasks.reading import LabelledRow, read_labelled_table
 from lmtool.tasks.schema import choose_columns
-from lmtool.tasks.split import apply_split, hold_out
+from lmtool.tasks.split import apply_split, hold_out_stratified
 from lmtool.tasks.task import TaskModel
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
         table = open_table(str(tmp_path / "a.jsonl"))
         texts = read_labelled_table(table, choose_columns(table, kind="questions"))
-        train, test = apply_split(texts, hold_out(texts, 0.25, seed=1))
+        train, test = apply_split(texts, hold_out_stratified(texts, 0.25, seed=1))
         assert len(test) == 10
         first, second = ({item.texts[1] for item in part.items} for part in (train, test))
         return first, second

@@ -356,7 +356,7 @@ def test_the_pages_on_tables_name_every_fault_and_notice() -> None:
             "tasks/reading",
         )
     )
-    found = set(re.findall(r'(?:\bFault|\bCellError|\bNotice|\._?row_error|_fault)\(\s*"([^"]+)"', source))
+    found = set(re.findall(r'(?:\bRecordFault|\bCellError|\bNotice|\._?row_error|_fault)\(\s*"([^"]+)"', source))
     found |= LEFT_OUT_ROWS.keys()
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found
     assert len(found) > 15

@@ -81,8 +81,8 @@ def test_very_many_and_very_alike_labels_are_compared_in_linear_time(monkeypatch
     from lmtool.tasks import notices
 
     compared = []
-    real = notices._differ_in_one_letter
-    monkeypatch.setattr(notices, "_differ_in_one_letter", lambda *pair: compared.append(pair) or real(*pair))
+    real = notices._differ_in_one_letter_or_swap
+    monkeypatch.setattr(notices, "_differ_in_one_letter_or_swap", lambda *pair: compared.append(pair) or real(*pair))
     names = [f"word{chr(0x4E00 + i)}ending" for i in range(5000)]
     found = find_misspelt_labels({name: 5000 - i for i, name in enumerate(names)})
     assert set(found.values()) == {names[0]}

@@ -15,7 +15,7 @@ from lmtool.objective import build_objective
 from lmtool.objective.heads import ContrastiveObjective
 from lmtool.run.checkpoint import verify_checkpoint
 from lmtool.run.directory import Run
-from lmtool.tasks.prepare import open_tables, read_and_encode_tables
+from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training.convex import CONTRASTIVE_PENALTY, fit_head_
 from tests.support.cases import nightly_but
 from tests.support.training import Work, after, ended, metrics, words
@@ -38,7 +38,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     loaded = load_run(str(work.run("run")) + "@12")
     assert isinstance(loaded.model, Classifier)
     _, data = read_and_encode_tables(
-        loaded.recipe, open_tables(loaded.recipe.data), loaded.tokenizer, Run.open(work.run("run")).saved_split
+        loaded.recipe, open_training_tables(loaded.recipe.data), loaded.tokenizer, Run.open(work.run("run")).saved_split
     )
     objective = build_objective(loaded.recipe, loaded.tokenizer)
     assert isinstance(objective, ContrastiveObjective)

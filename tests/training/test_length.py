@@ -15,7 +15,7 @@ from lmtool.inference.reference import read_verified_tokenizer
 from lmtool.recipe.load import Setting, load, parse_settings
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
-from lmtool.tasks.prepare import open_tables, read_and_encode_tables
+from lmtool.tasks.prepare import open_training_tables, read_and_encode_tables
 from lmtool.training import data as text_data
 from lmtool.training import finetuning, folds, job, length, session
 from lmtool.training.data import prepare_text
@@ -296,7 +296,9 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
 
 def read_back(work: Work) -> Any:
     recipe = recipe_of(work)
-    return read_and_encode_tables(recipe, open_tables(recipe.data), read_verified_tokenizer(Run.open(work.run())), None)
+    return read_and_encode_tables(
+        recipe, open_training_tables(recipe.data), read_verified_tokenizer(Run.open(work.run())), None
+    )
 
 
 def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:

@@ -187,7 +187,7 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before
     for step in gradients[read_before:]:
         for m, o in ((model, optimizers), (other, resumed)):
             set_gradients(m, step)
-            o.update(0.3, 1.0, 1.0)
+            o.clip_and_step(0.3, 1.0, 1.0)
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert {k: v.tolist() for k, v in optimizers.state_tensors().items()} == {
@@ -465,7 +465,7 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
     assert float(optimizers.state_tensors()["scaler/scale"]) == scale / 2
     other = Optimizers(spec_of(MUON), gpt(), HALF)
     other.load_state(optimizers.state_tensors())
-    assert float(other.state()["scaler/scale"]) == scale / 2
+    assert float(other.state_tensors()["scaler/scale"]) == scale / 2
 
 
 @pytest.mark.gpu
@@ -483,7 +483,7 @@ def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision
         again = Optimizers(spec_of(fields), model, compute)
         again.load_state({name: tensor.cpu() for name, tensor in optimizers.state_tensors().items()})
         optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)).to(compute.device)).hidden_BTD).square().mean())
-        again.update(0.5, 1.0, 1.0)
+        again.clip_and_step(0.5, 1.0, 1.0)
         results.append([parameter.detach().cpu() for parameter in model.parameters()])
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-3)
@@ -565,7 +565,7 @@ def test_muon_has_rates_by_layer_as_well() -> None:
     moved = []
     for model, tuning in zip(models, (Tuning(), Tuning(layer_decay=0.5)), strict=True):
         set_gradients(model, steps[0])
-        Optimizers(spec_of(MUON), model, CPU, tuning).update(1.0, 1.0, None)
+        Optimizers(spec_of(MUON), model, CPU, tuning).clip_and_step(1.0, 1.0, None)
         moved.append({name: w - before[name] for name, w in weights_of(model).items()})
     for name, move in moved[1].items():
         np.testing.assert_allclose(move, moved[0][name] * 0.5 ** (3 - depth_of(name)), rtol=2e-3, atol=1e-6)
@@ -588,7 +588,7 @@ def test_resumed_steps_are_equal_while_layers_wait(fields: dict[str, Any], read_
     for number, step in enumerate(gradients[read_before:], read_before):
         for m, o in ((model, optimizers), (other, resumed)):
             set_gradients(m, step)
-            o.update(0.3, 1.0, 1.0, number)
+            o.clip_and_step(0.3, 1.0, 1.0, number)
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
 

@@ -71,7 +71,9 @@ def neighbors(
     if similarity is not None:
         if method is not None or output is not None:
             raise UsageError("--similarity draws no map", fix="omit --map and -o")
-        measured = analysis.correlate_with_human_similarities(run, similarity, device=device, reading=to_data(settings))
+        measured = analysis.correlate_with_human_similarities(
+            run, similarity, device=device, table_format=to_data(settings)
+        )
         describe(measured.loaded, quiet)
         put_result(measured, as_json)
         warn_of_skipped(measured.skipped)

@@ -20,7 +20,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import format_count
 
 if TYPE_CHECKING:
-    from lmtool.cost.planning import Forecast
+    from lmtool.cost.planning import TrainingForecast
 
 
 @key_options(TEXT_OPTIONS | READ_OPTIONS | LABEL_OPTIONS)
@@ -65,13 +65,13 @@ def plan(
     if recipes:
         resolve(recipes[0], settings)
 
-    from lmtool.cost.planning import forecast_run
+    from lmtool.cost.planning import forecast_training
     from lmtool.training.finetuning import plan_finetuning_or_pretraining
 
     with Display(shown=True, quiet=quiet) as display:
         report = display.report
         planned = plan_finetuning_or_pretraining(source, recipes[0] if recipes else None, settings, report)
-        result = forecast_run(
+        result = forecast_training(
             planned, n_devices=devices, device_kind=device_kind, utilisation=utilization, report=report
         )
     if as_json:
@@ -80,7 +80,7 @@ def plan(
         put(*_format_forecast(result))
 
 
-def _format_forecast(forecast: "Forecast") -> list[str]:
+def _format_forecast(forecast: "TrainingForecast") -> list[str]:
     lines = [f"model: {forecast.title}, {forecast.parameters:,} parameters, vocabulary {forecast.vocab_size:,}"]
     if forecast.flops_per_token:
         lines.append(f"compute: {format_quantity(forecast.flops_per_token, 'FLOP')} a token, forward and backward")

@@ -59,7 +59,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
     """
     from lmtool.inference.reference import resolve_reference
     from lmtool.run.history import describe_training_data_of_lineage
-    from lmtool.run.listing import describe_lineage, read_recipe_values, summarize_run, validation_part
+    from lmtool.run.listing import describe_fingerprints_and_lineage, read_recipe_values, summarize_run, validation_part
 
     shown = resolve_reference(run).run
     summary = summarize_run(shown.path)
@@ -83,7 +83,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         (f"lowest {part} loss", _format_loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
     ]
-    facts += [*describe_training_data_of_lineage(shown), *describe_lineage(shown)]
+    facts += [*describe_training_data_of_lineage(shown), *describe_fingerprints_and_lineage(shown)]
     for session in shown.info.sessions:
         began = "started" if session.step == 0 else f"resumed at step {session.step}"
         facts.append(("session", f"{_format_time(session.started)} {began}: {shlex.join(session.command)}"))
@@ -140,7 +140,7 @@ def compare(
 
     from lmtool.inference.reference import resolve_reference
     from lmtool.records import replace_nonfinite
-    from lmtool.run.history import RunHistory, compare_recipes, compare_summaries, find_indistinct_scores
+    from lmtool.run.history import RunHistory, compare_summaries, find_differing_recipe_values, find_indistinct_scores
     from lmtool.tasks.benchmarks import import_and_silence_lm_eval
 
     if len(runs) < 2:
@@ -156,7 +156,7 @@ def compare(
     if tasks is not None:
         import_and_silence_lm_eval()
     histories = [RunHistory.from_run(resolve_reference(run).run) for run in runs]
-    different = compare_recipes(histories)
+    different = find_differing_recipe_values(histories)
     tested = [one for table in test or () for one in _compare_on_table(table, runs, task, to_data(settings))]
     tested += [] if tasks is None else _compare_on_tasks(tasks.split(","), runs, json)
     notes = find_indistinct_scores(histories, has_paired_comparison=bool(tested))
@@ -361,11 +361,11 @@ def cache(
 
 def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
     """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
-    from lmtool.checks.cache import CACHE_KINDS, describe_entry
+    from lmtool.checks.cache import CACHE_KINDS, describe_cache_entry
 
     if single:
         return [
-            [printable(describe_entry(one)), decimal(one.size), _format_time(one.last_used.isoformat())]
+            [printable(describe_cache_entry(one)), decimal(one.size), _format_time(one.last_used.isoformat())]
             for one in entries
         ]
     rows = []

@@ -1,4 +1,4 @@
-"""Configurations of published models: values, tasks and labels of config.json, and what cannot be written to it."""
+"""Reads configurations of published models, and rejects what may change their outputs and no recipe expresses."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping

@@ -249,7 +249,7 @@ class Family:
         return values
 
     def _to_stored_name(self, transformers_name: str, n_layers: int) -> str | None:
-        """The name of a module of Transformers in files; None where an architecture of GGUF does not have it."""
+        """Returns the name in files of a module of Transformers; None where a GGUF architecture lacks it."""
         if not self.architecture:
             return transformers_name
         stored: str | None = _gguf_name_map(self.architecture, n_layers).get_name(
@@ -308,7 +308,7 @@ class Family:
     def _choose_layout(
         self, model: Transformer, objective: AnyObjective, parameter_name: str, n_published_tensors: int
     ) -> Layout:
-        """How a tensor of lmtool is made of some published ones."""
+        """Chooses how a parameter of lmtool is made of published tensors."""
         layout = SAME
         if n_published_tensors > 1 and parameter_name == "inputs.tokens.weight":
             layout = WITH_ZERO_ROW
@@ -326,7 +326,7 @@ class Family:
 
 
 def concatenated_widths(model: Transformer, name: str) -> tuple[int, ...]:
-    """Widths of the parts of a matrix: of gate and value, or of queries, keys and values."""
+    """Returns the widths of the parts of a fused matrix: of gate and value, or of queries, keys and values."""
     if ".up" in name:
         return (model.inner_width,) * 2
     width = model.head_width or model.d_model // model.n_heads

@@ -49,6 +49,7 @@ def _transpose(matrix: Tensor) -> Tensor:
 
 
 def _first_if_second_is_zero(published: Sequence[Tensor]) -> Tensor:
+    """Returns the first of two published tensors. Raises ValueError when the second is not all zeros."""
     table, zeros = published
     if zeros.any():
         raise ValueError("a row that is not all zeros")

@@ -42,7 +42,7 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
 
 
 def _deinterleaved_sinusoid_layout(dim: int) -> LayoutFactory:
-    """Published hidden states are in halves, where the sinusoids of lmtool alternate."""
+    """Makes layouts with the even entries of a dimension of hidden states first, where lmtool's sinusoids alternate."""
 
     def rearrange(model: Transformer, layout: layouts.Layout) -> layouts.Layout:
         is_alternating = isinstance(model.position, SinusoidalPosition) and model.position.layout == "alternating"

@@ -119,7 +119,10 @@ class AttentionOp:
             score = self._position.bind_to_positions(score, self._positions_PS)
         if observer is None and self._can_use_flex(q_BNTH, v_BKSH, dropout, score):
             if not self._flex:
-                self._flex.append(self._build_flex_attention())
+                rule = self._position
+                score_mod = rule.score_mod(self._positions_PS) if isinstance(rule, AlibiPositions) else None
+                n_rows, n_keys, device = self.mask.n_rows, self._n_keys, self._device
+                self._flex.append(gpu.FlexAttention(self.mask.allows, n_rows, n_keys, device, score_mod))
             assert score.scale is not None
             return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score.scale)
         kernel = self._kernel = self._kernel or self._choose_kernel()
@@ -145,11 +148,6 @@ class AttentionOp:
             and mask.dilation == 1
             and mask.extra_mask_BQS is None
         )
-
-    def _build_flex_attention(self) -> gpu.FlexAttention:
-        rule = self._position
-        score_mod = rule.score_mod(self._positions_PS) if isinstance(rule, AlibiPositions) else None
-        return gpu.FlexAttention(self.mask.allows, self.mask.n_rows, self._n_keys, self._device, score_mod)
 
     def _choose_kernel(self) -> AttentionKernel:
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
@@ -224,7 +222,7 @@ class JoinedLinear(nn.Linear):
         return torch.split(self(x), list(self.widths), -1)
 
 
-class HeadSizes(NamedTuple):
+class AttentionHeadSizes(NamedTuple):
     """Sizes of an attention. width: of a query or key head. value_width: of a value head. bias: of the output."""
 
     d_model: int
@@ -239,7 +237,7 @@ class HeadSizes(NamedTuple):
 class _MultiHeadAttention(ObservableAttention, Mixer):
     """Base of attention with several heads."""
 
-    def __init__(self, sizes: HeadSizes, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
+    def __init__(self, sizes: AttentionHeadSizes, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
         """maps: projections into the heads, by name; without any there is no output projection either."""
         super().__init__()
         self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
@@ -271,7 +269,7 @@ class SelfAttention(_MultiHeadAttention):
 
     def __init__(
         self,
-        sizes: HeadSizes,
+        sizes: AttentionHeadSizes,
         dropout: float,
         score: Score | None = None,
         norms: Sequence[nn.Module] | None = None,
@@ -317,7 +315,7 @@ class ProjectionFreeAttention(_MultiHeadAttention):
 
     origin: Tensor
 
-    def __init__(self, sizes: HeadSizes, dropout: float, score: Score) -> None:
+    def __init__(self, sizes: AttentionHeadSizes, dropout: float, score: Score) -> None:
         super().__init__(sizes, dropout, score)
         # an empty tensor on the device and in the dtype of the model
         self.register_buffer("origin", torch.tensor(()), persistent=False)
@@ -343,7 +341,7 @@ class CrossAttention(_MultiHeadAttention):
     q: nn.Linear
     kv: JoinedLinear
 
-    def __init__(self, sizes: HeadSizes, dropout: float, score: Score | None = None) -> None:
+    def __init__(self, sizes: AttentionHeadSizes, dropout: float, score: Score | None = None) -> None:
         widths = (sizes.n_kv_heads * sizes.width, sizes.n_kv_heads * sizes.value_width)
         q = nn.Linear(sizes.d_model, sizes.n_heads * sizes.width, bias=sizes.qkv_bias)
         super().__init__(sizes, dropout, score, q=q, kv=JoinedLinear(sizes.d_model, widths, sizes.qkv_bias))

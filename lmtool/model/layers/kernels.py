@@ -207,7 +207,8 @@ class WindowKernel:
             dropout,
             score,
         )
-        mixed_BNTH = self._join_blocks(mixed, len(q_BNTH))
+        blocks = mixed.reshape(len(q_BNTH), self._dilation, self._n_blocks, *mixed.shape[1:])
+        mixed_BNTH = blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
         if self._global_kernel is None:
             return mixed_BNTH
         rows = self._global_kernel(q_BNTH[:, :, : self._n_global], k_BKSH, v_BKSH, dropout, score)
@@ -251,11 +252,6 @@ class WindowKernel:
             return blocks
         first = t_BKSH[:, :, : self._n_global].repeat_interleave(len(blocks) // len(t_BKSH), 0)
         return torch.cat((blocks, first), 2)
-
-    def _join_blocks(self, mixed: Tensor, n_rows: int) -> Tensor:
-        """Joins blocks to rows (B, N, T, H)."""
-        blocks = mixed.reshape(n_rows, self._dilation, self._n_blocks, *mixed.shape[1:])
-        return blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
 
 
 class _WindowBlockSizes(NamedTuple):

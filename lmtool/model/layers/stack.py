@@ -16,7 +16,7 @@ from lmtool.batch import Mask
 from lmtool.compute.kernels import ops
 from lmtool.model.language_model import HiddenOutput, ModulesByDepth, append_to_last_layer, sum_auxiliary_losses
 from lmtool.model.layers import attention
-from lmtool.model.layers.attention import AttentionOp, CrossAttention, HeadSizes, Mixer, MixerOutput
+from lmtool.model.layers.attention import AttentionHeadSizes, AttentionOp, CrossAttention, Mixer, MixerOutput
 from lmtool.model.layers.blocks import FeedForward, init_weights_
 from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import find_attention_modules
@@ -286,11 +286,11 @@ def build_feed_forward(spec: Transformer) -> Mixer:
             return FeedForward(spec.d_model, spec.inner_width, spec.activation, spec.bias, spec.ffn_dropout)
 
 
-def _head_sizes(spec: Transformer) -> HeadSizes:
+def _head_sizes(spec: Transformer) -> AttentionHeadSizes:
     width = spec.head_width or spec.d_model // spec.n_heads
     qkv_bias = spec.bias if spec.qkv_bias is None else spec.qkv_bias
     n_kv, value_width = spec.n_kv_heads or spec.n_heads, spec.value_width or width
-    return HeadSizes(spec.d_model, spec.n_heads, n_kv, width, value_width, bias=spec.bias, qkv_bias=qkv_bias)
+    return AttentionHeadSizes(spec.d_model, spec.n_heads, n_kv, width, value_width, bias=spec.bias, qkv_bias=qkv_bias)
 
 
 def _build_score(spec: Transformer, is_cross_attention: bool = False) -> Score:
