@@ -118,7 +118,9 @@ class PairCounts:
         self._keys, self._sums = [keys_P], [sums_P]
         self._n_new = 0
 
-    def add_batch(self, batch: Batch, is_word_V: NDArray[np.bool_], window: int, *, by_distance: bool) -> None:
+    def add_batch(
+        self, batch: Batch, is_word_V: NDArray[np.bool_], window: int, *, weight_by_inverse_distance: bool
+    ) -> None:
         """Counts each target of a batch with the words up to `window` tokens before it in its document, both ways.
 
         Args:
@@ -129,7 +131,7 @@ class PairCounts:
             first_P, second_P = first_P[are_words_P], second_P[are_words_P]
             keys_P = np.concatenate((first_P * self.vocab_size + second_P, second_P * self.vocab_size + first_P))
             self._keys.append(keys_P)
-            self._sums.append(np.full(len(keys_P), 1 / distance if by_distance else 1.0))
+            self._sums.append(np.full(len(keys_P), 1 / distance if weight_by_inverse_distance else 1.0))
             self._n_new += len(keys_P)
         if self._n_new > max(MIN_BUFFERED_PAIRS, len(self._keys[0])):
             self.merge()
@@ -188,7 +190,7 @@ class PpmiModel(WordVectorModel, CountingModel):
         is_word_V = (self.counts_V > 0).cpu().numpy()
         pairs = PairCounts(self.vocab_size, self.keys_P.cpu().numpy(), self.sums_P.cpu().numpy())
         for batch in batches:
-            pairs.add_batch(batch, is_word_V, self.n_context_tokens, by_distance=False)
+            pairs.add_batch(batch, is_word_V, self.n_context_tokens, weight_by_inverse_distance=False)
         keys_P, sums_P = pairs.merge()
         device = self.words_VD.device
         self.keys_P, self.sums_P = (torch.from_numpy(array).to(device) for array in (keys_P, sums_P))

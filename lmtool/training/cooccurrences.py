@@ -45,7 +45,7 @@ class CooccurrenceExamples(ExampleSource):
         pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
         for start in range(0, text.n_tokens, COUNTED_TOKENS_PER_BATCH):
             batch = text.read_span(start, min(start + COUNTED_TOKENS_PER_BATCH, text.n_tokens), window)
-            pairs.add_batch(batch, is_word_V, window, by_distance=True)
+            pairs.add_batch(batch, is_word_V, window, weight_by_inverse_distance=True)
         return cls(*pairs.merge(), len(is_word_V), pairs_per_example, seed)
 
     @property

@@ -125,7 +125,7 @@ class AttentionOp:
                 self._flex.append(gpu.FlexAttention(self.mask.allows, n_rows, n_keys, device, score_mod))
             assert score.scale is not None
             return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score.scale)
-        kernel = self._kernel = self._kernel or self._choose_kernel()
+        kernel = self._kernel = self._kernel or self._choose_and_build_kernel()
         if observer is not None:
             dtype = torch.promote_types(q_BNTH.dtype, torch.float32)
             with torch.autocast(q_BNTH.device.type, enabled=False):
@@ -149,7 +149,7 @@ class AttentionOp:
             and mask.extra_mask_BQS is None
         )
 
-    def _choose_kernel(self) -> AttentionKernel:
+    def _choose_and_build_kernel(self) -> AttentionKernel:
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
         if self.uses_window_blocks:
             return WindowKernel(mask, self._positions_PS, self._position)
@@ -157,7 +157,7 @@ class AttentionOp:
         if few and mask.is_only_causal and device.type == "cpu" and not torch.is_grad_enabled():
             lengths = range(n_keys - n_queries + 1, n_keys + 1)
             steps = [AttentionOp(mask, 1, self._positions_PS[:, :n], self._position) for n in lengths]
-            return PerQueryKernel([step._choose_kernel() for step in steps], n_keys)
+            return PerQueryKernel([step._choose_and_build_kernel() for step in steps], n_keys)
         bias_PNTS = None if self._position is None else self._position.bias(self._query_PT, self._positions_PS)
         fused_causal = mask.is_only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.allows_all or fused_causal or (mask.is_only_causal and n_queries == 1)
