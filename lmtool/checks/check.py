@@ -160,7 +160,7 @@ def check_text(
     data: Data, seed: int, tokenizer: Tokenizer | None, usual_bytes_per_token: float | None, report: Progress
 ) -> CheckResult:
     """Checks the text that `data` names against its validation text, or the part that `seed` would hold out."""
-    whole = data.with_values({"stream": False})
+    whole = data.with_unvalidated_values({"stream": False})
     ((train, valid),), data = open_and_split_texts(whole, seed=seed, report=report)
     notices = tuple(find_text_problems(train, valid, tokenizer, usual_bytes_per_token, brief=False))
     survey = train.text.counts

@@ -87,7 +87,7 @@ def estimate_training_memory_per_device(
     varied = isinstance(spec, Transformer) and isinstance(spec.pattern, WindowPattern) and spec.pattern.full_layers
 
     def at(layers: int, rows: int) -> tuple[float, ...]:
-        changed = spec.with_values({"n_layers": layers}) if n_layers else spec
+        changed = spec.with_unvalidated_values({"n_layers": layers}) if n_layers else spec
         return _trace_micro_batch(changed, vocab_size, make_batch(rows), devices)
 
     def deep(rows: int) -> tuple[float, ...]:

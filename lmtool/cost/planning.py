@@ -324,9 +324,11 @@ class _TrainingWorkload:
         else:
             data = self.data
             lm, objective, _ = TrainingJob(self.recipe, data, compute, self.base).build_model()
-            examples = data.make_stored_windows(objective) if isinstance(data, TextData) else data.examples(objective)
+            examples = (
+                data.make_windows_of_stored_text(objective) if isinstance(data, TextData) else data.examples(objective)
+            )
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
-        recipe = self.recipe.with_values({"training.batch_size": n_rows})
+        recipe = self.recipe.with_unvalidated_values({"training.batch_size": n_rows})
         steps = _train_and_time_later_steps(lm, objective, examples, recipe, compute)
         return statistics.median(step.seconds for step in steps)
 
@@ -430,8 +432,13 @@ def _train_and_time_later_steps(
     for parameter in objective.unused_parameters(scratch_lm):
         parameter.requires_grad_(False)
     # as many weights as are trained in the end
-    optimizers = Optimizers(recipe.optimizer, scratch_lm, compute, recipe.tuning.with_values({"unfreeze_every": None}))
-    endless, first = recipe.with_values({"training.steps": UNKNOWN_STEPS}), TimedFirstSteps(ESTIMATE_SECONDS)
+    optimizers = Optimizers(
+        recipe.optimizer, scratch_lm, compute, recipe.tuning.with_unvalidated_values({"unfreeze_every": None})
+    )
+    endless, first = (
+        recipe.with_unvalidated_values({"training.steps": UNKNOWN_STEPS}),
+        TimedFirstSteps(ESTIMATE_SECONDS),
+    )
     with suppress(NumericalError):
         for step in fit(ModelAndOptimizers(scratch_lm, objective, optimizers), examples, endless, compute):
             if first.add_and_check_enough(step, compute.world):

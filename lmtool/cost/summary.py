@@ -95,7 +95,9 @@ def summarize_model(spec: Model, vocab_size: int, n_tokens: int, n_source_tokens
     Nothing is allocated, however large the model.
     """
     n_layers = dict(spec).get("n_layers", 0)
-    model = build_on_meta(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
+    model = build_on_meta(
+        spec.with_unvalidated_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size
+    )
     parts = _summarize_model_parts(model, spec, n_layers, n_tokens, n_source_tokens or n_tokens)
     return ModelPart(spec.title, "", children=tuple(parts))
 

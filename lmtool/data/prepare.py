@@ -180,12 +180,12 @@ def open_and_split_texts(
     texts, resolved = [], []
     for alone in _expand_mixture(data):
         opened = scanned if scanned and scanned.matches(alone) else scan_training_text(alone, seed=seed, report=report)
-        resolved.append(alone.with_values(opened.data.model_dump(include={"documents", "split", "stream"})))
+        resolved.append(alone.with_unvalidated_values(opened.data.model_dump(include={"documents", "split", "stream"})))
         texts.append(_split_train_and_valid(opened.text, resolved[-1], seed, report))
     divisions = {one.documents for one in resolved}
     documents = divisions.pop() if len(divisions) == 1 else data.documents
     values = {"documents": documents, "split": resolved[0].split, "stream": resolved[0].stream}
-    return texts, data.with_values(values)
+    return texts, data.with_unvalidated_values(values)
 
 
 def compute_tokenized_fingerprint(data: Data, tokenizer: Tokenizer, *, seed: int, report: Progress) -> str:
@@ -209,8 +209,8 @@ def _expand_mixture(data: Data) -> list[Data]:
     if not data.mixture:
         return [data]
     split = "slice" if data.split == "slice" else "document"
-    alike = data.with_values({"mixture": {}, "split": split, "stream": should_stream(data)})
-    return [alike.with_values({"train": (source,)}) for source in data.mixture]
+    alike = data.with_unvalidated_values({"mixture": {}, "split": split, "stream": should_stream(data)})
+    return [alike.with_unvalidated_values({"train": (source,)}) for source in data.mixture]
 
 
 def _concatenate_stores(stores: Sequence[TokenStore]) -> TokenStore:

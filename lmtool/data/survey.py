@@ -86,7 +86,7 @@ class ScannedTrainingText:
 
     def matches(self, data: Data) -> bool:
         """Returns whether a spec names this text and divides it in the same way."""
-        return self.requested.with_values({"isolate_documents": data.isolate_documents}) == data
+        return self.requested.with_unvalidated_values({"isolate_documents": data.isolate_documents}) == data
 
 
 def scan_training_text(data: Data, *, seed: int, report: Progress) -> ScannedTrainingText:
@@ -108,18 +108,18 @@ def _scan_and_resolve(
         whole = StreamedText(data, seed)
         text = _load_or_compute_counts(whole.head, report, whole.read_head_and_hash())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
-        return text, data.with_values(resolved)
-    data = data.with_values({"stream": False})
+        return text, data.with_unvalidated_values(resolved)
+    data = data.with_unvalidated_values({"stream": False})
     if data.split == "slice" and data.documents == "auto":
-        data = data.with_values({"documents": "whole"})
+        data = data.with_unvalidated_values({"documents": "whole"})
     text = _load_or_compute_counts(open_corpus(data.sources, data.column, data.documents), report, content_hash)
     is_stream = data.split == "slice" or (data.split == "auto" and text.counts.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # a single document is one text, however it is laid out
-        return _scan_and_resolve(data.with_values({"split": "slice"}), seed, report, text.content_hash)
+        return _scan_and_resolve(data.with_unvalidated_values({"split": "slice"}), seed, report, text.content_hash)
     text = _concatenate_documents(text, report) if is_stream else text
     split = "slice" if is_stream else "document"
-    return text, data.with_values({"documents": text.corpus.documents, "split": split})
+    return text, data.with_unvalidated_values({"documents": text.corpus.documents, "split": split})
 
 
 def scan_corpus(sources: Sequence[str], data: Data, report: Progress) -> ScannedCorpus:

@@ -12,7 +12,7 @@ from lmtool.inference.reference import Reference
 from lmtool.interop.references import HEAD_FILE
 from lmtool.model.heads import resolve_pooling
 from lmtool.printable import printable
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tasks.results import PARTS_OF_OTHER_MODELS
@@ -87,7 +87,7 @@ def _render_card(template: str, run: Reference, values: Mapping[str, object]) ->
     environment.filters |= {"plain": printable, "without_folders": strip_folders}
     data = run.recipe.data
     files = [printable(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
-    known = {"base": run, "version": __version__, "files": files, "recipe": dump(run.recipe).rstrip()}
+    known = {"base": run, "version": __version__, "files": files, "recipe": dump_yaml(run.recipe).rstrip()}
     measured = [*iterate_formatted_metrics(run)]
     return environment.get_template(template).render({**known, "measured": measured, **values})
 

@@ -85,13 +85,15 @@ def find_representation(
     preferred_model_type: tried first. is_gguf: a GGUF file is wanted. Raises UsageError with all keys that the
     families cannot express.
     """
-    recipe = recipe.with_values({"tuning.lora": None})
+    recipe = recipe.with_unvalidated_values({"tuning.lora": None})
     published = "family of GGUF files" if is_gguf else "published family"
     if not isinstance(recipe.model, Transformer):
         what = f"no {published} has {recipe.model.title} models"
         raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
-    model = recipe.model.with_values({"vocab_size": tokenizer.check_embedding_rows(recipe.model.vocab_size)})
-    recipe = recipe.with_values({"model": model})
+    model = recipe.model.with_unvalidated_values(
+        {"vocab_size": tokenizer.check_embedding_rows(recipe.model.vocab_size)}
+    )
+    recipe = recipe.with_unvalidated_values({"model": model})
     families = sorted(
         (GGUF_FAMILIES if is_gguf else FAMILIES).values(), key=lambda one: one.model_type != preferred_model_type
     )

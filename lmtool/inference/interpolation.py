@@ -6,7 +6,7 @@ It is a run of its own in the folder `ngrams` of the run. Its weight in the inte
 from lmtool import durable
 from lmtool.durable import atomic_output_folder
 from lmtool.model.ngram import NGramModel
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Training
 from lmtool.recipe.spec.words import NGram
@@ -34,7 +34,7 @@ def replace_saved_ngrams(run: Run, recipe: Recipe, tokenizer: Tokenizer, ngram: 
         training=Training(steps=1, batch_size=1),
     )
     info = RunInfo.create(recipe="ngram", summary=ngram.description, fingerprints=run.info.fingerprints)
-    files = {RECIPE: dump(counted).encode(), **tokenizer.serialize_files()}
+    files = {RECIPE: dump_yaml(counted).encode(), **tokenizer.serialize_files()}
     snapshot = Snapshot(0, ngram.state_dict(), {}, {"recipe": counted.model_dump(mode="json")})
     with atomic_output_folder(folder) as new, create_run(new, info, files) as kept:
         kept.save_checkpoint(snapshot, keep_last=1)

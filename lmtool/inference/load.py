@@ -115,7 +115,7 @@ class LoadedModel:
         """Returns the model with another beam width for tables; None keeps that of its recipe."""
         if num_beams is None:
             return self
-        return replace(self, recipe=self.recipe.with_values({"evaluation.num_beams": num_beams}))
+        return replace(self, recipe=self.recipe.with_unvalidated_values({"evaluation.num_beams": num_beams}))
 
     @cached_property
     def objective(self) -> Objective:

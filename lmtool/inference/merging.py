@@ -9,7 +9,7 @@ from lmtool.durable import atomic_output_folder, check_folder_is_empty
 from lmtool.errors import UsageError
 from lmtool.inference.load import read_merged_weights
 from lmtool.inference.reference import resolve_reference
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.records import encode_json
 from lmtool.run.creation import create_run, make_run_path
 from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT
@@ -43,7 +43,7 @@ def merge_adapters_into_new_run(reference: str, output: Path | None, command_lin
     name = f"{old.info.recipe}-merged"
     folder = output or make_run_path(name)
     check_folder_is_empty(folder)
-    plain = recipe.with_values({"tuning.lora": None})
+    plain = recipe.with_unvalidated_values({"tuning.lora": None})
     weights, state = read_merged_weights(adapted), read_saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {
         "stale": 0,
@@ -57,7 +57,7 @@ def merge_adapters_into_new_run(reference: str, output: Path | None, command_lin
         state |= {"best_step": None, "best_value": None, "best_loss": None}
     kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
     info = RunInfo.create(recipe=name, **kept, base=adapted.to_source_record())
-    files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.serialize_files()}
+    files = {RECIPE: dump_yaml(plain).encode(), **adapted.tokenizer.serialize_files()}
     with atomic_output_folder(folder) as path, create_run(path, info, files) as run:
         # report.html and validated.json are about other checkpoints too
         for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):

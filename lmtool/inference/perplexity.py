@@ -306,7 +306,7 @@ def measure_perplexity(
         if stride > context:
             raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
         if column is not None:
-            data = data.with_values({"column": column})
+            data = data.with_unvalidated_values({"column": column})
         store = loaded.compute.world.call_main_first(lambda: tokenize_files(sources, data, loaded.tokenizer, report))
         lengths = {"context": context, "stride": stride}
         with loaded.compute_with_gathered_shards() as compute:

@@ -167,8 +167,8 @@ def load_features_and_update_recipe(recipe: Recipe, base: Reference | None) -> t
     with torch.no_grad():
         layers = lm.eval().layer_outputs(Batch(torch.zeros(1, 2, dtype=torch.int64)))
     sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.max_positions}
-    values = {"model.features": features.with_values(sizes), "tokenizer": source.recipe.tokenizer}
-    return recipe.with_values(values), LoadedModel(lm, source, source.recipe, CPU)
+    values = {"model.features": features.with_unvalidated_values(sizes), "tokenizer": source.recipe.tokenizer}
+    return recipe.with_unvalidated_values(values), LoadedModel(lm, source, source.recipe, CPU)
 
 
 def describe_features(model: Model, feature_model: LoadedModel) -> str:

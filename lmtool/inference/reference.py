@@ -45,7 +45,7 @@ class Reference:
     def find_named_or_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> tuple[Checkpoint, list[str]]:
-        """Returns the named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid`."""
+        """Returns the named checkpoint, or the newest complete one; see `checkpoint.find_newest_valid_checkpoint`."""
         if self.named is None:
             return self.run.find_newest_checkpoint(verify_optimizer=verify_optimizer, peers=peers)
         verify_optimizer = verify_optimizer and checkpoints.has_optimizer(self.named)
@@ -268,7 +268,7 @@ def resolve_model_names(resolved: ResolvedRecipe, base: Recipe | None = None) ->
     if base is not None:
         named = dict(named.items() - _model_names(base).items())
     runs = {key: MODEL_NAME_RESOLVERS[key](value) for key, value in named.items()}
-    return replace(resolved, recipe=resolved.recipe.with_values(runs)) if runs != named else resolved
+    return replace(resolved, recipe=resolved.recipe.with_unvalidated_values(runs)) if runs != named else resolved
 
 
 def _model_names(recipe: Recipe) -> dict[str, str]:

@@ -35,7 +35,7 @@ from lmtool.interop.published_models import PublishedModel, download_hub_model, 
 from lmtool.model import add_objective_head
 from lmtool.model.size import UNCOUNTABLE, build_on_meta, count_parameters
 from lmtool.printable import printable
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.creation import check_output_folder, create_run, make_run_path
@@ -160,7 +160,7 @@ def _write_run(
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
         origin={"reference": reference, "revision": commit, "model_type": model.family.model_type, "sha256": digests},
     )
-    files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
+    files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
     with atomic_output_folder(folder) as new, create_run(new, info, files) as run:
         run.save_checkpoint(Snapshot(0, tensors, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 

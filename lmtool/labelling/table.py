@@ -46,7 +46,9 @@ class TableToLabel:
         table = open_table(source, read_options)
         name = read_options.label_column or infer_label_column(table, read_options) or "label"
         known = find_matching_column(name, table.names)
-        columns = choose_columns(table, read_options.with_values({"label_column": known}), labelled=known is not None)
+        columns = choose_columns(
+            table, read_options.with_unvalidated_values({"label_column": known}), labelled=known is not None
+        )
         rows = [(row, item.texts) for row, item in stream_unlabelled_rows(table, columns, skipped)]
         if not any(text.strip() for _, texts in rows for text in texts):
             raise DataError(

@@ -105,7 +105,7 @@ def count_parameters(spec: Model, vocab_size: int) -> ParameterCount:
     """
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
-        one, two = (count_parameters(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
+        one, two = (count_parameters(spec.with_unvalidated_values({"n_layers": n}), vocab_size) for n in (1, 2))
         return ParameterCount(*(a + (n_layers - 1) * (b - a) for a, b in zip(one, two, strict=True)))
     try:
         model = build_on_meta(spec, vocab_size)

@@ -124,7 +124,7 @@ class PairCounts:
         """Counts each target of a batch with the words up to `window` tokens before it in its document, both ways.
 
         Args:
-            by_distance: a pair at distance d counts 1 / d, else 1.
+            weight_by_inverse_distance: a pair at distance d counts 1 / d, else 1.
         """
         for distance, first_P, second_P in pairs_by_distance(batch, window):
             are_words_P = is_word_V[first_P] & is_word_V[second_P]

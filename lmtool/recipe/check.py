@@ -15,9 +15,9 @@ from lmtool.recipe.grammar import (
     find_nearest,
     format_key_suggestion,
     join_with_or,
-    owner_specs,
     spec_kind,
     specs_by_kind,
+    specs_with_key,
 )
 from lmtool.recipe.spec.base import Spec, find_unrepresentable
 
@@ -117,7 +117,7 @@ def _explain_error(error_type: str, location: _ErrorLocation, tree: Any) -> tupl
     """Returns the path and the sentence for a pydantic error of the type `error`."""
     path, spec, field, root = location
     if field is None:
-        others = [spec_kind(owner) for owner in owner_specs(path, root)]
+        others = [spec_kind(owner) for owner in specs_with_key(path, root)]
         if not others:
             return path, f"unknown key{format_key_suggestion(path, spec, root)}"
         have = "has" if len(others) == 1 else "have"

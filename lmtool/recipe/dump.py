@@ -13,7 +13,7 @@ _BARE = re.compile(r"[A-Za-z][\w./+-]*( [\w./+-]+)*", re.ASCII)
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
-def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
+def dump_yaml(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
     """Returns the recipe as YAML text with every value. origins: of each dotted key, added as comments."""
     lines = list(_format_keyed_lines(recipe, ()))
     if origins is None:

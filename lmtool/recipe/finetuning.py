@@ -134,10 +134,12 @@ def resolve_finetuning(parent: ParentRun, table: TableProperties, settings: Sequ
         batch_size = min(CONTRASTIVE_BATCH, table.n_rows)
         steps = max(MIN_CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_EPOCHS * table.n_rows / batch_size))
         values = CONTRASTIVE_VALUES | _linear_head_values(parent, recipe, is_frozen=False)
-        recipe = recipe.with_values(values | {"training.batch_size": batch_size, "training.steps": steps})
+        recipe = recipe.with_unvalidated_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     chosen = apply_settings(recipe, source, name, settings).recipe
     if _is_linear_probe(chosen, settings):
-        recipe = recipe.with_values(FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True))
+        recipe = recipe.with_unvalidated_values(
+            FITTED_HEAD_VALUES | _linear_head_values(parent, recipe, is_frozen=True)
+        )
         return apply_settings(recipe, source, name, settings)
     return apply_settings(
         with_dependent_values(recipe, chosen, table.n_rows, parent.is_published), source, name, settings
@@ -265,7 +267,9 @@ def make_table_recipe(parent: ParentRun, table: TableProperties) -> Recipe:
         checkpoint=Checkpointing(keep_last=1),
     )
     if isinstance(model, Averaging):
-        return recipe.with_values({key: getattr(base, key) for key in ("training", "optimizer", "schedule")})
+        return recipe.with_unvalidated_values(
+            {key: getattr(base, key) for key in ("training", "optimizer", "schedule")}
+        )
     return recipe
 
 
@@ -299,7 +303,7 @@ def with_dependent_values(recipe: Recipe, recipe_with_settings: Recipe, n_rows: 
         if training.minutes is not None:
             # the number of steps follows the speed until the rate decays
             values["schedule.decay_fraction"] = DECAY_FRACTION
-    return recipe.with_values(values)
+    return recipe.with_unvalidated_values(values)
 
 
 def _choose_learning_rate(model: Model, is_published: bool, trains_adapter_or_head: bool) -> float:
@@ -323,12 +327,12 @@ def resolve_continued_training(
     base, tokenizer = parent.recipe, parent.recipe.tokenizer
     if training_recipe is None:
         kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
-        training_recipe = base.with_values(
+        training_recipe = base.with_unvalidated_values(
             {"distillation": Distillation(), "data": Data(**base.data.model_dump(include=kept))}
         )
     if isinstance(tokenizer, BpeTokenizer):
-        tokenizer = tokenizer.with_values({"dropout": 0.0})  # for pairs only
-    recipe = training_recipe.with_values({"model": base.model, "tokenizer": tokenizer})
+        tokenizer = tokenizer.with_unvalidated_values({"dropout": 0.0})  # for pairs only
+    recipe = training_recipe.with_unvalidated_values({"model": base.model, "tokenizer": tokenizer})
     return apply_settings(recipe, f"recipe of {parent.name}", f"from-{parent.name}", settings)
 
 

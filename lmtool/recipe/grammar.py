@@ -39,7 +39,7 @@ def choose_spec(field: FieldInfo, value: object) -> type[Spec] | None:
     return options.get(kind) if isinstance(kind, str) else None
 
 
-def owner_specs(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
+def specs_with_key(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
     """Returns every spec that may have a value at `path`, over all kinds along the path."""
     specs = [root]
     for step in path[:-1]:

@@ -40,9 +40,9 @@ from lmtool.recipe.grammar import (
     get_value_or_default,
     iterate_dotted_keys,
     join_with_or,
-    owner_specs,
     spec_kind,
     specs_by_kind,
+    specs_with_key,
 )
 from lmtool.recipe.spec.base import Spec, Strings
 from lmtool.recipe.spec.recipe import Recipe
@@ -301,10 +301,10 @@ class _RecipeEditor:
         if value == {} and isinstance(part.get(path[-1]), dict) and any(map(specs_by_kind, _find_fields(path))):
             return  # it has no key to set
         if path[-1] == "kind":
-            spec = next((owner for owner in owner_specs(path) if spec_kind(owner) == value), None)
+            spec = next((owner for owner in specs_with_key(path) if spec_kind(owner) == value), None)
             for key in [key for key in part if spec and key not in spec.model_fields]:
                 sibling = (*path[:-1], key)
-                if owner_specs(sibling) and not any(other[: len(path)] == sibling for other in self._overrides):
+                if specs_with_key(sibling) and not any(other[: len(path)] == sibling for other in self._overrides):
                     del part[key]
         part[path[-1]] = value
         if value is not None:
@@ -359,7 +359,7 @@ def _split_setting(path: KeyPath, value: object, flag: str) -> Iterator[Setting]
 
 def _find_fields(path: KeyPath) -> list[FieldInfo]:
     """Returns the fields at a path, of every kind along it; none for an unknown key."""
-    return [owner.model_fields[str(path[-1])] for owner in owner_specs(path)]
+    return [owner.model_fields[str(path[-1])] for owner in specs_with_key(path)]
 
 
 def _accepts_plain_text(path: KeyPath) -> bool:

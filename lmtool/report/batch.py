@@ -74,7 +74,7 @@ def collate_batch_of_step(
     objective = build_objective(recipe, tokenizer, counts)
     if isinstance(objective, SkipGramObjective) and isinstance(recipe.objective, WindowCounts):
         # pairs are counted in whole windows; the objective is for evaluation, in those that skip-gram has
-        objective = replace(objective, spec=objective.spec.with_values({"fixed": True}))
+        objective = replace(objective, spec=objective.spec.with_unvalidated_values({"fixed": True}))
     samples = sample_numbers_for_rank(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
     if texts:
         with _temporary_windows(texts, recipe, data, objective) as windows:

@@ -218,7 +218,9 @@ def _verify_share(path: Path, verify_optimizer: bool, peers: Peers) -> Checkpoin
     return dataclasses.replace(checkpoint, verified=frozenset(wanted))
 
 
-def find_newest_valid(folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> FoundCheckpoint:
+def find_newest_valid_checkpoint(
+    folder: Path, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+) -> FoundCheckpoint:
     """Returns the newest checkpoint that passes `verify_checkpoint`, and a warning for each newer one that fails.
 
     Returns one without optimizer state if none has it, as after `remove_optimizer_states`. Raises CheckpointError when

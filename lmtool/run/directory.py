@@ -304,8 +304,10 @@ class Run:
     def find_newest_checkpoint(
         self, *, verify_optimizer: bool = True, peers: Peers = SINGLE_PROCESS
     ) -> FoundCheckpoint:
-        """Returns the checkpoint to resume from, with warnings about damaged ones; see `find_newest_valid`."""
-        return checkpoints.find_newest_valid(self.path / CHECKPOINTS, verify_optimizer=verify_optimizer, peers=peers)
+        """Returns the checkpoint to resume from, with warnings about damaged ones: `find_newest_valid_checkpoint`."""
+        return checkpoints.find_newest_valid_checkpoint(
+            self.path / CHECKPOINTS, verify_optimizer=verify_optimizer, peers=peers
+        )
 
     def remove_optimizer_states(self) -> None:
         """Removes the optimizer state of all checkpoints. Raises ResourceError."""

@@ -58,7 +58,7 @@ def find_resumable_or_last_run(*, or_finished: bool) -> ResumableRun:
     If there is none, returns the last finished run, or else the last run. Raises CheckpointError when there is no run.
     """
     runs = _open_runs_last_started_first()
-    states = [run.state if _has_intact_checkpoint(run) else "without an intact checkpoint" for run in runs]
+    states = [run.state if _has_checkpoint_of_intact_size(run) else "without an intact checkpoint" for run in runs]
     wanted = ("stopped", "finished") if or_finished else ("stopped",)
     taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
     why = [f"{run.name} is {state}" for run, state in zip(runs[: min(taken, 2)], states, strict=False)]
@@ -67,7 +67,7 @@ def find_resumable_or_last_run(*, or_finished: bool) -> ResumableRun:
     return ResumableRun(runs[taken], why)
 
 
-def _has_intact_checkpoint(run: Run) -> bool:
+def _has_checkpoint_of_intact_size(run: Run) -> bool:
     """Checks names and sizes only."""
     for _, path in checkpoints.list_checkpoints(run.path / CHECKPOINTS):
         with suppress(CheckpointError):

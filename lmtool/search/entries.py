@@ -81,7 +81,7 @@ def _iterate_ids_and_texts(
     table = open_table(source, read_options, field_limit=_MAX_CELL_CHARACTERS)
     has_defaults = bool(default_columns) and all(find_matching_column(name, table.names) for name in default_columns)
     texts = read_options.text_columns or (tuple(default_columns) if has_defaults else (read_options.column,))
-    columns = choose_columns(table, read_options.with_values({"text_columns": texts}), labelled=False)
+    columns = choose_columns(table, read_options.with_unvalidated_values({"text_columns": texts}), labelled=False)
     where = display_path(table.path)
     ids = None if id_column is None else require_matching_column(id_column, table.names, where, "--id-column")
     counted = skipped if read_options.skip_bad_rows else None

@@ -54,7 +54,7 @@ def get_default_metric(objective: AnyObjective) -> str:
 def resolve_objective(objective: AnyObjective, train: LabelledTable) -> AnyObjective:
     """Returns the objective with what follows from the training rows. Raises UsageError if it does not fit them."""
     if isinstance(objective, Classification) and train.labels is not None:
-        objective = objective.with_values({"task": train.labels.kind})
+        objective = objective.with_unvalidated_values({"task": train.labels.kind})
     resolved: AnyObjective = get_task_class(objective).resolve_spec_from_rows(objective, train)
     return resolved
 
@@ -80,4 +80,4 @@ def with_saved_calibration(recipe: Recipe, figures: Mapping[str, Any], checkpoin
     is_same_step = figures.get("step") == checkpoint_step
     keys = ("null_threshold", *(("temperature", "thresholds") if is_same_step else ()))
     unset = (key for key in keys if getattr(recipe.objective, key, "") is None)
-    return recipe.with_values({f"objective.{key}": figures.get(key) for key in unset})
+    return recipe.with_unvalidated_values({f"objective.{key}": figures.get(key) for key in unset})

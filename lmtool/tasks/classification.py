@@ -56,7 +56,7 @@ class ClassificationTask(HeadTask):
             counts = Counter(item.label for item in train.items)
             # A class whose rows are all held out has weight 0.
             balanced = (len(train) / (n * counts[name]) if counts[name] else 0.0 for name in spec.labels)
-            return spec.with_values({"class_weights": tuple(balanced)})
+            return spec.with_unvalidated_values({"class_weights": tuple(balanced)})
         if weights is not None and len(weights) != n:
             classes = format_count(n, "class", "classes")
             what = f"{format_count(len(weights), 'weight')} for {classes}: {', '.join(spec.labels)}"

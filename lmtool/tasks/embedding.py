@@ -173,7 +173,7 @@ def with_inferred_loss(spec: Embedding, columns: Columns) -> Embedding:
     }
     possible = [loss for loss, is_possible in fits.items() if is_possible]
     if spec.loss == "auto" and possible:
-        return spec.with_values({"loss": possible[0]})
+        return spec.with_unvalidated_values({"loss": possible[0]})
     if spec.loss not in possible:
         rows = f"rows of {format_count(n_texts, 'text')} {'with' if has_label else 'without'} a label"
         what = f"loss {spec.loss} is not for {rows}"

@@ -91,7 +91,7 @@ class HeadTask(Task):
         if spec.class_weights is not None and cls.label_description:
             what = f"class weights need one class per row, but rows have {cls.label_description}"
             raise UsageError(what, where="objective.class_weights", fix=fix)
-        return spec.with_values({"task": labels.kind, "labels": labels.names})
+        return spec.with_unvalidated_values({"task": labels.kind, "labels": labels.names})
 
     def encode(self, items: Sequence[LabelledRow]) -> list[EncodedRow]:
         rows = []

@@ -88,8 +88,8 @@ def read_labelled_rows_and_task(
             requested = _override(data, read_options)
         columns = trained_columns = choose_columns(table, requested, kind="related")
         kind = get_task_class(spec).get_label_kind(spec, columns)
-        spec = with_inferred_loss(spec.with_values({"loss": "auto"}), columns)
-        loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": spec}))
+        spec = with_inferred_loss(spec.with_unvalidated_values({"loss": "auto"}), columns)
+        loaded = replace(loaded, recipe=loaded.recipe.with_unvalidated_values({"objective": spec}))
     else:
         table, columns, trained_columns = _open_with_columns(loaded, source, task_name, read_options, labelled=True)
         if isinstance(spec, Classification | Tagging):
@@ -260,14 +260,14 @@ def _open_with_columns(
     table = open_table_like_training(source, data, read_options)
     requested = _override(data, read_options)
     if not labelled:
-        requested = requested.with_values({"label_column": None, "target_column": None})
+        requested = requested.with_unvalidated_values({"label_column": None, "target_column": None})
     # A table may lack the columns of training; those that its names or cells show are read then.
     has_trained_text = any(find_matching_column(name, table.names) for name in data.text_columns)
     if data.text_columns and not read_options.text_columns and not has_trained_text:
-        requested = requested.with_values({"text_columns": (), "source_column": None})
+        requested = requested.with_unvalidated_values({"text_columns": (), "source_column": None})
     for key in ("label_column", "input_column"):
         if getattr(read_options, key) is None and not find_matching_column(getattr(requested, key) or "", table.names):
-            requested = requested.with_values({key: None})
+            requested = requested.with_unvalidated_values({key: None})
     columns = choose_columns(table, requested, labelled=labelled, kind=get_row_kind(loaded.recipe.objective))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
@@ -283,14 +283,14 @@ def open_table_like_training(source: str, trained: Data, read_options: Data) -> 
     Raises the errors of tables.
     """
     delimiter = read_options.delimiter or trained.delimiter
-    table = open_table(source, read_options.with_values({"delimiter": delimiter}), trained.encoding)
+    table = open_table(source, read_options.with_unvalidated_values({"delimiter": delimiter}), trained.encoding)
     is_other = read_options.delimiter is None and trained.delimiter is not None and len(table.names) == 1
     return open_table(source, read_options, trained.encoding) if is_other else table
 
 
 def _override(trained: Data, read_options: Data) -> Data:
     """Returns the data keys of training, overridden by the keys that `read_options` sets."""
-    return trained.with_values({key: getattr(read_options, key) for key in read_options.model_fields_set})
+    return trained.with_unvalidated_values({key: getattr(read_options, key) for key in read_options.model_fields_set})
 
 
 def _check_can_predict_rows(loaded: LoadedModel) -> None:

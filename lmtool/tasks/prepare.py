@@ -233,7 +233,9 @@ def read_and_encode_tables(
     """
     _refuse_unsuitable_tables(recipe, tasks)
     if not recipe.data.tasks:
-        recipe = recipe.with_values({"data": recipe.data.with_values(_to_recipe_column_keys(tasks[0].columns))})
+        recipe = recipe.with_unvalidated_values(
+            {"data": recipe.data.with_unvalidated_values(_to_recipe_column_keys(tasks[0].columns))}
+        )
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.from_recipe(recipe, tokenizer).chat
@@ -247,9 +249,9 @@ def read_and_encode_tables(
         if saved is None:
             texts.notices.extend(find_table_problems(texts.train, texts.held_out, tokenizer, None, brief=True))
         texts_of_tasks.append(texts)
-    recipe = recipe.with_values({"objective": resolve_objective(recipe.objective, texts_of_tasks[0].train)})
+    recipe = recipe.with_unvalidated_values({"objective": resolve_objective(recipe.objective, texts_of_tasks[0].train)})
     if recipe.evaluation.metric == "auto":
-        recipe = recipe.with_values({"evaluation.metric": get_default_metric(recipe.objective)})
+        recipe = recipe.with_unvalidated_values({"evaluation.metric": get_default_metric(recipe.objective)})
     if tokenizer is None:
         assert not isinstance(recipe.tokenizer, TokenizerFile)
         get_texts = get_task_class(recipe.objective).get_tokenizer_texts
@@ -396,4 +398,6 @@ def _with_steps_and_vocab_size(recipe: Recipe, n_rows: int, tokenizer: Tokenizer
         steps_per_epoch = n_rows / training.batch_size
         every = max(round(epochs * steps_per_epoch), math.ceil(steps / MAX_VALIDATIONS))
     vocab_size = tokenizer.check_embedding_rows(recipe.model.vocab_size)
-    return recipe.with_values({"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size})
+    return recipe.with_unvalidated_values(
+        {"training.steps": steps, "evaluation.every": every, "model.vocab_size": vocab_size}
+    )

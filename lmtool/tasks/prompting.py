@@ -101,7 +101,7 @@ class PromptTemplate:
         if label_column in named or (label_column is None and names_label and not others_have_label):
             raise self._error("holds the label", label_fix)
         columns = choose_columns(
-            table, read_options.with_values({"text_columns": tuple(named)}) if named else read_options
+            table, read_options.with_unvalidated_values({"text_columns": tuple(named)}) if named else read_options
         )
         if has_text_field and (named or len(columns.texts) > 1):
             raise self._error("has {text}, but a row has several texts", columns_hint)

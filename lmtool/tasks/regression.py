@@ -31,7 +31,7 @@ class RegressionTask(HeadTask):
             "center": mean if spec.center is None else spec.center,
             "scale": std if spec.scale is None else spec.scale,
         }
-        return super().resolve_spec_from_rows(spec, train).with_values(scaling)
+        return super().resolve_spec_from_rows(spec, train).with_unvalidated_values(scaling)
 
     def __init__(self, prompt_format: PromptFormat, spec: Classification) -> None:
         super().__init__(prompt_format, spec)

@@ -432,7 +432,7 @@ def _match_requested_columns(table: Table, requested: Data) -> Data:
         raise UsageError(f"column {quote(repeated)} is named twice", fix="name each column once")
     n_texts = len(requested.text_columns)
     values = dict(zip(single, columns[n_texts:], strict=True))
-    return requested.with_values({"text_columns": tuple(columns[:n_texts]), **values})
+    return requested.with_unvalidated_values({"text_columns": tuple(columns[:n_texts]), **values})
 
 
 def _refuse_unsupported_table(sample: TableSample) -> None:

@@ -52,7 +52,7 @@ class TaggingTask(Task):
 
     @classmethod
     def resolve_spec_from_rows(cls, spec: Tagging, train: LabelledTable) -> Tagging:
-        return spec.with_values({"labels": cast(LabelMap, train.labels).names})
+        return spec.with_unvalidated_values({"labels": cast(LabelMap, train.labels).names})
 
     @classmethod
     def get_tokenizer_texts(cls, name: str, columns: Columns, item: LabelledRow) -> Iterable[str]:

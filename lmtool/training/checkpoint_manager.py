@@ -17,7 +17,7 @@ from lmtool.inference.evaluation import ValidationResult
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapter_or_full_state_dict
 from lmtool.recipe.changes import checkpoint_selection_values
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
 from lmtool.records import replace_nonfinite
@@ -155,7 +155,7 @@ class CheckpointManager:
 
     def write_recipe(self, recipe: Recipe) -> Iterator[Warn]:
         """Replaces the recipe of the run."""
-        return self._write_or_warn(lambda run: run.replace_recipe(dump(recipe)))
+        return self._write_or_warn(lambda run: run.replace_recipe(dump_yaml(recipe)))
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
         """Appends a text to the samples."""

@@ -104,7 +104,7 @@ class ChosenPenalty:
     start_FC: Floats | None = None
 
 
-class FeatureProducts(NamedTuple):
+class FeatureLinearOperator(NamedTuple):
     """The features as `HeadFittingProblem.minimize` multiplies them with weights.
 
     forward: from weights (F, C) to scores (R, C). backward: from gradients of scores (R, C) to those of weights (F, C).
@@ -239,14 +239,14 @@ class HeadFittingProblem:
         return np.asarray(factor * np.maximum(target_RC.var(0), 1 / self.n_rows))
 
     @cached_property
-    def feature_products(self) -> FeatureProducts:
+    def feature_operator(self) -> FeatureLinearOperator:
         """The features, in the basis of the rows or joined, as `minimize` multiplies them."""
         if self.row_basis is not None:
             rows_CRS = torch.from_numpy(self.row_basis.coordinates_CRR)
             square_SC = rows_CRS.square().sum(1).T
             if len(rows_CRS) == 1:
-                return FeatureProducts(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
-            return FeatureProducts(
+                return FeatureLinearOperator(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
+            return FeatureLinearOperator(
                 lambda weight_SC: torch.einsum("crs,sc->rc", rows_CRS, weight_SC),
                 lambda slope_RC: torch.einsum("crs,rc->sc", rows_CRS, slope_RC),
                 square_SC,
@@ -260,7 +260,7 @@ class HeadFittingProblem:
         rows, columns = _to_dense_or_csr_tensor(features), _to_dense_or_csr_tensor(features.T)
         scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
         square_F1 = torch.from_numpy(np.asarray((features * features).sum(0))).to(rows.dtype)[:, None]
-        return FeatureProducts(
+        return FeatureLinearOperator(
             lambda weight_FC: rows @ (weight_FC * scale_FC),
             lambda slope_RC: (columns @ slope_RC) * scale_FC,
             square_F1 * scale_FC.square(),
@@ -279,7 +279,7 @@ class HeadFittingProblem:
             self.row_basis,
             self.model.head.out_features,
         )
-        linear, joining = self.feature_products, self.singleton_merging_FG if basis is None else None
+        linear, joining = self.feature_operator, self.singleton_merging_FG if basis is None else None
         has_bias = self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:

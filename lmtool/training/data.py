@@ -199,7 +199,7 @@ class TextData:
         for ngrams in find_ngram_embeddings(lm):
             ngrams.select_ngrams_(torch.from_numpy(self._train.sample_evenly(MAX_EMBEDDING_NGRAM_TOKENS)))
 
-    def make_stored_windows(self, objective: Objective) -> Windows:
+    def make_windows_of_stored_text(self, objective: Objective) -> Windows:
         """Returns windows of the training text: of the head of a streamed one, of the first text of a mixture."""
         tokenizer = self.prompt_format.tokenizer
         cut, special_ids = objective.choose_text_cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
@@ -240,7 +240,7 @@ class TextData:
             return self._mix_texts(cut, special_ids)
         if self._blocks:
             return self._stream_text(0, cut, self._seed)
-        return self.make_stored_windows(objective)
+        return self.make_windows_of_stored_text(objective)
 
     def _mix_texts(self, cut: TextCutSettings, special_ids: tuple[int, int]) -> TextMixture | StreamedMixture:
         """Returns windows of each text of the mixture, in proportion to its weight."""
@@ -432,7 +432,7 @@ def prepare_text(
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
     rows = prepared.tokenizer.check_embedding_rows(recipe.model.vocab_size)
-    recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
+    recipe = recipe.with_unvalidated_values({"model.vocab_size": rows, "data": prepared.data})
     # word vectors need counts, which others do without
     counts = torch.from_numpy(prepared.train.count_each_token()) if recipe.model.reads == "words" else None
     data = TextData(

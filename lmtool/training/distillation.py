@@ -52,7 +52,7 @@ def resolve_teacher(resolved: ResolvedRecipe, base: Reference | None) -> RecipeW
     if setting is not None:
         what = "a student uses the tokenizer of its teacher, so none can be chosen"
         raise UsageError(what, where=setting, fix="omit it, or train without the teacher")
-    tokenizer = recipe.with_values({"tokenizer": teacher.recipe.tokenizer})
+    tokenizer = recipe.with_unvalidated_values({"tokenizer": teacher.recipe.tokenizer})
     return RecipeWithTeacher(replace(resolved, recipe=tokenizer), teacher)
 
 

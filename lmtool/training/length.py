@@ -173,7 +173,7 @@ class RunLengthController:
         """The recipe with which the session starts; with a time limit it has the maximum number of steps."""
         if self.minutes is None:
             return self._recipe
-        return self._recipe.with_values({"training.steps": self._max_steps})
+        return self._recipe.with_unvalidated_values({"training.steps": self._max_steps})
 
     def add_timed_step(
         self, step: CompletedStep, examples: ExampleSource, objective: Objective, *, must_finish: bool
@@ -309,7 +309,7 @@ def fix_steps_and_intervals(recipe: Recipe, n_steps: int) -> Recipe:
         "evaluation.epochs": None,
         "checkpoint.every": min(recipe.checkpoint.every, _validation_interval(n_steps)),
     }
-    return recipe.with_values(values)
+    return recipe.with_unvalidated_values(values)
 
 
 def revise_steps_and_intervals(recipe: Recipe, n_steps: int) -> Recipe:
@@ -326,7 +326,7 @@ def revise_steps_and_intervals(recipe: Recipe, n_steps: int) -> Recipe:
         "evaluation.every": rescale(recipe.evaluation.every),
         "checkpoint.every": rescale(recipe.checkpoint.every),
     }
-    return recipe.with_values({"training.steps": n_steps, **intervals})
+    return recipe.with_unvalidated_values({"training.steps": n_steps, **intervals})
 
 
 def min_total_steps_keeping_schedule(recipe: Recipe, steps_done: int) -> int | None:

@@ -14,7 +14,7 @@ from lmtool.inference.pretrained import describe_features, load_features_and_upd
 from lmtool.inference.reference import Reference, resolve_model_names, resolve_recipe_for_text, resolve_reference
 from lmtool.model.size import check_fits_memory, estimate_min_training_bytes
 from lmtool.printable import format_count
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import ResolvedRecipe, Setting
 from lmtool.recipe.pretraining import DEFAULT_RECIPE
 from lmtool.recipe.resolve import resolve
@@ -67,7 +67,9 @@ class TrainingPlan:
 
     def with_seed(self, seed: int) -> "TrainingPlan":
         """Returns the plan with another seed."""
-        return replace(self, resolved=replace(self.resolved, recipe=self.recipe.with_values({"seed": seed})))
+        return replace(
+            self, resolved=replace(self.resolved, recipe=self.recipe.with_unvalidated_values({"seed": seed}))
+        )
 
     def read_data(self, report: Progress, world: World | None = None) -> RecipeWithDataAndModels:
         """Reads the data that the plan names, and loads the model of features."""
@@ -250,8 +252,8 @@ def _must_shard(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
 
 def check_same_inputs_in_all_processes(recipe: Recipe, fingerprint: str, world: World) -> None:
     """Raises UsageError in a process whose recipe or data differ from those of the main one; paths may differ."""
-    without_paths = recipe.with_values({"data.train": (), "data.valid": ()})
-    own = {"recipe": dump(without_paths), "training data": fingerprint}
+    without_paths = recipe.with_unvalidated_values({"data.train": (), "data.valid": ()})
+    own = {"recipe": dump_yaml(without_paths), "training data": fingerprint}
     main = json.loads(world.broadcast_text(json.dumps(own)))
     if differs := [name for name in own if own[name] != main[name]]:
         what = f"process {world.rank} has another {' and another '.join(differs)} than process 0"

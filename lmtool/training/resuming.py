@@ -20,7 +20,7 @@ from lmtool.inference.reference import (
 from lmtool.interop.references import HUB_PREFIX, hub_note_file
 from lmtool.printable import format_count
 from lmtool.recipe.changes import CHANGE_RULES, diff_recipes, find_change_rule, find_unchangeable_keys
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import Setting
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
@@ -65,7 +65,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
     written, recipe_warnings = named.read_unverified_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
-        recipe = recipe.with_values({"evaluation.metric": get_default_metric(recipe.objective)})
+        recipe = recipe.with_unvalidated_values({"evaluation.metric": get_default_metric(recipe.objective)})
     with configure_compute(recipe.training.device, recipe.training.precision).join_processes() as compute:
         world = compute.world
         compute = check_device_and_choose_sharding(recipe, compute, {})
@@ -79,7 +79,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
             before = read_trained_recipe(checkpoint)
             if recipe.training.steps != before.training.steps:
                 # else steps would follow from epochs again
-                recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
+                recipe = recipe.with_unvalidated_values({"training.epochs": None, "training.min_steps": None})
             changed, now = diff_recipes(before, recipe), diff_recipes(written, recipe)
             _check_recipe_changes(changed, before, recipe, checkpoint, run)
             if "training.steps" in changed and checkpoint.step < before.training.steps:
@@ -100,7 +100,7 @@ def resume(reference: str | None, settings: Sequence[Setting], options: SessionO
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:
-                run.replace_recipe(dump(recipe))
+                run.replace_recipe(dump_yaml(recipe))
                 yield from map(Info, now.values())
                 run.remove_leftover_checkpoints(recipe.checkpoint.keep_last)
                 if run.info.sessions[-1].outcome != "finished":

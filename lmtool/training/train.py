@@ -12,7 +12,7 @@ from lmtool.inference.embedding import Vectors
 from lmtool.inference.load import load_run
 from lmtool.inference.reference import Reference
 from lmtool.model.size import build_on_meta
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.spec.objective import supported_objectives
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.records import encode_json
@@ -67,7 +67,7 @@ def _create_run(recipe_name: str, job: TrainingJob, options: SessionOptions) -> 
             "valid_rows": data.n_valid if isinstance(data, TableData) else None,
         },
     )
-    files = {RECIPE: dump(recipe).encode(), **tokenizer.serialize_files()}
+    files = {RECIPE: dump_yaml(recipe).encode(), **tokenizer.serialize_files()}
     return create_run(options.output, info, files, options.retry)
 
 
@@ -111,7 +111,7 @@ def train_session(
                 is_validation_pending=state.pending is not None,
             )
             if checkpoint is not None:
-                run.replace_recipe(dump(recipe))
+                run.replace_recipe(dump_yaml(recipe))
             yield from map(Warn, damaged)
             yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, tuple(changes))
             yield from _measure_or_read_baselines(run, job)

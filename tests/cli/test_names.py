@@ -19,8 +19,8 @@ from lmtool.inference.load import load_run
 from lmtool.inference.reference import MODEL_NAME_RESOLVERS
 from lmtool.interop import importing
 from lmtool.interop.references import hub_note_file, imports_folder
-from lmtool.recipe.dump import dump
-from lmtool.recipe.grammar import iterate_dotted_keys, owner_specs
+from lmtool.recipe.dump import dump_yaml
+from lmtool.recipe.grammar import iterate_dotted_keys, specs_with_key
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
@@ -207,7 +207,7 @@ def test_every_key_that_names_a_model_is_known() -> None:
     texts = {
         key
         for key in iterate_dotted_keys(Recipe)
-        for owner in owner_specs(tuple(key.split(".")))
+        for owner in specs_with_key(tuple(key.split(".")))
         if re.search(r"\bstr\b", str(owner.model_fields[key.split(".")[-1]].annotation))
     }
     assert {key for key in texts if not key.startswith("data.")} == MODEL_NAME_RESOLVERS.keys() | OTHER_TEXTS
@@ -244,7 +244,7 @@ def test_a_key_takes_all_that_names_a_model(
             parts = key.rpartition(".")
             options[-1] = f"{parts[0]}={{{parts[2]}: '{name}'}}"
         if place == "file":
-            Path("own.yaml").write_text(dump(load(recipe, given).recipe), encoding="utf-8")
+            Path("own.yaml").write_text(dump_yaml(load(recipe, given).recipe), encoding="utf-8")
             source, options = "own.yaml", []
         return lmtool(*words, source, *options)
 

@@ -27,7 +27,7 @@ SCALED = {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}
 CASES = {
     "gpt2": GPT2,
     # which gives its usual width to the feed-forward network, by no number
-    "gpt2 without a width": GPT2.with_values({"model.d_ff": None}),
+    "gpt2 without a width": GPT2.with_unvalidated_values({"model.d_ff": None}),
     "llama": llama(),
     "llama, tied": llama(tie_embeddings=True),
     "scaled": llama(position=SCALED),

@@ -32,7 +32,7 @@ from lmtool.inference.reference import read_verified_recipe
 from lmtool.interop.importing import read_recipe_sections
 from lmtool.interop.published_models import open_published_model
 from lmtool.interop.tokenization.reading import read_published_tokenizer
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load, shipped_recipes
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.run import checkpoint as checkpoints
@@ -516,7 +516,7 @@ def _run(folder: Path) -> Path:
             summary="decoder",
             fingerprints={"data": "d", "tokenizer": "t"},
         ),
-        {"recipe.yaml": dump(recipe).encode(), "tokenizer.json": b"{}"},
+        {"recipe.yaml": dump_yaml(recipe).encode(), "tokenizer.json": b"{}"},
     ) as run:
         run.rewind_and_start_session(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
@@ -577,7 +577,7 @@ def _read_manifest(folder: Path, content: bytes) -> None:
     if not run.exists():
         _run(folder)
     (run / CHECKPOINTS / "step-000002" / "MANIFEST.json").write_bytes(content)
-    checkpoints.find_newest_valid(run / CHECKPOINTS)
+    checkpoints.find_newest_valid_checkpoint(run / CHECKPOINTS)
 
 
 def _store(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from lmtool.compute.device import configure_compute
 from lmtool.inference.load import build_for_training
 from lmtool.inference.reference import resolve_reference
 from lmtool.model import lora
-from lmtool.recipe.dump import dump
+from lmtool.recipe.dump import dump_yaml
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer
@@ -76,7 +76,7 @@ def made(
             fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
             base=None if found is None else found.to_source_record(),
         ),
-        {"recipe.yaml": dump(recipe).encode(), **tokenizer.serialize_files()},
+        {"recipe.yaml": dump_yaml(recipe).encode(), **tokenizer.serialize_files()},
     ) as run:
         run.save_checkpoint(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

@@ -14,7 +14,7 @@ from lmtool.recipe.changes import (
     find_unchangeable_keys,
 )
 from lmtool.recipe.dump import iterate_values
-from lmtool.recipe.grammar import iterate_dotted_keys, owner_specs, specs_by_kind
+from lmtool.recipe.grammar import iterate_dotted_keys, specs_by_kind, specs_with_key
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.covering import covering
@@ -28,7 +28,7 @@ WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer
 def plain_keys() -> list[str]:
     """Each key that holds a plain value, of every kind of every part."""
     fields = {
-        key: [owner.model_fields[key.split(".")[-1]] for owner in owner_specs(tuple(key.split(".")))] for key in ALL
+        key: [owner.model_fields[key.split(".")[-1]] for owner in specs_with_key(tuple(key.split(".")))] for key in ALL
     }
     return [key for key, found in fields.items() if not all(map(specs_by_kind, found))]
 

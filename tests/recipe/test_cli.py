@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from lmtool.cli.commands.recipes import app
 from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.document import parse_yaml
-from lmtool.recipe.dump import dump, schema
+from lmtool.recipe.dump import dump_yaml, schema
 from lmtool.recipe.load import load, shipped_recipes
 
 
@@ -32,7 +32,7 @@ def test_show_prints_the_file():
 
 def test_show_with_an_override_prints_a_recipe_that_has_it():
     text = run("show", "tiny", "-s", "training.steps=7")
-    assert text == dump(load("tiny", ["training.steps=7"]).recipe)
+    assert text == dump_yaml(load("tiny", ["training.steps=7"]).recipe)
 
 
 def test_show_resolved_prints_origins():

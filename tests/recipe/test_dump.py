@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from lmtool.recipe.check import validate
 from lmtool.recipe.document import Origin, parse_yaml
-from lmtool.recipe.dump import dump, iterate_values, schema
+from lmtool.recipe.dump import dump_yaml, iterate_values, schema
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.strategies import recipes
@@ -20,19 +20,19 @@ quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCh
 @quick
 @given(recipes)
 def test_round_trip_is_exact(recipe):
-    text = dump(recipe)
+    text = dump_yaml(recipe)
     document = parse_yaml(text, "f")
     assert document.mistakes == []
     read, mistakes = validate(document.value, lambda path: Origin("f"), Recipe)
     assert mistakes == []
     assert read == recipe
-    assert dump(read) == text
+    assert dump_yaml(read) == text
 
 
 @quick
 @given(recipes)
 def test_readers_of_yaml_1_1_see_the_same_values(recipe):
-    text = dump(recipe)
+    text = dump_yaml(recipe)
     assert yaml.safe_load(text) == parse_yaml(text, "f").value
 
 
@@ -45,11 +45,11 @@ def language():
 @quick
 @given(recipes)
 def test_the_json_schema_allows_what_the_language_allows(recipe):
-    language().validate(parse_yaml(dump(recipe), "f").value)
+    language().validate(parse_yaml(dump_yaml(recipe), "f").value)
 
 
 def test_order_is_that_of_the_specs_with_the_kind_first():
-    lines = dump(load("gpt2-124m").recipe).splitlines()
+    lines = dump_yaml(load("gpt2-124m").recipe).splitlines()
     parts = [line.rstrip(":") for line in lines if not line.startswith(" ") and line.endswith(":")]
     assert parts == [
         "model",
@@ -70,9 +70,9 @@ def test_order_is_that_of_the_specs_with_the_kind_first():
 
 def test_every_value_has_its_origin_behind_it():
     resolved = load("tiny", ["training.steps=7", "evaluation.prompts=Once upon"])
-    lines = dump(resolved.recipe, resolved.origins).splitlines()
+    lines = dump_yaml(resolved.recipe, resolved.origins).splitlines()
     assert "  steps: 7" in [line.split("#")[0].rstrip() for line in lines]
     assert next(line for line in lines if line.startswith("  steps: 7")).endswith("  # -s training.steps=7")
     assert next(line for line in lines if line.startswith("seed: ")).endswith("  # default")
     assert sum("  # " in line for line in lines) == len(list(iterate_values(resolved.recipe)))
-    assert parse_yaml("\n".join(lines), "f").value == parse_yaml(dump(resolved.recipe), "f").value
+    assert parse_yaml("\n".join(lines), "f").value == parse_yaml(dump_yaml(resolved.recipe), "f").value

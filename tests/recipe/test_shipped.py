@@ -10,7 +10,7 @@ import pytest
 import lmtool
 from lmtool.model.size import count_parameters
 from lmtool.recipe.document import parse_yaml
-from lmtool.recipe.dump import dump, schema
+from lmtool.recipe.dump import dump_yaml, schema
 from lmtool.recipe.load import load, shipped_recipes
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -51,7 +51,7 @@ def test_the_published_schema_is_current():
     ],
 )
 def test_the_schema_refuses_what_the_language_refuses(wrong):
-    tree = parse_yaml(dump(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump_yaml(load("tiny").recipe), "f").value
     for part, values in wrong.items():
         tree[part].update(values)
     with pytest.raises(jsonschema.ValidationError):
@@ -59,7 +59,7 @@ def test_the_schema_refuses_what_the_language_refuses(wrong):
 
 
 def test_a_single_text_passes_the_schema_as_a_list():
-    tree = parse_yaml(dump(load("tiny").recipe), "f").value
+    tree = parse_yaml(dump_yaml(load("tiny").recipe), "f").value
     tree["data"]["train"] = "a.txt"
     published().validate(tree)
 

@@ -48,7 +48,7 @@ def new_run(folder: Path) -> Run:
 def check(folder: Path) -> tuple[int, list[str]]:
     """Step of the newest checkpoint and the problems found: there should be none."""
     problems = []
-    newest, warnings = checkpoint.find_newest_valid(folder / CHECKPOINTS)
+    newest, warnings = checkpoint.find_newest_valid_checkpoint(folder / CHECKPOINTS)
     problems += warnings
     for step, path in checkpoint.list_checkpoints(folder / CHECKPOINTS):
         whole = checkpoint.verify_checkpoint(path)
@@ -157,7 +157,7 @@ def at_random(folder: Path, seed: int) -> Iterable[dict[str, object]]:
         save(run, 1)
     path = folder / "run"
     for _ in range(30):
-        first = checkpoint.find_newest_valid(path / CHECKPOINTS)[0].step
+        first = checkpoint.find_newest_valid_checkpoint(path / CHECKPOINTS)[0].step
         reader, writer = os.pipe()
 
         def save_for_ever(first: int = first, writer: int = writer) -> None:

@@ -119,7 +119,7 @@ def test_a_million_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save(tmp_path, step, keep_last=1)
     assert names(tmp_path) == ["step-1000000"]
-    assert checkpoint.find_newest_valid(tmp_path)[0].step == 1_000_000
+    assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].step == 1_000_000
 
 
 def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
@@ -246,13 +246,13 @@ def test_the_newest_whole_checkpoint_is_taken_with_a_warning(tmp_path: Path) -> 
         save(tmp_path, step)
     (tmp_path / "step-000003/state.json").unlink()
     (tmp_path / "step-000002/model.safetensors").write_bytes(b"")
-    taken, warnings = checkpoint.find_newest_valid(tmp_path)
+    taken, warnings = checkpoint.find_newest_valid_checkpoint(tmp_path)
     assert taken.step == 1
     assert ["step-000003" in warnings[0], "step-000002" in warnings[1], len(warnings)] == [True, True, 2]
     shutil.rmtree(tmp_path / "step-000001")
     for folder in tmp_path, tmp_path / "step-000002" / "none", tmp_path / "none":
         with pytest.raises(CheckpointError) as caught:
-            checkpoint.find_newest_valid(folder)
+            checkpoint.find_newest_valid_checkpoint(folder)
         assert ("state.json" in caught.value.what) == (folder == tmp_path)
         assert caught.value.fix
 
@@ -291,7 +291,7 @@ def test_a_write_cut_short_by_the_system_leaves_the_earlier_checkpoints(tmp_path
     with file_size_limit(100_000), pytest.raises(ResourceError):
         saving.save_checkpoint(tmp_path, Snapshot(2, {"weight": torch.zeros(50_000)}, {}, {}), keep_last=1)
     assert names(tmp_path) == step_names(1)
-    assert checkpoint.find_newest_valid(tmp_path)[0].step == 1
+    assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].step == 1
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
     with failing_call(shutil, "rmtree", code=errno.EACCES), pytest.raises(ResourceError) as caught:
         save(tmp_path, 2, keep_last=1)
     assert "saved step 2" in caught.value.what
-    assert checkpoint.find_newest_valid(tmp_path)[0].step == 2
+    assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].step == 2
 
 
 def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

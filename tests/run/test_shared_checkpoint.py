@@ -133,7 +133,7 @@ def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, n
         checkpoint.verify_checkpoint(file.parent)
     assert caught.value.where == str(file)
     assert len(caught.value.lines()) == 3
-    taken, (warning,) = checkpoint.find_newest_valid(tmp_path)
+    taken, (warning,) = checkpoint.find_newest_valid_checkpoint(tmp_path)
     assert taken.step == 4
     assert name in warning
     if name.startswith("opt") and how != "cut":
@@ -155,7 +155,7 @@ def test_each_process_compares_some_digests_and_all_hear_of_damage(
     found: list[tuple[int, list[str]]] = []
 
     def verify(peers: Any) -> None:
-        newest, warnings = checkpoint.find_newest_valid(tmp_path, peers=peers)
+        newest, warnings = checkpoint.find_newest_valid_checkpoint(tmp_path, peers=peers)
         found.append((newest.step, warnings))
 
     together(verify, verify)
@@ -259,7 +259,7 @@ def test_moments_are_removed_the_first_file_first(tmp_path: Path) -> None:
         saving.remove_optimizer_states(tmp_path)
     assert not (path / "optimizer-1-of-3.safetensors").exists()
     assert not checkpoint.has_optimizer(path)
-    assert checkpoint.find_newest_valid(tmp_path)[0].load_model()["count"] == 4
+    assert checkpoint.find_newest_valid_checkpoint(tmp_path)[0].load_model()["count"] == 4
     saving.remove_optimizer_states(tmp_path)
     assert not list(path.glob("optimizer*"))
     assert checkpoint.verify_checkpoint(path, verify_optimizer=False).step == 4

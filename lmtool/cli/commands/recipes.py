@@ -45,12 +45,12 @@ def show(
     lmtool recipes show tiny
     lmtool recipes show tiny -s model.d_model=64 --resolved
     """
-    from lmtool.recipe.dump import dump
+    from lmtool.recipe.dump import dump_yaml
     from lmtool.recipe.load import find_recipe, load, parse_settings
 
     recipe = load(name, parse_settings(overrides or ()))
     origins = recipe.origins if resolved else None
-    text = dump(recipe.recipe, origins) if resolved or overrides else find_recipe(name).read_text(encoding="utf-8")
+    text = dump_yaml(recipe.recipe, origins) if resolved or overrides else find_recipe(name).read_text(encoding="utf-8")
     put_data(text, end="")
 
 

@@ -89,7 +89,7 @@ def tokenize(
         return
     with Display(shown=True, quiet=quiet) as display:
         resolved, _ = resolve_recipe_for_text(recipe, settings, display.report)
-        spec, data = resolved.recipe.tokenizer, resolved.recipe.data.with_values({"stream": False})
+        spec, data = resolved.recipe.tokenizer, resolved.recipe.data.with_unvalidated_values({"stream": False})
         seed, report = resolved.recipe.seed, display.report
         prepared = tokenize_data(data, spec, seed=seed, report=report, out=output)
     if show is not None:

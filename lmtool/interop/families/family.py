@@ -183,7 +183,7 @@ class Family:
         head, unsupported, obstacles = self.find_head(model, objective), dict[str, str](), dict[str, str]()
         if not model.inner_width:
             obstacles["d_ff"] = f"0, where {self.model_type} has feed-forward networks"
-            model = model.with_values({"d_ff": 4 * model.d_model})
+            model = model.with_unvalidated_values({"d_ff": 4 * model.d_model})
         wanted = self._use_expressible_equivalents(flatten_with_defaults(model, objective))
         nearest = {**_ABSENT_POSITION_VALUES, "position.size": model.context, **self.fixed, **wanted}
         config: dict[str, Any] = {}
@@ -344,7 +344,7 @@ def _first_two_layers_parameter_names(model: Transformer) -> frozenset[str]:
     """The names of the parameters of a model, of its first two layers only. Raises InexpressibleRecipe beyond all
     sizes."""
     assert model.vocab_size is not None
-    first_layers = model.with_values({"n_layers": min(model.n_layers, 2)})
+    first_layers = model.with_unvalidated_values({"n_layers": min(model.n_layers, 2)})
     try:
         return frozenset(build_on_meta(first_layers, model.vocab_size).state_dict())
     except (RuntimeError, TypeError) as error:

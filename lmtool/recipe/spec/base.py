@@ -70,11 +70,11 @@ class Spec(BaseModel):
             raise ValueError("\n".join(mistakes))
         return self
 
-    def with_values(self, values: Mapping[str, Any]) -> Self:
+    def with_unvalidated_values(self, values_by_dotted_key: Mapping[str, Any]) -> Self:
         """A copy with other values by dotted key, such as {"training.steps": 5}; they are not validated."""
         update: dict[str, Any] = {}
-        for key, value in values.items():
+        for key, value in values_by_dotted_key.items():
             name, _, below = key.partition(".")
             part = update.get(name, getattr(self, name))
-            update[name] = part.with_values({below: value}) if below else value
+            update[name] = part.with_unvalidated_values({below: value}) if below else value
         return self.model_copy(update=update)

@@ -67,7 +67,7 @@ class Recipe(Spec):
         """The data; never streamed by default where the rest of the recipe needs all of the text at once."""
         if self.data.stream != "auto" or not any(_streaming_mistakes(self)):
             return self.data
-        return self.data.with_values({"stream": False})
+        return self.data.with_unvalidated_values({"stream": False})
 
     @model_validator(mode="before")
     @classmethod
