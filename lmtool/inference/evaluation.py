@@ -105,14 +105,14 @@ class EvaluationItems:
     def batches_of_this_process(self, world: World) -> AssignedBatches:
         """Returns the batches that this process computes."""
 
-        def of(rank: int) -> list[list[int]]:
+        def batches_of_rank(rank: int) -> list[list[int]]:
             share = replace(world, rank=rank).own_items(len(self.lengths))
             return [
                 [share[i] for i in group] for group in group_by_length([self.lengths[i] for i in share], self.tokens)
             ]
 
-        groups = of(world.rank)
-        most = max(len(of(rank)) for rank in range(world.size)) if world.is_lockstep else len(groups)
+        groups = batches_of_rank(world.rank)
+        most = max(len(batches_of_rank(rank)) for rank in range(world.size)) if world.is_lockstep else len(groups)
         return AssignedBatches(groups, most - len(groups))
 
     def count_tokens(self, group: Sequence[int]) -> int:
