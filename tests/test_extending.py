@@ -197,7 +197,7 @@ def test_the_new_family_comes_in_goes_out_and_comes_back(copy: Path) -> None:
 @pytest.mark.slow
 def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
     """What all families are held to, and what is held of the examples alone."""
-    tiny = copy / "tests" / "model" / "tiny.py"
+    tiny = copy / "tests" / "support" / "tiny.py"
     first = "FAMILIES: dict[str, dict[str, Any]] = {\n"
     lines = "".join(f"    {name!r}: {of!r},\n" for name, of in FAMILIES.items())
     assert tiny.read_text().count(first) == 1
