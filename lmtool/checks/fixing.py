@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.search.index import embed_texts
 from lmtool.search.nearest import find_near_duplicates
 from lmtool.tasks.findings import find_duplicate_rows
-from lmtool.tasks.prepare import open_tables, read_task
+from lmtool.tasks.prepare import TaskTables, open_tables, read_task
 from lmtool.tasks.reading import LabelledTable, find_shared_rows, group_contradictory_rows
 
 RowsByPart = Mapping[str, LabelledTable]
@@ -25,18 +25,26 @@ Removal = dict[str, str | int | float]
 resembles. similarity: of their vectors."""
 
 
-def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, float] | None) -> int:
-    """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
+def open_fixable_table(recipe: Recipe) -> tuple[TaskTables, DelimitedFile | JsonLinesFile]:
+    """Opens the table of a recipe, whose lines can be written again.
 
-    log: file that lists these rows. near: a model, and the cosine similarity of its vectors from which rows are nearly
-    equal. Raises UsageError for a table of another format; the errors of tables; ResourceError when a file cannot be
-    written.
+    Raises UsageError for several tables and for one of another format, and the errors of tables.
     """
     task, *others = open_tables(recipe.data, None)
     file = task.table.file
     if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display_path(file.path), fix=fix)
+    return task, file
+
+
+def write_cleaned_table(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, float] | None) -> int:
+    """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
+
+    log: file that lists these rows. near: a model, and the cosine similarity of its vectors from which rows are nearly
+    equal. Raises as `open_fixable_table`; ResourceError when a file cannot be written.
+    """
+    task, file = open_fixable_table(recipe)
     parts = read_task(task, recipe, None, None, None).parts
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
     gone |= find_training_rows_to_remove(parts)
