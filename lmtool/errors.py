@@ -39,7 +39,7 @@ class UsageError(LmtoolError):
     """The command line names something that does not exist, or contradicts itself."""
 
     exit_code = 2
-    code = "usage"
+    code: Code = "usage"
 
 
 MAX_SHOWN_MISTAKES = 20
@@ -50,7 +50,7 @@ class RecipeError(LmtoolError):
     """A recipe is not valid. Has one line per mistake, so that all can be fixed at once; of very many the first two."""
 
     exit_code = 2
-    code = "recipe"
+    code: Code = "recipe"
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__(mistakes[0])
@@ -66,25 +66,25 @@ class DataError(LmtoolError):
     """Text or a table cannot be read or used."""
 
     exit_code = 3
-    code = "data"
+    code: Code = "data"
 
 
 class CheckpointError(LmtoolError):
     """A run, checkpoint, model or tokenizer is missing, damaged, or does not fit."""
 
     exit_code = 4
-    code = "checkpoint"
+    code: Code = "checkpoint"
 
 
 class ResourceError(LmtoolError):
     """A resource is unavailable: device, memory, disk or permission."""
 
     exit_code = 5
-    code = "resource"
+    code: Code = "resource"
 
 
 class NumericalError(LmtoolError):
     """A loss or gradient is NaN or infinite."""
 
     exit_code = 6
-    code = "numerical"
+    code: Code = "numerical"

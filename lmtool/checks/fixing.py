@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.search.index import embed_to_unit_vectors
 from lmtool.search.nearest import find_near_duplicates
 from lmtool.tasks.findings import find_rows_equal_to_earlier
-from lmtool.tasks.prepare import open_training_tables, read_and_split_task_tables
+from lmtool.tasks.prepare import TaskTables, open_training_tables, read_and_split_task_tables
 from lmtool.tasks.reading import LabelledTable, find_rows_with_texts_among, group_contradictory_rows
 
 RowsByPart = Mapping[str, LabelledTable]
@@ -25,20 +25,28 @@ Removal = dict[str, str | int | float]
 resembles. similarity: of their vectors."""
 
 
-def write_cleaned_table(
-    recipe: Recipe, output_path: Path, removals_log: Path, *, embedding_model: LoadedModel | None, min_similarity: float
-) -> int:
-    """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
+def open_fixable_table(recipe: Recipe) -> tuple[TaskTables, DelimitedFile | JsonLinesFile]:
+    """Opens the table of a recipe, whose lines can be written again.
 
-    removals_log: file that lists these rows. embedding_model: also removes rows that are nearly equal, whose vectors
-    have at least this cosine similarity. Raises UsageError for a table of another format; the errors of tables;
-    ResourceError when a file cannot be written.
+    Raises UsageError for several tables and for one of another format, and the errors of tables.
     """
     task, *others = open_training_tables(recipe.data, None)
     file = task.table.file
     if others or not isinstance(file, DelimitedFile | JsonLinesFile):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display_path(file.path), fix=fix)
+    return task, file
+
+
+def write_cleaned_table(
+    recipe: Recipe, output_path: Path, removals_log: Path, *, embedding_model: LoadedModel | None, min_similarity: float
+) -> int:
+    """Writes the table of a recipe to a new file without the rows that spoil training; returns the number of these.
+
+    removals_log: file that lists these rows. embedding_model: also removes rows that are nearly equal, whose vectors
+    have at least this cosine similarity. Raises as `open_fixable_table`; ResourceError when a file cannot be written.
+    """
+    task, file = open_fixable_table(recipe)
     parts = read_and_split_task_tables(task, recipe, None, None, None).parts
     gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
     gone |= find_training_rows_to_remove(parts)

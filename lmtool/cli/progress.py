@@ -255,10 +255,13 @@ def _describe_plan(plan: "FitStarted") -> list[str]:
             f"one step of {format_count(plan.batch_units, plan.unit)}",
             passes.replace("1.0 passes", "one pass"),
         )
+    has_steps = plan.steps is None or plan.first_step < plan.steps
     return [
         f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
         *([memory] if plan.held else []),
-        f"plan: {extent}, {passes}",
+        f"plan: {extent}, {passes}"
+        if has_steps
+        else f"plan: no more steps after {plan.first_step:,}, only measurements",
     ]
 
 

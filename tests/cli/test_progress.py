@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.cli.progress import Display
+from lmtool.cli.progress import Display, _describe_plan
 from lmtool.inference.evaluation import ValidationResult
 from lmtool.recipe.load import load
 from lmtool.training.comparison import BitsPerByteResults
@@ -334,6 +334,10 @@ def test_single_lines(stderr: PutStream, event: Any, line: str) -> None:
     stream = stderr()
     tell([event])
     assert line in stream.getvalue()
+
+
+def test_the_plan_of_a_run_that_only_measures_says_so() -> None:
+    assert _describe_plan(plan(first_step=10))[-1] == "plan: no more steps after 10, only measurements"
 
 
 def test_time_left_forgets_the_slow_first_step(stderr: PutStream) -> None:

@@ -84,6 +84,14 @@ def check(
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test")
     settings = to_settings(options, READ_OPTIONS, *others, overrides=overrides)
+    recipe = None
+    if fix is not None:
+        from lmtool.checks.fixing import open_fixable_table, write_cleaned_table
+        from lmtool.recipe.load import parse_settings
+
+        # no rows are held out of the table that is fixed
+        recipe = _load_recipe([*settings, *parse_settings(["data.valid_fraction=0"])])
+        open_fixable_table(recipe)  # raises before anything is printed
     reports = [_check_subject(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache
@@ -91,12 +99,7 @@ def check(
         reports.append(check_cache())
     for checked in reports:
         _print_check(checked, as_json)
-    if fix is not None and log is not None:
-        from lmtool.checks.fixing import write_cleaned_table
-        from lmtool.recipe.load import parse_settings
-
-        # no rows are held out of the table that is fixed
-        recipe = _load_recipe([*settings, *parse_settings(["data.valid_fraction=0"])])
+    if recipe is not None and fix is not None and log is not None:
         model = None if run is None else open_model(run, "auto", "float32")
         min_similarity = NEAR if near is None else near
         n_gone = write_cleaned_table(recipe, fix, log, embedding_model=model, min_similarity=min_similarity)

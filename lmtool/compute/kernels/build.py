@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from contextlib import suppress
@@ -104,12 +105,10 @@ def _read_or_compile_library() -> bytes:
     A library in the cache is code: it is used only if nobody but this user and root can have written it, and if its
     checksum is the one in its name. Where the cache belongs to somebody else, each process compiles its own.
     """
-    compilers = map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))
-    if (compiler := next(filter(None, compilers), None)) is None:
-        raise FileNotFoundError("there is no C compiler")
+    compiler = _find_compiler()
     key = xxh3(
         b"".join(path.read_bytes() for path in SOURCES)
-        + f"{compiler} {COMPILER_FLAGS} {PROCESSOR_FLAGS} {_processor_features()}".encode()
+        + f"{shlex.join(compiler)} {COMPILER_FLAGS} {PROCESSOR_FLAGS} {_processor_features()}".encode()
     )
     folder = durable.cache_folder() / CACHE_FOLDER
     if (content := _read_trusted_library(folder, key)) is not None:
@@ -139,14 +138,25 @@ def _read_trusted_library(folder: Path, key: str) -> bytes | None:
     return None
 
 
-def _compile(compiler: str) -> bytes:
+def _find_compiler() -> list[str]:
+    """Returns the command of the C compiler: that of CC, which may have flags, or the first that is installed.
+
+    Raises FileNotFoundError.
+    """
+    for command in map(shlex.split, (os.environ.get("CC", ""), *COMPILERS)):
+        if command and (path := shutil.which(command[0])):
+            return [path, *command[1:]]
+    raise FileNotFoundError("there is no C compiler")
+
+
+def _compile(compiler: list[str]) -> bytes:
     """Compiles the library. Returns its bytes. Raises OSError or SubprocessError."""
     _LOG.info("compiling the C kernels for this processor, once")
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
         for flags in PROCESSOR_FLAGS:
             files = [str(source) for source in SOURCES if source.suffix == ".c"]
-            command = [compiler, *COMPILER_FLAGS.split(), *flags.split(), *files, "-o", str(path), "-lm"]
+            command = [*compiler, *COMPILER_FLAGS.split(), *flags.split(), *files, "-o", str(path), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not done.returncode:
                 return path.read_bytes()

@@ -95,6 +95,14 @@ def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory
     assert build._load_library(content).step
 
 
+def test_the_compiler_of_cc_may_have_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CC", "mine -m64 '-DA=b c'")
+    assert build._find_compiler() == [str(tmp_path / "mine"), "-m64", "-DA=b c"]
+
+
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'error: no such instruction' >&2\nexit 1\n")
