@@ -4,33 +4,32 @@ A plot is a list of steps, each of which is a method of Tale with its arguments:
 slots: a, b, c people; weather, month, hour, day; and what its steps put into others.
 """
 
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lexicon
-from choice import Teller, Written, written, zipf
+from choice import Teller, draw_texts, entropy, split, zipf
 from lexicon import CHILDREN, SEX, Number
 from telling import Lazy, Story
 from words import before, fork, load, table
 from world import PLACES, Animal, Person, Promise, Role, World
 
-SEED = 7
+SEED = "story 7"
+SIZES = {"stories.txt": 4500, "stories.valid.txt": 195}
+SHORTEST, LONGEST = 60, 250  # words of a story
+
 PEOPLE, COLOUR, WEATHER = load("people"), load("colour"), load("weather")
 SKIES = WEATHER["kinds"]
 PLOTS = load("plots_people") | load("plots_things")
 SIDE_STORIES = load("side_stories")
-DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")
-UNDATED = ("storm",)
-"""Plots that begin with a date, and plots that begin in their own way."""
-ONE_DAY = {"suspicion", "letter", "coats"}
-"""Plots that may look back at their day."""
 THREADS = {name: one for name, one in SIDE_STORIES.items() if "where" in one}
+DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")  # plots that begin with a date
+UNDATED = ("storm",)
+ONE_DAY = {"suspicion", "letter", "coats"}  # plots that may look back at their day
 
 OTHERS = re.compile(rf"\b(?:{'|'.join(PEOPLE['others'])})\b")
-TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]
-"""Trades of those who have a name, and of those who are only called by their trade."""
+TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]  # of those with a name, and of those without
 MOODS, CHILD_MOODS = before(PEOPLE["moods"]), before(PEOPLE["child_moods"])
 
 LATE_INTRO = "a {x.mood}{x.noun} <named|called> {x}"
@@ -39,10 +38,8 @@ INTRO = f"<{LATE_INTRO}|{{x}}, a {{x.mood}}{{x.noun}},>"
 
 def phrases(block: str) -> list[str]:
     """The lines of a block, with the introductions of people written out."""
-    found = re.sub(
-        r"\{(late )?intro (\w)\}", lambda m: (LATE_INTRO if m[1] else INTRO).replace("{x", "{" + m[2]), block
-    )
-    return found.splitlines()
+    block = re.sub(r"\{late intro (\w)\}", lambda match: LATE_INTRO.replace("{x", "{" + match[1]), block)
+    return re.sub(r"\{intro (\w)\}", lambda match: INTRO.replace("{x", "{" + match[1]), block).splitlines()
 
 
 class Tale(Story):
@@ -139,23 +136,25 @@ class Tale(Story):
 
     # --- the cast -----------------------------------------------------------------------------------------------
 
-    def person(self, slot: str, nouns: Any, moods: Any = MOODS, other: str = "", weights: Any = "zipf") -> None:
+    def person(
+        self, slot: str, nouns: Callable[[], Sequence[str]], moods: Any = MOODS, other: str = "", weights: Any = "zipf"
+    ) -> None:
         """A new character in a slot, of the other sex than the one in the slot `other`."""
-        someone = Person(None, None, moods if isinstance(moods, str) else Lazy(moods, "zipf"))
 
         def names() -> list[str]:
-            sex = SEX.get(someone.noun) if isinstance(someone.noun, str) else None
+            sex = SEX.get(someone.noun.value)
             if other and sex is None:
                 sex = "he" if self[other].sex == "she" else "she"
-            taken = [one.name for one in self.cast]
+            taken = [one.name.value for one in self.cast if isinstance(one, Person)]
             return [name for name in lexicon.NAMES if name not in taken and sex in (None, SEX[name])]
 
         def fitting() -> list[str]:
-            sex = SEX[someone.name] if isinstance(someone.name, str) else None
+            sex = SEX.get(someone.name.value)
             fit = [noun for noun in nouns() if sex is None or SEX.get(noun) in (None, sex)]
-            return [noun for noun in fit if someone.mood != "" or noun not in CHILDREN]
+            return [noun for noun in fit if someone.mood.value != "" or noun not in CHILDREN]
 
-        someone.name, someone.noun = Lazy(names, lambda options: zipf(len(options), 12.0)), Lazy(fitting, weights)
+        mood = moods if isinstance(moods, str) else Lazy(moods, "zipf")
+        someone = Person(Lazy(names, lambda options: zipf(len(options), 12.0)), Lazy(fitting, weights), mood)
         self.cast.append(someone)
         self[slot] = someone
 
@@ -170,9 +169,8 @@ class Tale(Story):
         """A relation or friend of another, of the other sex. A grown-up has no schoolmates."""
 
         def fitting() -> list[str]:
-            other = self[of]
-            grown = isinstance(other.noun, str) and other.noun not in CHILDREN
-            return [noun for noun in self.free(nouns, "schoolmate" * grown) if SEX.get(noun) != other.sex]
+            grown = self[of].noun.value not in (None, *CHILDREN)
+            return [noun for noun in self.free(nouns, "schoolmate" * grown) if SEX.get(noun) != self[of].sex]
 
         self.person(slot, fitting, "", of)
 
@@ -189,18 +187,17 @@ class Tale(Story):
 
     def role(self, slot: str, without: str = "") -> None:
         """Somebody who is called by a trade that nobody else in the story has."""
-        someone = Role(Lazy(lambda: self.free(STRANGERS, without), "zipf"), Lazy(MOODS, "zipf"))
-        self.cast.append(someone)
-        self[slot] = someone
+        self[slot] = Role(Lazy(lambda: self.free(STRANGERS, without), "zipf"), mood=Lazy(MOODS, "zipf"))
+        self.cast.append(self[slot])
 
     def free(self, words: Sequence[str], without: str = "") -> list[str]:
         """Those words that are no one's noun yet."""
-        taken = [*without.split(), *(someone.noun for someone in self.cast if isinstance(someone.noun, str))]
+        taken = [*without.split(), *(someone.noun.value for someone in self.cast)]
         return [word for word in words if word not in taken]
 
     def pet(self, slot: str) -> None:
-        looks = before(lexicon.ANIMAL["looks"])
-        self[slot] = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), Lazy(looks), Lazy(lexicon.PET_NAMES, "zipf"))
+        looks, names = Lazy(before(lexicon.ANIMAL["looks"])), Lazy(lexicon.PET_NAMES, "zipf")
+        self[slot] = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), mood=looks, name=names)
 
     def place(self, slot: str) -> None:
         self[slot] = Lazy(PLACES, "zipf")
@@ -242,7 +239,7 @@ class Tale(Story):
 
     def detail(self) -> None:
         """Perhaps describe something by the way."""
-        fair = self.slots["weather"] in ("sunny", "hot", "mild")
+        fair = self.slots["weather"].value in ("sunny", "hot", "mild")
         for slot in ("smell", "instrument", "tune", "breakfast", "thought"):
             self.draw(slot, f"{slot}s")
         self.draw("smell2", "unlike", "smell", "smells")
@@ -265,11 +262,11 @@ class Tale(Story):
 
     def close(self) -> None:
         """Perhaps look back at the day, if it had a date, or at the evening's weather."""
-        weather, month = self.slots["weather"], self.slots["month"]
-        if not isinstance(weather, str):
+        weather = self.slots["weather"].value
+        if weather is None:
             self.maybe(*WEATHER["close"].splitlines(), p=0.2)
             return
-        day = "that {weather} day" + " in {month}" * isinstance(month, str)
+        day = "that {weather} day" + " in {month}" * (self.slots["month"].value is not None)
         ways = WEATHER["close, dated"].replace("{the day}", day).replace("{the evening}", SKIES[weather]["evening"])
         self.maybe(*ways.splitlines(), p=0.4)
 
@@ -288,6 +285,10 @@ def story(teller: Teller) -> Tale:
     return tale
 
 
-def numbered(index: int, seed: int = SEED) -> Written:
-    """Story number index, whatever others are told. Strings seed the generator as Python promises (version 2)."""
-    return written(story, random.Random(f"story {seed} {index}"))
+def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """(name, bytes, limit) of both files, in which stories are separated by blank lines."""
+    for name, told in split(draw_texts(story, SEED), SIZES):
+        if wrong := [one.text for one in told if not SHORTEST <= len(one.text.split()) <= LONGEST]:
+            raise ValueError(f"too short or too long: {wrong[0]}")
+        texts = [one.text for one in told]
+        yield name, ("\n\n".join(texts) + "\n").encode(), entropy(texts, [one.bits for one in told], "document")
