@@ -301,7 +301,7 @@ def nominal(node: Any, case: str) -> tuple[list[Form], str]:
     if kind == "NP":
         said, mark = nominal(node.kids[0], case)
         second = node.kids[2]
-        if second.symbol[0] == "BASE":
+        if second.symbol[0] == "WITH":
             return nominal(second, "COM")[0] + said, mark
         return relative(second, mark) + said, mark
     if kind == "CO":
