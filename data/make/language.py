@@ -20,6 +20,8 @@ FRONT, BACK = "ei", "aou"
 CLASSES, PERSONS, PRONOUN_MARKS = LANGUAGE["classes"], LANGUAGE["persons"], LANGUAGE["pronouns"]
 CLASS_OF = LANGUAGE["class_of"] | {noun: cls for cls, nouns in LANGUAGE["exceptions"].items() for noun in nouns}
 """The class of a category of nouns, and of nouns that are in another one."""
+MARK_GLOSSES = {mark: f"C{cls}{num}" for cls, pair in CLASSES.items() for mark, num in zip(pair, "SP", strict=True)}
+MARK_GLOSSES |= {mark: person.upper() for person, mark in PERSONS.items()}
 CASES, VERBAL, ASPECTS, TENSES = (LANGUAGE[name] for name in ("cases", "verbal", "aspects", "tenses"))
 LINKS, DIGITS = LANGUAGE["links"], LANGUAGE["digits"]
 QUESTIONS = {row.asked: row for row in table(LANGUAGE["questions"])}
@@ -105,31 +107,13 @@ def numeral(n: int) -> list[Form]:
     return [Form(DIGITS[str(digit)], str(digit)) for digit in said]
 
 
-def leaf(node: Any) -> tuple[str, ...]:
-    return node.symbol[2] if node.symbol[0] == "w" else ()
-
-
 def marker(key: str, cat: str, plural: bool) -> str:
     """The mark by which others agree with a noun of a category."""
     return CLASSES[CLASS_OF.get(key) or CLASS_OF[cat]][plural]
 
 
-def mark_gloss(mark: str) -> str:
-    for cls, pair in CLASSES.items():
-        if mark in pair:
-            return f"C{cls}{'P' if mark == pair[1] else 'S'}"
-    return next(person.upper() for person, m in PERSONS.items() if m == mark)
-
-
 def agreeing(shape: str, gloss: str, mark: str) -> Form:
-    return build((shape, gloss), (mark, mark_gloss(mark)))
-
-
-def pronoun(english: str, mark: str, case: str) -> Form:
-    if mark in PERSONS.values():
-        return build((mark, english), (CASES[case], case))
-    shape = "he" if english == "she" else "ho"
-    return build((shape, english), (mark, mark_gloss(mark)), (CASES[case], case), harmony=mark)
+    return build((shape, gloss), (mark, MARK_GLOSSES[mark]))
 
 
 def noun_forms(key: str, material: str, plural: bool, case: str) -> list[Form]:
