@@ -13,11 +13,12 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from choice import Teller
 from labelled import Table
 from lexicon import DAYS, TREASURES, Number, plural
-from scene import Event, Plan, Scene, Weighed, distinct, equal
+from scene import Event, Plan, Scene, Ways, Weighed, distinct, equal
 from telling import Lazy
 from words import before, load, table
 from world import PLACES, Person, Thing
@@ -27,35 +28,41 @@ OPPOSITE = {"entailment": "contradiction", "neutral": "neutral", "contradiction"
 WORDS, THINGS = load("entailment"), load("things")
 ROLES = (0, 1, 2)
 
+Outcome = tuple[Plan, Sequence[Any]]  # a plan and the worlds that are possible after it
 Sorted = dict[str, list[Plan]]
 
 
-def courses(firsts: Sequence[Event], after: Callable[[Plan], list[Event]]) -> list[Plan]:
-    """All courses of two or three events; after(plan) is what can come next."""
-    found: list[Plan] = []
-    for first in firsts:
-        for second in after((first,)):
-            found.append((first, second))
-            found += [(first, second, third) for third in after((first, second))]
+def courses(
+    firsts: Sequence[tuple[Event, Any]], events: Sequence[Event], step: Callable[[Any, Event], Sequence[Any]]
+) -> list[Outcome]:
+    """All courses of two or three events; firsts are events with the world after them.
+
+    step(world, event): the worlds that are possible after an event, none if it cannot happen. If there are several, it
+    is the last event.
+    """
+    found: list[Outcome] = []
+    for first, world in firsts:
+        for second in events:
+            worlds = step(world, second)
+            if worlds:
+                found.append(((first, second), worlds))
+            if len(worlds) == 1:
+                ends = [(third, step(worlds[0], third)) for third in events]
+                found += [((first, second, third), after) for third, after in ends if after]
     return found
 
 
-def sort(worlds: Iterable[tuple[Plan, Iterable[bool]]]) -> Sorted:
-    """Plans by label, from whether the statement is true in each of the worlds that are possible after a plan."""
+def sort(outcomes: Iterable[Outcome], is_so: Callable[[Any], bool] = bool) -> Sorted:
+    """Plans by label: is_so(world) says whether the statement is true in a world."""
     found: Sorted = {label: [] for label in LABELS}
-    for plan, outcomes in worlds:
-        is_so = set(outcomes)
-        found["neutral" if len(is_so) == 2 else "entailment" if is_so == {True} else "contradiction"].append(plan)
+    for plan, worlds in outcomes:
+        truths = {is_so(world) for world in worlds}
+        found["neutral" if len(truths) == 2 else "entailment" if truths == {True} else "contradiction"].append(plan)
     return found
 
 
 def naming_0(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for plan in plans if any(0 in event[1:] for event in plan)]
-
-
-def deciding(plans: Sorted, label: str, says: str) -> Weighed:
-    """The plans that give the label to a statement that says yes or no."""
-    return equal(plans[label if says == "yes" else OPPOSITE[label]])
 
 
 def misleading(plans: Sorted, label: str) -> Weighed:
@@ -69,45 +76,47 @@ def misleading(plans: Sorted, label: str) -> Weighed:
     return found
 
 
+def tell(t: Scene, says: str, plans: Sorted, label: str, *threads: Ways) -> str:
+    """Tell what gives the label to a statement that says yes or no, and beside it what misleads, if there is a second.
+
+    Returns the label.
+    """
+    decisive = equal(plans[label if says == "yes" else OPPOSITE[label]])
+    t.weave(*zip((decisive, misleading(plans, label)), threads, strict=False))
+    return label
+
+
 # --- who has it, whose it is ----------------------------------------------------------------------------------------
 
 
-def owners(plan: Plan) -> list[tuple[int, int]]:
-    """All (holder, owner) that are possible at the end of a plan of transfers."""
-    states = [(-1, -1)]
-    for kind, who, *rest in plan:
-        to = rest[0] if rest else who
-        match kind:
-            case "have" | "give":
-                states = [(to, to)]
-            case "lend":
-                states = [(to, owner) for _, owner in states]
-            case "return":
-                states = [(owner, owner) for _, owner in states]
-            case "pass on":  # to one of the two others, who is not named
-                states = [(other, other) for other in ROLES if other != who]
-            case "let have":  # as a gift or as a loan
-                states = [*((to, owner) for _, owner in states), (to, to)]
-    return states
-
-
-def transfers(plan: Plan) -> list[Event]:
-    """What can happen next to a thing in three hands. Only who owns a thing lends, gives or passes it on."""
-    (holder, owner), *more = owners(plan)
-    others = [other for other in ROLES if other != holder]
-    if more:
+def transfer(world: tuple[int, int], event: Event) -> list[tuple[int, int]]:
+    """What (holder, owner) of a thing may be after an event. Only who owns a thing lends, gives or passes it on."""
+    (holder, owner), (kind, who, *to) = world, event
+    if who != holder or holder in to:
         return []
-    if holder != owner:
-        return [("return", holder, owner), ("lend", holder, next(other for other in others if other != owner))]
-    ways = [(kind, holder, other) for other in others for kind in ("give", "lend", "let have")]
-    return [*ways, ("pass on", holder)]
+    match kind, *to:
+        case "return", other if other == owner:
+            return [(other, other)]
+        case "lend", other if other != owner:
+            return [(other, owner)]
+        case "give", other if who == owner:
+            return [(other, other)]
+        case "let have", other if who == owner:  # as a gift or as a loan
+            return [(other, owner), (other, other)]
+        case ("pass on",) if who == owner:  # to one of the two others, who is not named
+            return [(other, other) for other in ROLES if other != who]
+    return []
 
 
 @functools.cache
 def hand_plans(asked: str) -> Sorted:
     """By whether person 0 has the thing, or owns it."""
-    every = courses([("have", first) for first in ROLES], transfers)
-    found = sort((plan, [state[asked == "owns"] == 0 for state in owners(plan)]) for plan in every)
+    pairs = [(who, other) for other in ROLES for who in ROLES]
+    events: list[Event] = [("return", *pair) for pair in pairs]
+    events += [(kind, *pair) for pair in pairs for kind in ("give", "lend", "let have")]
+    events += [("pass on", who) for who in ROLES]
+    every = courses([(("have", who), (who, who)) for who in ROLES], events, transfer)
+    found = sort(every, lambda world: world[asked == "owns"] == 0)
     return {label: naming_0(plans) for label, plans in found.items()}
 
 
@@ -116,60 +125,48 @@ def hands(t: Scene) -> str:
     thing, other = t.item(TREASURES), t.item(TREASURES)
     t.set(a=people[0], x=thing)
     asked, says = t.claim()
-    plans, label = hand_plans(asked), t.label(LABELS)
+    label = t.label(LABELS)
 
     def ways(thing: Thing, people: Sequence[Person], told: Plan) -> list[str]:
         *past, (kind, *roles) = told
         t.set(x=thing, **{slot: people[role] for slot, role in zip("pq", roles, strict=False)})
-        return t.ways("relend" if kind == "lend" and owners(tuple(past)) != [(roles[0], roles[0])] else kind)
+        owner = [who for before, *_, who in past if before in ("have", "give")][-1:]
+        return t.ways("relend" if kind == "lend" and owner != roles[:1] else kind)
 
     shuffled = t.choose((people, [people[1], people[0], people[2]]))
     t.set(**dict(zip("uvw", t.choose(list(itertools.permutations(people))), strict=True)))
     t.say("{u}, {v} and {w} were <friends|neighbours|cousins|at school together>.")
-    decides = (deciding(plans, label, says), partial(ways, thing, people))
-    t.weave(decides, (misleading(plans, label), partial(ways, other, shuffled)))
-    return label
+    return tell(t, says, hand_plans(asked), label, partial(ways, thing, people), partial(ways, other, shuffled))
 
 
 # --- who is where ---------------------------------------------------------------------------------------------------
 
 
-def moves(plan: Plan) -> list[Event]:
-    """Where a person (with a thing) can go next, of places 0, 1, 2."""
-    _, *here = plan[-1]
-    if not here:
+def move(world: tuple[int, int, bool], event: Event) -> list[tuple[int, int, bool]]:
+    """Where a person and a thing may be after an event, and whether it is still carried; 3 is a place not named."""
+    (here, there, carried), (kind, *to) = world, event
+    leaves = kind.startswith("leave")
+    if here in to or (leaves and not carried):
         return []
-    leaves = ["", "leave and "] if not any("leave" in event[0] for event in plan) else [""]
-    found: list[Event] = [(f"{leave}go", there) for there in ROLES if there != here[0] for leave in leaves]
-    return found + [(f"{leave}vanish",) for leave in leaves]
-
-
-def sites(plan: Plan) -> list[tuple[int, int]]:
-    """All (place of the person, place of the thing) that are possible; 3 is a place without a number."""
-    here, there, has = 0, 0, True
-    for kind, *rest in plan:
-        has &= "leave" not in kind
-        if "vanish" in kind:
-            return [(other, other if has else there) for other in (*ROLES, 3) if other != here]
-        here = rest[0]
-        there = here if has else there
-    return [(here, there)]
+    carried &= not leaves
+    return [(other, other if carried else there, carried) for other in to or (*ROLES, 3) if other != here]
 
 
 @functools.cache
 def site_plans(asked: str) -> Sorted:
     """By whether the person is in place 0, or the thing."""
-    every = courses([("begin", here) for here in ROLES], moves)
-    found = sort((plan, [state[asked == "thing"] == 0 for state in sites(plan)]) for plan in every)
+    events: list[Event] = [(kind, to) for to in ROLES for kind in ("go", "leave and go")]
+    events += [("vanish",), ("leave and vanish",)]
+    every = courses([(("begin", here), (here, here, True)) for here in ROLES], events, move)
+    found = sort(every, lambda world: world[asked == "thing"] == 0)
     return found | {"contradiction": naming_0(found["contradiction"])}
 
 
 def places(t: Scene) -> str:
-    people, things = (t.person(), t.person()), (t.item(TREASURES), t.item(TREASURES))
+    people, things = [t.person(), t.person()], [t.item(TREASURES), t.item(TREASURES)]
     site = distinct(PLACES)
     t.set(a=people[0], x=things[0], l=site(0))
     asked, says = t.claim()
-    plans, label = site_plans(asked), t.label(LABELS)
 
     def ways(person: Person, thing: Thing, told: Plan) -> list[str]:
         *past, (kind, *roles) = told
@@ -178,9 +175,8 @@ def places(t: Scene) -> str:
             t["l"] = site(roles[0])
         return t.ways(f"bare {kind}" if any("leave" in before for before, *_ in past) else kind)
 
-    decides = (deciding(plans, label, says), partial(ways, people[0], things[0]))
-    t.weave(decides, (misleading(plans, label), partial(ways, people[1], things[1])))
-    return label
+    threads = [partial(ways, *both) for both in zip(people, things, strict=True)]
+    return tell(t, says, site_plans(asked), t.label(LABELS), *threads)
 
 
 # --- how many -------------------------------------------------------------------------------------------------------
@@ -189,25 +185,15 @@ MOST = 14
 CHANGES = {"more": 1, "less": -1, "some more": 1, "some less": -1}
 
 
-def amounts(plan: Plan, few: range) -> set[int]:
-    """All numbers that are possible at the end, if "a few" (an amount of 0) are so many."""
-    (_, first), *changes = plan
-    now = {first}
-    for kind, n in changes:
-        left = {old + CHANGES[kind] * m for old in now for m in (few if n == 0 else [n])}
-        now = {m for m in left if m >= 1} if kind == "some less" else left
-    return now
-
-
-def changes(plan: Plan) -> list[Event]:
-    """How a number of things can change next."""
-    last, n = plan[-1]
-    if last.startswith("some"):
-        return []
-    [now] = amounts(plan, range(0))
-    found = [(kind, m) for kind in ("more", "less") for m in range(1, 7) if 1 <= now + CHANGES[kind] * m <= MOST]
-    found = [(kind, m) for kind, m in found if (kind != last and m != n) or last == "begin"]
-    return [*found, *[("some more", 0)] * 4, *[("some less", 0)] * 4 * (now > 4)]
+def change(world: tuple[int, Event], event: Event, few: range) -> list[tuple[int, Event]]:
+    """What the number of things may be after an event, and that event. An amount of 0 is "a few"."""
+    (now, last), (kind, n) = world, event
+    if n == 0:
+        left = [now + CHANGES[kind] * m for m in few]
+        return [(m, event) for m in left if m >= 1] if kind == "some more" or now > 4 else []
+    left = now + CHANGES[kind] * n
+    is_new = last[0] == "begin" or (kind != last[0] and n != last[1])
+    return [(left, event)] if is_new and 1 <= left <= MOST else []
 
 
 @functools.cache
@@ -216,15 +202,16 @@ def count_plans(relation: str, n: int) -> Sorted:
 
     Plans are left out whose label would change if "a few" were taken to mean almost anything.
     """
+    events: list[Event] = [(kind, m) for kind in ("more", "less") for m in range(1, 7)]
+    events += [("some more", 0)] * 4 + [("some less", 0)] * 4
+    firsts = [(("begin", first), (first, ("begin", first))) for first in range(2, 13)]
+    narrow, wide = (courses(firsts, events, partial(change, few=few)) for few in (range(2, 5), range(1, 9)))
     is_so = {"exactly": n.__eq__, "more": n.__lt__, "fewer": n.__gt__}[relation]
-    worlds = []
-    for plan in courses([("begin", first) for first in range(2, 13)], changes):
-        narrow, wide = ({is_so(last) for last in amounts(plan, few)} for few in (range(2, 5), range(1, 9)))
-        if narrow == wide:
-            worlds.append((plan, narrow))
-    found = sort(worlds)
-    near = [plan for plan in found["contradiction"] if abs(min(amounts(plan, range(2, 5))) - n) <= 4]
-    return found | {"contradiction": near}
+    truths = [[{is_so(m) for m, _ in worlds} for _, worlds in outcomes] for outcomes in (narrow, wide)]
+    clear = [outcome for outcome, one, other in zip(narrow, *truths, strict=True) if one == other]
+    found = sort(clear, lambda world: is_so(world[0]))
+    near = {plan for plan, worlds in clear if abs(min(worlds)[0] - n) <= 4}
+    return found | {"contradiction": [plan for plan in found["contradiction"] if plan in near]}
 
 
 def counts(t: Scene) -> str:
@@ -241,46 +228,40 @@ def counts(t: Scene) -> str:
         t.set(p=person, q=people[2], n=Number(amount), xs=goods[what.value] if amount == 1 else what)
         return t.ways(kind)
 
-    decides = (equal(count_plans(relation, n)[label]), partial(ways, people[0]))
-    t.weave(decides, (misleading(count_plans("exactly", n), label), partial(ways, people[1])))
+    misled = misleading(count_plans("exactly", n), label)
+    t.weave((equal(count_plans(relation, n)[label]), partial(ways, people[0])), (misled, partial(ways, people[1])))
     return label
 
 
 # --- what is broken -------------------------------------------------------------------------------------------------
 
 FRAGILE = {noun: before(looks) for noun, looks in THINGS["fragile"].items()}
-UNKNOWN = {True, False}
-BROKEN = {"whole": {False}, "begin broken": {True}, "break": {True}, "mend": {False}, "try": UNKNOWN, "fall": UNKNOWN}
+BOTH = (True, False)
+BREAKING = {("fall",): (False, BOTH), ("break",): (False, [True]), ("try",): (True, BOTH), ("mend",): (True, [False])}
 
 
 @functools.cache
 def break_plans() -> Sorted:
     """By whether the thing is broken at the end."""
 
-    def after(plan: Plan) -> list[Event]:
-        is_broken = BROKEN[plan[-1][0]]
-        if is_broken == UNKNOWN:
-            return []
-        return [("mend",), ("try",)] if is_broken == {True} else [("break",), ("fall",)]
+    def step(is_broken: bool, event: Event) -> Sequence[bool]:
+        before, after = BREAKING[event]
+        return after if is_broken == before else []
 
-    every = courses([("whole",), ("begin broken",)], after)
-    every.sort(key=lambda plan: (plan[0] != ("whole",), len(plan)))
-    return sort((plan, BROKEN[plan[-1][0]]) for plan in every)
+    return sort(courses([(("whole",), False), (("begin broken",), True)], list(BREAKING), step))
 
 
 def breakage(t: Scene) -> str:
     people, things = (t.person(), t.person()), (t.item(FRAGILE), t.item(FRAGILE))
     t.set(x=things[0])
     [says] = t.claim()
-    plans, label = break_plans(), t.label(LABELS)
 
     def ways(thing: Thing, one: Person, other: Person, told: Plan) -> list[str]:
         t.set(p=one, q=other, x=thing)
         return t.ways(told[-1][0])
 
-    decides = (deciding(plans, label, says), partial(ways, things[0], *people))
-    t.weave(decides, (misleading(plans, label), partial(ways, things[1], *people[::-1])))
-    return label
+    threads = [partial(ways, things[0], *people), partial(ways, things[1], *people[::-1])]
+    return tell(t, says, break_plans(), t.label(LABELS), *threads)
 
 
 # --- who believes what ----------------------------------------------------------------------------------------------
@@ -292,19 +273,19 @@ def belief_plans(asked: str) -> Sorted:
 
     Person 1 hides it in one spot, and moves it to another while person 0 is there, away, or perhaps looking.
     """
-    worlds: dict[Plan, set[bool]] = {}
+    found: list[Outcome] = []
     for first, second in ((0, 1), (1, 0)):  # a statement always names one of the two
         for plan, thought in (
-            ((("watch",), ("move", second)), {second}),
-            ((("leave",), ("move", second)), {first}),
-            ((("leave",), ("move", second), ("return",)), {first}),
-            ((("leave",), ("move", second), ("told", second)), {second}),
-            ((("leave",), ("move", second), ("peep",)), {first, second}),
-            ((("leave",), ("move perhaps", second), ("return",)), {first}),
+            ((("watch",), ("move", second)), [second]),
+            ((("leave",), ("move", second)), [first]),
+            ((("leave",), ("move", second), ("return",)), [first]),
+            ((("leave",), ("move", second), ("told", second)), [second]),
+            ((("leave",), ("move", second), ("peep",)), [first, second]),
+            ((("leave",), ("move perhaps", second), ("return",)), [first]),
         ):
-            real = {first, second} if ("move perhaps", second) in plan else {second}
-            worlds[("hide", first), *plan] = {spot == 0 for spot in (real if asked == "is" else thought)}
-    return sort(worlds.items())
+            real = [first, second] if ("move perhaps", second) in plan else [second]
+            found.append(((("hide", first), *plan), real if asked == "is" else thought))
+    return sort(found, lambda spot: spot == 0)
 
 
 def beliefs(t: Scene) -> str:
@@ -312,7 +293,6 @@ def beliefs(t: Scene) -> str:
     spot = distinct(THINGS["spots"])
     t.set(a=people[0], x=t.item({noun: [""] for noun in THINGS["small"]}), s=spot(0))
     asked, says = t.claim()
-    label = t.label(LABELS)
     t.set(p=people[0], q=people[1])
 
     def ways(told: Plan) -> list[str]:
@@ -321,8 +301,7 @@ def beliefs(t: Scene) -> str:
             t["s"] = spot(roles[0])
         return t.ways(kind)
 
-    t.weave((deciding(belief_plans(asked), label, says), ways))
-    return label
+    return tell(t, says, belief_plans(asked), t.label(LABELS), ways)
 
 
 # --- whether a promise was kept -------------------------------------------------------------------------------------
@@ -331,11 +310,11 @@ def beliefs(t: Scene) -> str:
 @functools.cache
 def promise_plans() -> Sorted:
     """By whether what was promised on Monday for one day (2 to 5, Monday is 0) was done by then."""
-    worlds: dict[Plan, set[bool]] = {}
+    found: list[Outcome] = []
     for due in range(2, 6):
-        worlds |= {(("promise", due), ("do", done)): {done <= due} for done in range(1, 7)}
-        worlds |= {(("promise", due), (unknown,)): UNKNOWN for unknown in ("someday", "hearsay")}
-    return sort(worlds.items())
+        found += [((("promise", due), ("do", done)), [done <= due]) for done in range(1, 7)]
+        found += [((("promise", due), (unknown,)), BOTH) for unknown in ("someday", "hearsay")]
+    return sort(found)
 
 
 def promises(t: Scene) -> str:
@@ -343,16 +322,13 @@ def promises(t: Scene) -> str:
     task = distinct(table(WORDS["tasks"]))
     t.set(a=people[0])
     [says] = t.claim()
-    plans, label = promise_plans(), t.label(LABELS)
 
     def ways(person: Person, told: Plan) -> list[str]:
         kind, *days = told[-1]
         t.set(p=person, q=people[2], d=DAYS[days[0]] if days else "", task=task(person))
         return t.ways(kind)
 
-    decides = (deciding(plans, label, says), partial(ways, people[0]))
-    t.weave(decides, (misleading(plans, label), partial(ways, people[1])))
-    return label
+    return tell(t, says, promise_plans(), t.label(LABELS), partial(ways, people[0]), partial(ways, people[1]))
 
 
 # --- who came first -------------------------------------------------------------------------------------------------
@@ -370,12 +346,12 @@ def reachable(plan: Plan, start: int) -> set[int]:
 def order_plans() -> Sorted:
     """Three comparisons that link four people, by whether person 0 comes before person 1; none compares these two."""
     pairs = [pair for pair in itertools.permutations(range(4), 2) if set(pair) != {0, 1}]
-    worlds: dict[Plan, set[bool]] = {}
+    found: list[Outcome] = []
     for three in itertools.permutations(pairs, 3):
         plan = tuple(("compare", *pair) for pair in three)
         if len(reachable((*plan, *(("compare", second, first) for first, second in three)), 0)) == 4:
-            worlds[plan] = {True} if 1 in reachable(plan, 0) else {False} if 0 in reachable(plan, 1) else UNKNOWN
-    return sort(worlds.items())
+            found.append((plan, [True] if 1 in reachable(plan, 0) else [False] if 0 in reachable(plan, 1) else BOTH))
+    return sort(found)
 
 
 def arrivals(t: Scene) -> str:
@@ -391,8 +367,7 @@ def arrivals(t: Scene) -> str:
 
     t.set(**dict(zip("wxyz", t.choose(list(itertools.permutations(people))), strict=True)))
     t.say("{w}, {x}, {y} and {z} {order.begin}.")
-    t.weave((deciding(order_plans(), label, says), ways))
-    return label
+    return tell(t, says, order_plans(), label, ways)
 
 
 FAMILIES = {hands: 3.0, places: 4.0, counts: 4.0, breakage: 3.0, beliefs: 3.0, promises: 3.0, arrivals: 4.0}
