@@ -13,7 +13,7 @@ from choice import Teller, draw_texts, entropy, split, zipf
 from lexicon import CHILDREN, SEX, Number
 from telling import Lazy, Story
 from words import before, fork, load, table
-from world import PLACES, Animal, Person, Promise, Role, World
+from world import PLACES, Animal, Person, Role, World
 
 SEED = "story 7"
 SIZES = {"stories.txt": 4500, "stories.valid.txt": 195}
@@ -126,13 +126,6 @@ class Tale(Story):
     def happens(self, event: str, *words: str) -> None:
         """An event of the world."""
         getattr(self.world, event)(*map(self.value, words))
-
-    def promise(self, slot: str, by: str, to: str, what: str) -> None:
-        self[slot] = Promise(self[by], self[to], self.value(what))
-        self.world.vow(self[slot])
-
-    def decide(self, slot: str, kept: str) -> None:
-        self.world.decide(self[slot], kept == "yes")
 
     # --- the cast -----------------------------------------------------------------------------------------------
 

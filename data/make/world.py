@@ -123,16 +123,6 @@ class Place(NamedTuple):
 PLACES = [Place(*row) for row in lexicon.PLACES]
 
 
-@dataclass(eq=False)
-class Promise:
-    """what is a bare infinitive: "bring back the saw on Friday". kept is None until it is decided."""
-
-    by: Any
-    to: Any
-    what: str
-    kept: bool | None = None
-
-
 def require(holds: bool, why: str) -> None:
     if not holds:
         raise Impossible(why)
@@ -144,7 +134,7 @@ class World:
 
     holders: dict[Any, Any] = field(default_factory=dict)  # thing -> who has it
     counts: Counter[tuple[Any, str]] = field(default_factory=Counter)  # (who, countable good) -> how many
-    promises: list[Promise] = field(default_factory=list)
+    promises: dict[tuple[Any, str], bool | None] = field(default_factory=dict)  # (who, what) -> kept, None: still open
     broken: set[Any] = field(default_factory=set)
     known: set[tuple[Any, str]] = field(default_factory=set)  # (who, fact)
 
@@ -175,10 +165,10 @@ class World:
         require(who is None or (who, fact) in self.known, "does not know it")
         self.known.add((to, fact))
 
-    def vow(self, promise: Promise) -> None:
-        self.promises.append(promise)
+    def vow(self, who: Any, what: str) -> None:
+        self.promises[who, what] = None
 
-    def decide(self, promise: Promise, kept: bool) -> None:
-        """A promise is kept or broken."""
-        require(promise in self.promises and promise.kept is None, "no open promise")
-        promise.kept = kept
+    def decide(self, who: Any, kept: str, what: str) -> None:
+        """A promise is kept (yes) or broken (no)."""
+        require(self.promises.get((who, what), True) is None, "no open promise")
+        self.promises[who, what] = kept == "yes"
