@@ -18,10 +18,10 @@ from typing import Any
 from choice import Teller
 from labelled import Table
 from lexicon import DAYS, TREASURES, Number, plural
-from scene import Event, Plan, Scene, Ways, Weighed, distinct, equal
-from telling import Lazy
+from scene import Event, Plan, Scene, Ways, Weighed, equal, things
+from telling import Lazy, distinct
 from words import before, load, table
-from world import PLACES, Person, Thing
+from world import PLACES, Person
 
 LABELS = ("entailment", "neutral", "contradiction")
 OPPOSITE = {"entailment": "contradiction", "neutral": "neutral", "contradiction": "entailment"}
@@ -121,22 +121,21 @@ def hand_plans(asked: str) -> Sorted:
 
 
 def hands(t: Scene) -> str:
-    people = [t.person() for _ in ROLES]
-    thing, other = t.item(TREASURES), t.item(TREASURES)
+    people, (thing, other) = t.people(3), things(2, TREASURES)
     t.set(a=people[0], x=thing)
     asked, says = t.claim()
     label = t.label(LABELS)
-
-    def ways(thing: Thing, people: Sequence[Person], told: Plan) -> list[str]:
-        *past, (kind, *roles) = told
-        t.set(x=thing, **{slot: people[role] for slot, role in zip("pq", roles, strict=False)})
-        owner = [who for before, *_, who in past if before in ("have", "give")][-1:]
-        return t.ways("relend" if kind == "lend" and owner != roles[:1] else kind)
-
     shuffled = t.choose((people, [people[1], people[0], people[2]]))
     t.set(**dict(zip("uvw", t.choose(list(itertools.permutations(people))), strict=True)))
     t.say("{u}, {v} and {w} were <friends|neighbours|cousins|at school together>.")
-    return tell(t, says, hand_plans(asked), label, partial(ways, thing, people), partial(ways, other, shuffled))
+
+    def kind_of(told: Plan) -> str:
+        *past, (kind, who, *_) = told
+        owner = [to for before, *_, to in past if before in ("have", "give")][-1:]
+        return "relend" if kind == "lend" and owner != [who] else kind
+
+    own = t.thread_ways("pq", people.__getitem__, kind_of, x=thing)
+    return tell(t, says, hand_plans(asked), label, own, t.thread_ways("pq", shuffled.__getitem__, kind_of, x=other))
 
 
 # --- who is where ---------------------------------------------------------------------------------------------------
@@ -163,19 +162,14 @@ def site_plans(asked: str) -> Sorted:
 
 
 def places(t: Scene) -> str:
-    people, things = [t.person(), t.person()], [t.item(TREASURES), t.item(TREASURES)]
-    site = distinct(PLACES)
-    t.set(a=people[0], x=things[0], l=site(0))
+    people, carried, site = t.people(2), things(2, TREASURES), distinct(PLACES)
+    t.set(a=people[0], x=carried[0], l=site(0))
     asked, says = t.claim()
 
-    def ways(person: Person, thing: Thing, told: Plan) -> list[str]:
-        *past, (kind, *roles) = told
-        t.set(p=person, x=thing)
-        if roles:
-            t["l"] = site(roles[0])
-        return t.ways(f"bare {kind}" if any("leave" in before for before, *_ in past) else kind)
+    def kind_of(told: Plan) -> str:
+        return "bare " * any("leave" in kind for kind, *_ in told[:-1]) + told[-1][0]
 
-    threads = [partial(ways, *both) for both in zip(people, things, strict=True)]
+    threads = [t.thread_ways("l", site, kind_of, p=p, x=x) for p, x in zip(people, carried, strict=True)]
     return tell(t, says, site_plans(asked), t.label(LABELS), *threads)
 
 
@@ -215,8 +209,7 @@ def count_plans(relation: str, n: int) -> Sorted:
 
 
 def counts(t: Scene) -> str:
-    people = [t.person() for _ in ROLES]
-    goods = {plural(good): good for good in THINGS["goods"]}
+    people, goods = t.people(3), {plural(good): good for good in THINGS["goods"]}
     goods_of = distinct(list(goods))
     t.set(a=people[0], n=Lazy([Number(n) for n in range(3, 11)]), xs=goods_of(people[0]))
     [relation] = t.claim()
@@ -252,15 +245,10 @@ def break_plans() -> Sorted:
 
 
 def breakage(t: Scene) -> str:
-    people, things = (t.person(), t.person()), (t.item(FRAGILE), t.item(FRAGILE))
-    t.set(x=things[0])
+    (one, other), (thing, second) = t.people(2), things(2, FRAGILE)
+    t.set(x=thing)
     [says] = t.claim()
-
-    def ways(thing: Thing, one: Person, other: Person, told: Plan) -> list[str]:
-        t.set(p=one, q=other, x=thing)
-        return t.ways(told[-1][0])
-
-    threads = [partial(ways, things[0], *people), partial(ways, things[1], *people[::-1])]
+    threads = t.thread_ways(p=one, q=other, x=thing), t.thread_ways(p=other, q=one, x=second)
     return tell(t, says, break_plans(), t.label(LABELS), *threads)
 
 
@@ -289,19 +277,10 @@ def belief_plans(asked: str) -> Sorted:
 
 
 def beliefs(t: Scene) -> str:
-    people = [t.person(), t.person()]
-    spot = distinct(THINGS["spots"])
-    t.set(a=people[0], x=t.item({noun: [""] for noun in THINGS["small"]}), s=spot(0))
+    (one, other), spot = t.people(2), distinct(THINGS["spots"])
+    t.set(a=one, x=Lazy(THINGS["small"]), s=spot(0))
     asked, says = t.claim()
-    t.set(p=people[0], q=people[1])
-
-    def ways(told: Plan) -> list[str]:
-        kind, *roles = told[-1]
-        if roles:
-            t["s"] = spot(roles[0])
-        return t.ways(kind)
-
-    return tell(t, says, belief_plans(asked), t.label(LABELS), ways)
+    return tell(t, says, belief_plans(asked), t.label(LABELS), t.thread_ways("s", spot, p=one, q=other))
 
 
 # --- whether a promise was kept -------------------------------------------------------------------------------------
@@ -318,17 +297,12 @@ def promise_plans() -> Sorted:
 
 
 def promises(t: Scene) -> str:
-    people = [t.person() for _ in ROLES]
+    one, other, third = t.people(3)
     task = distinct(table(WORDS["tasks"]))
-    t.set(a=people[0])
+    t.set(a=one)
     [says] = t.claim()
-
-    def ways(person: Person, told: Plan) -> list[str]:
-        kind, *days = told[-1]
-        t.set(p=person, q=people[2], d=DAYS[days[0]] if days else "", task=task(person))
-        return t.ways(kind)
-
-    return tell(t, says, promise_plans(), t.label(LABELS), partial(ways, people[0]), partial(ways, people[1]))
+    threads = [t.thread_ways("d", DAYS.__getitem__, p=p, q=third, task=task(p)) for p in (one, other)]
+    return tell(t, says, promise_plans(), t.label(LABELS), *threads)
 
 
 # --- who came first -------------------------------------------------------------------------------------------------
@@ -355,19 +329,13 @@ def order_plans() -> Sorted:
 
 
 def arrivals(t: Scene) -> str:
-    people = [t.person() for _ in range(4)]
+    people = t.people(4)
     t.set(a=people[0], b=people[1], order=Lazy(table(WORDS["orders"])))
     [says] = t.claim()
     label = t.label(LABELS)
-
-    def ways(told: Plan) -> list[str]:
-        kind, first, second = told[-1]
-        t.set(p=people[first], q=people[second])
-        return t.ways(kind)
-
     t.set(**dict(zip("wxyz", t.choose(list(itertools.permutations(people))), strict=True)))
     t.say("{w}, {x}, {y} and {z} {order.begin}.")
-    return tell(t, says, order_plans(), label, ways)
+    return tell(t, says, order_plans(), label, t.thread_ways("pq", people.__getitem__))
 
 
 FAMILIES = {hands: 3.0, places: 4.0, counts: 4.0, breakage: 3.0, beliefs: 3.0, promises: 3.0, arrivals: 4.0}

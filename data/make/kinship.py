@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import lexicon
 from choice import Teller
 from labelled import Table
-from lexicon import Number
+from lexicon import SEX, Number
 from scene import Event, Plan, Scene, equal
 from telling import Lazy
 from words import load, table
@@ -86,7 +86,7 @@ def perhaps(t: Scene, kind: str, *people: Person) -> list[list[Plan]]:
 
 def relatives(t: Scene) -> str:
     """Who is whose uncle."""
-    a, b = t.person(), t.person()
+    a, b = t.people(2)
     kinds = sorted(set(COMPOSED.values()))
     t.set(a=a, b=b, r=Lazy(lambda: [getattr(RELATIONS[kind], a.sex or "he") for kind in kinds]))
     t.say("{a} is {b}'s {r}.")
@@ -96,13 +96,13 @@ def relatives(t: Scene) -> str:
     # who is married shows in a name long before it is said, so it is drawn apart from the rest
     which = t.choose((None, 0, 1), [float(married.count(index)) for index in (None, 0, 1)])
     partner = None if which is None else (a, b)[which]
-    c = t.person(lambda: {"he": "she", "she": "he", None: None}[partner.sex if partner else None])
+    c = Person(t.name_of("c", lambda name: partner is None or SEX[name] != partner.sex))
     plans: list[Plan] = []
     for (first, second), index in zip(pairs, married, strict=True):
         if index == which:
             plan = (("link", a, first, c), ("link", c, second, b))
             plans += [plan, plan[::-1]]
-    other = t.person()  # from what the other is to the family nothing follows for them
+    [other] = t.people(1)  # from what the other is to the family nothing follows for them
     others = facts(*[("link", other, kind, one) for kind in ("child", "nephew", "uncle") for one in (a, b, c)])
     weave(t, plans, others, *perhaps(t, "work", a, b, c))
     return label
@@ -110,11 +110,11 @@ def relatives(t: Scene) -> str:
 
 def ages(t: Scene) -> str:
     """Who is older."""
-    a, b = t.person(), t.person()
+    a, b = t.people(2)
     t.set(a=a, b=b)
     right = t.fork([(1.0, "{a} is older than {b}.", "1"), (1.0, "{a} is younger than {b}.", "-1")])
     label = t.label(LABELS)
-    c, d = t.person(), t.person()
+    c, d = t.people(2)
     first, second = (int(right) * sign for sign in t.choose(AGES[label]))
     others = facts(*[("older", d, sign, one) for sign in (1, -1) for one in (a, b, c)])
     deciding = facts(("older or parent", a, first, c)), facts(("older", c, second, b))
@@ -124,11 +124,11 @@ def ages(t: Scene) -> str:
 
 def years(t: Scene) -> str:
     """How old somebody is."""
-    a = t.person()
+    [a] = t.people(1)
     t.set(a=a, n=Lazy([Number(n) for n in range(7, 16)]))
     t.say("{a} is {n} years old.")
     n, label = int(t["n"]), t.label(LABELS)
-    c, d = t.person(), t.person()
+    c, d = t.people(2)
     plans: list[Plan] = []
     for by in (-3, -2, -1, 1, 2, 3):  # years that a is older than c
         for wrong in sorted({2 * by, -1, 1, 2, -2}) if label == "not_entailment" else (0,):

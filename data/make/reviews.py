@@ -9,6 +9,7 @@ labelled.py).
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import lexicon
@@ -115,14 +116,14 @@ class Review(Story):
         self["better"], self["unbetter"] = ("better", "worse")[::sign]
         self["dislikes"], self["likes"] = self.words["likes"][::sign]
         for slot in ("p", "p2", "p3", "q", "q2"):
-            self[slot] = Phrase(self, lambda one, sign=sign if slot[0] == "p" else -sign: self.judge(one, sign))
+            self[slot] = Phrase(self, partial(self.judge, sign if slot[0] == "p" else -sign))
         for slot in ("bp", "bp2", "bq", "bq2"):
-            self[slot] = Bare(self, lambda one, sign=sign if slot[1] == "p" else -sign: name_bare(one, sign))
+            self[slot] = Phrase(self, partial(name_bare, sign if slot[1] == "p" else -sign), at_once=True)
         varying = Phrase(self, say_varying)
         self.set(mid=Phrase(self, say_middling), mid2=Phrase(self, say_middling), varying=varying)
         self["other"] = Lazy(lambda: varying.opposites())
 
-    def judge(self, one: Aspect, sign: int) -> list[tuple[str, float]]:
+    def judge(self, sign: int, one: Aspect) -> list[tuple[str, float]]:
         """A clause that is good (sign 1) or bad (-1), outright or by denying the opposite."""
         if not one.head:
             return [(text, 1.0) for text in one.words(sign)]
@@ -162,35 +163,39 @@ class Review(Story):
 
 
 class Phrase:
-    """A slot that is filled by something not yet spoken of in the review: first what, then how.
+    """A slot that is filled by something not yet spoken of in the review: first what, then how, or both at once.
 
     ways(aspect): what can be written of an aspect, and how often; nothing if it does not fit.
     """
 
-    def __init__(self, review: Review, ways: Callable[[Aspect], list[tuple[str, float]]]) -> None:
-        self.review, self.ways = review, ways
+    def __init__(
+        self, review: Review, ways: Callable[[Aspect], list[tuple[str, float]]], at_once: bool = False
+    ) -> None:
+        self.review, self.ways, self.at_once = review, ways, at_once
         self.aspect: Aspect | None = None
         self.text = ""
-
-    def left(self) -> list[tuple[Aspect, float]]:
-        return [(one, w) for one, w in self.review.topics if one not in self.review.used and self.ways(one)]
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
         if self.text:
             return self.text
-        if self.aspect is None:
-            topics = self.left()
-            head = lambda one: one.head or self.ways(one)[0][0]  # noqa: E731
-            return Ask([one for one, _ in topics], [weight for _, weight in topics], head, self.take)
-        ways = self.ways(self.aspect)
-        return Ask([text for text, _ in ways], [weight for _, weight in ways], str, self.put)
+        options: list[tuple[Aspect, str, float]] = []
+        if self.aspect is not None:
+            options = [(self.aspect, text, weight) for text, weight in self.ways(self.aspect)]
+        for one, weight in self.review.topics if self.aspect is None else []:
+            ways = self.ways(one) if one not in self.review.used else []
+            if self.at_once:
+                options += [(one, text, weight * share) for text, share in ways]
+            elif ways:
+                options.append((one, "", weight))
+        return Ask(options, [weight for *_, weight in options], self.head, self.take)
 
-    def take(self, one: Aspect) -> None:
-        self.aspect = one
-        self.review.used.append(one)
+    def head(self, option: tuple[Aspect, str, float]) -> str:
+        one, text, _ = option
+        return text or one.head or self.ways(one)[0][0]
 
-    def put(self, text: str) -> None:
-        self.text = text
+    def take(self, option: tuple[Aspect, str, float]) -> None:
+        self.aspect, self.text, _ = option
+        self.review.used.append(self.aspect)
 
     def opposites(self) -> list[str]:
         """What could be said instead, of the opposite."""
@@ -198,21 +203,7 @@ class Phrase:
         return [y for x, y in self.aspect.both_ways() if self.aspect.head + x == self.text]
 
 
-class Bare(Phrase):
-    """A phrase of which is drawn at once what is spoken of and how."""
-
-    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        if self.text:
-            return self.text
-        found = [(one, text, weight * share) for one, weight in self.left() for text, share in self.ways(one)]
-        return Ask(found, [weight for *_, weight in found], lambda way: way[1], self.take_both)
-
-    def take_both(self, way: tuple[Aspect, str, float]) -> None:
-        self.take(way[0])
-        self.put(way[1])
-
-
-def name_bare(one: Aspect, sign: int) -> list[tuple[str, float]]:
+def name_bare(sign: int, one: Aspect) -> list[tuple[str, float]]:
     """Good or bad things without a verb: "stale bread", "a slow waiter"."""
     single = one.head.endswith(("is ", "was ")) and one.bare not in COMMON["mass"] + COMMON["uncounted"]
     words = one.words(sign) if one.bare else []

@@ -14,38 +14,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import lexicon
-from choice import Teller, zipf
-from lexicon import SEX
-from telling import Ask, Lazy, Story, compiled
+from choice import Teller
+from telling import Story, compiled, distinct
 from words import fork
-from world import Person, Thing
+from world import Person, Thing, distinct_names
 
 Event = tuple[Any, ...]
 Plan = tuple[Event, ...]
 Weighed = list[tuple[Plan, float]]  # plans and their probabilities
 Ways = Callable[[Plan], Sequence[str]]
-Nouns = Mapping[str, Sequence[str]]  # with their adjectives
-
-
-class Item(Thing):
-    """A thing whose noun is unlike that of others. Its form {x.new} is the noun with an adjective."""
-
-    def __init__(self, nouns: Nouns, others: Sequence[Thing]) -> None:
-        super().__init__(Lazy(lambda: [noun for noun in nouns if all(noun != o.noun.value for o in others)]), Lazy(()))
-        self.nouns = nouns
-
-    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        if form != "new":
-            return super().render(form, said)
-        if self.adj.value is not None:
-            return f"{self.adj.value}{self.noun.value}"
-        nouns = [self.noun.value] if self.noun.value else self.noun.resolved()[0]
-        both = [(adj, noun) for noun in nouns for adj in self.nouns[noun]]
-        return Ask(both, [1.0 / len(self.nouns[noun]) for _, noun in both], "".join, self.take)
-
-    def take(self, both: tuple[str, str]) -> None:
-        self.adj.value, self.noun.value = both
 
 
 class Scene(Story):
@@ -54,25 +31,12 @@ class Scene(Story):
     def __init__(self, teller: Teller, words: Mapping[str, str]) -> None:
         super().__init__(teller)
         self.words = words
-        self.people: list[Person] = []
-        self.items: list[Item] = []
+        self.name_of = distinct_names()
         self.in_sentence: dict[str, set[Person]] = {}
 
-    def person(self, sex: Callable[[], str | None] = lambda: None) -> Person:
-        """Somebody new, of the given sex if any; the first letter of the name is new as well."""
-
-        def names() -> list[str]:
-            taken = {one.name.value[0] for one in self.people if one.name.value}
-            wanted = sex()
-            return [name for name in lexicon.NAMES if name[0] not in taken and wanted in (None, SEX[name])]
-
-        self.people.append(Person(Lazy(names, lambda options: zipf(len(options), 12.0))))
-        return self.people[-1]
-
-    def item(self, nouns: Nouns) -> Item:
-        """Something new."""
-        self.items.append(Item(nouns, self.items))
-        return self.items[-1]
+    def people(self, n: int) -> list[Person]:
+        """So many new people."""
+        return [Person(self.name_of(object())) for _ in range(n)]
 
     def claim(self) -> list[str]:
         """Make one of the statements of the phrase table; the words of its outcome."""
@@ -88,6 +52,21 @@ class Scene(Story):
     def ways(self, kind: str) -> list[str]:
         """The templates of a kind of event."""
         return self.words[kind].splitlines()
+
+    def thread_ways(
+        self,
+        roles: str = "",
+        word_of: Callable[[Any], Any] = str,
+        kind_of: Callable[[Plan], str] = lambda told: told[-1][0],
+        **slots: Any,
+    ) -> Ways:
+        """The ways of a thread that sets slots, and those named in `roles` to word_of(role) for the roles of an event."""
+
+        def ways(told: Plan) -> list[str]:
+            self.set(**slots, **{slot: word_of(role) for slot, role in zip(roles, told[-1][1:], strict=False)})
+            return self.ways(kind_of(told))
+
+        return ways
 
     def emit(self, text: str, slot: Any = None) -> None:
         super().emit(text, slot)
@@ -140,15 +119,10 @@ class Scene(Story):
                 del left[index]
 
 
-def distinct(words: Sequence[Any]) -> Callable[[Any], Lazy]:
-    """A function that gives each key a word of its own, drawn when it is first written."""
-    found: dict[Any, Lazy] = {}
-
-    def word_of(key: Any) -> Lazy:
-        free = Lazy(lambda: [word for word in words if all(word != one.value for one in found.values())])
-        return found.setdefault(key, free)
-
-    return word_of
+def things(n: int, looks: Mapping[str, Sequence[str]]) -> list[Thing]:
+    """So many things, each of another noun with its adjectives."""
+    noun_of = distinct(list(looks))
+    return [Thing(noun_of(i), looks) for i in range(n)]
 
 
 def equal(plans: Sequence[Plan]) -> Weighed:

@@ -13,7 +13,7 @@ from choice import Teller, draw_texts, entropy, split, zipf
 from lexicon import CHILDREN, SEX, Number
 from telling import Lazy, Story
 from words import before, fork, load, table
-from world import PLACES, Animal, Person, Role, World
+from world import PLACES, Animal, Person, Role, World, distinct_names
 
 SEED = "story 7"
 SIZES = {"stories.txt": 4500, "stories.valid.txt": 195}
@@ -49,6 +49,7 @@ class Tale(Story):
         super().__init__(teller)
         self.world = World()
         self.cast: list[Person | Role] = []
+        self.name_of = distinct_names()
         self.plot = ""
         self.aside = ""  # the side story that was begun
         self.owing = False  # whether it has still to end
@@ -134,20 +135,18 @@ class Tale(Story):
     ) -> None:
         """A new character in a slot, of the other sex than the one in the slot `other`."""
 
-        def names() -> list[str]:
+        def fits(name: str) -> bool:
             sex = SEX.get(someone.noun.value)
             if other and sex is None:
                 sex = "he" if self[other].sex == "she" else "she"
-            taken = [one.name.value for one in self.cast if isinstance(one, Person)]
-            return [name for name in lexicon.NAMES if name not in taken and sex in (None, SEX[name])]
+            return sex in (None, SEX[name])
 
         def fitting() -> list[str]:
-            sex = SEX.get(someone.name.value)
-            fit = [noun for noun in nouns() if sex is None or SEX.get(noun) in (None, sex)]
+            fit = [noun for noun in nouns() if someone.sex is None or SEX.get(noun) in (None, someone.sex)]
             return [noun for noun in fit if someone.mood.value != "" or noun not in CHILDREN]
 
         mood = moods if isinstance(moods, str) else Lazy(moods, "zipf")
-        someone = Person(Lazy(names, lambda options: zipf(len(options), 12.0)), Lazy(fitting, weights), mood)
+        someone = Person(self.name_of(slot, fits), Lazy(fitting, weights), mood)
         self.cast.append(someone)
         self[slot] = someone
 

@@ -86,6 +86,23 @@ class Lazy:
         return self.ask(lambda value: form_of(value, form))
 
 
+def distinct(words: Sequence[Any], weights: Any = None) -> Callable[..., Lazy]:
+    """A function that gives each key a word that no other key has, drawn when it is first written.
+
+    It may be told which words fit(word) a key.
+    """
+    found: dict[Any, Lazy] = {}
+
+    def word_of(key: Any, fit: Callable[[Any], bool] = lambda word: True) -> Lazy:
+        def free() -> list[Any]:
+            taken = [one.value for one in found.values()]
+            return [word for word in words if word not in taken and fit(word)]
+
+        return found.setdefault(key, Lazy(free, weights))
+
+    return word_of
+
+
 def form_of(value: Any, form: str) -> str:
     """A field of a row; of a string with an article {x.bare} without it, and {x.the} with the definite one."""
     if isinstance(value, str) and form in ("bare", "the"):

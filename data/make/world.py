@@ -2,8 +2,8 @@
 
     world = World()
     tom, ann = Person("Tom", "baker"), Person("Anna", "girl")
-    kite = Thing("kite", "red ")
-    world.put(kite, tom)
+    kite = Thing("kite", {"kite": ["red "]})
+    world.give(None, kite, tom)
     world.give(tom, kite, ann)        # raises Impossible when a precondition fails
     world.holders[kite] is ann
 
@@ -11,12 +11,14 @@ The fields of people, animals and things may be Lazy: then the word is drawn whe
 """
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import lexicon
+from choice import zipf
 from lexicon import SEX
-from telling import Ask, Lazy
+from telling import Ask, Lazy, distinct
 
 PRONOUNS = {
     "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
@@ -96,31 +98,42 @@ class Animal(Entity):
 
 
 class Thing(Entity):
-    """Forms: {x} the bare noun, {x.adj} its adjective with a space or ""."""
+    """Forms: {x} the bare noun; {x.new} the noun with one of its adjectives, which end in a space, if any."""
 
-    def __init__(self, noun: Any, adj: Any = "") -> None:
-        super().__init__(noun, adj=adj)
+    def __init__(self, noun: Any, looks: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(noun, adj=Lazy(()))
+        self.looks = looks
+
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        if form != "new":
+            return super().render(form, said)
+        if self.adj.value is not None:
+            return f"{self.adj.value}{self.noun.value}"
+        nouns = [self.noun.value] if self.noun.value else self.noun.resolved()[0]
+        both = [(adj, noun) for noun in nouns for adj in self.looks[noun]]
+        return Ask(both, [1.0 / len(self.looks[noun]) for _, noun in both], "".join, self.take)
+
+    def take(self, both: tuple[str, str]) -> None:
+        self.adj.value, self.noun.value = both
 
 
 class Place(NamedTuple):
     """Forms: {p} the mill; {p.at} at the mill; {p.to} to the mill."""
 
     name: str
-    prep: str
+    at: str
+    to: str
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def at(self) -> str:
-        return f"{self.prep} {self.name}"
 
-    @property
-    def to(self) -> str:
-        return f"to {self.name}"
+PLACES = [Place(row.name, f"{row.prep} {row.name}", f"to {row.name}") for row in lexicon.PLACES]
 
 
-PLACES = [Place(*row) for row in lexicon.PLACES]
+def distinct_names() -> Callable[..., Lazy]:
+    """Gives each key a name of its own."""
+    return distinct(lexicon.NAMES, lambda options: zipf(len(options), 12.0))
 
 
 def require(holds: bool, why: str) -> None:
@@ -138,11 +151,8 @@ class World:
     broken: set[Any] = field(default_factory=set)
     known: set[tuple[Any, str]] = field(default_factory=set)  # (who, fact)
 
-    def put(self, thing: Any, holder: Any) -> None:
-        self.holders[thing] = holder
-
     def give(self, who: Any, thing: Any, to: Any) -> None:
-        """The thing changes hands."""
+        """The thing changes hands; who is None if it is found."""
         require(self.holders.get(thing) is who, "does not have it")
         self.holders[thing] = to
 
@@ -170,5 +180,5 @@ class World:
 
     def decide(self, who: Any, kept: str, what: str) -> None:
         """A promise is kept (yes) or broken (no)."""
-        require(self.promises.get((who, what), True) is None, "no open promise")
+        require((who, what) in self.promises and self.promises[who, what] is None, "no open promise")
         self.promises[who, what] = kept == "yes"
