@@ -8,7 +8,7 @@ labelled.py).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ QUALITIES = {row.name: row for row in table(COMMON["qualities"])}
 OPPOSED = {tuple(pair.split("/")) for pair in COMMON["opposites"]}
 HOURS = lexicon.NUMBERS["numbers"][5:12]
 P_DENIED = 0.45
+
+Ways = list[tuple[str, float]]  # what can be written of an aspect, and how often
 
 
 class Aspect(NamedTuple):
@@ -90,6 +92,7 @@ class Review(Story):
             trade2=Lazy(lambda: [one for one in lexicon.TRADES if one != self.slots["trade"].value], "zipf"),
             Trade=Lazy([trade.capitalize() for trade in lexicon.TRADES], "zipf"),
             **{slot: words[slot] for slot in ("done", "so", "was")},
+            **{slot: Lazy(options) for slot, options in words["slots"].items()},
         )
 
     def lines(self, *names: str) -> list[str]:
@@ -107,8 +110,12 @@ class Review(Story):
         weights = (0.4, *[0.6 / len(starts)] * len(starts))
         return self.say(f"{self.words['subject']}.", *starts, weights=weights) > 0
 
-    def talk_of(self, special: list[Aspect], common: list[Aspect], clauses: list[Aspect]) -> None:
-        self.topics = [(one, 3.0) for one in special] + [(one, 1.0) for one in common] + [(one, 0.6) for one in clauses]
+    def talk_of(self, special: list[Aspect], unfit: Sequence[str] = ()) -> None:
+        """Set what there is to say, without what is unfit."""
+        common = table(self.words["aspects"].replace("{keeper}", self.slots.get("keeper", "")))
+        every = [(one, 3.0) for one in special] + [(aspect(*row), 1.0) for row in common]
+        every += [(Aspect("", [row.good], [row.bad]), 0.6) for row in table(self.words["clauses"])]
+        self.topics = [(one, weight) for one, weight in every if not {one.bare, *one.good} & {*unfit}]
 
     def side(self, sign: int) -> None:
         """Fill the slots whose words depend on the side taken."""
@@ -123,7 +130,7 @@ class Review(Story):
         self.set(mid=Phrase(self, say_middling), mid2=Phrase(self, say_middling), varying=varying)
         self["other"] = Lazy(lambda: varying.opposites())
 
-    def judge(self, sign: int, one: Aspect) -> list[tuple[str, float]]:
+    def judge(self, sign: int, one: Aspect) -> Ways:
         """A clause that is good (sign 1) or bad (-1), outright or by denying the opposite."""
         if not one.head:
             return [(text, 1.0) for text in one.words(sign)]
@@ -165,7 +172,7 @@ class Review(Story):
 class Phrase:
     """A slot that is filled by something not yet spoken of in the review: first what, then how, or both at once.
 
-    ways(aspect): what can be written of an aspect, and how often; nothing if it does not fit.
+    ways(aspect) is empty if the aspect does not fit.
     """
 
     def __init__(
@@ -203,14 +210,14 @@ class Phrase:
         return [y for x, y in self.aspect.both_ways() if self.aspect.head + x == self.text]
 
 
-def name_bare(sign: int, one: Aspect) -> list[tuple[str, float]]:
+def name_bare(sign: int, one: Aspect) -> Ways:
     """Good or bad things without a verb: "stale bread", "a slow waiter"."""
     single = one.head.endswith(("is ", "was ")) and one.bare not in COMMON["mass"] + COMMON["uncounted"]
     words = one.words(sign) if one.bare else []
     return [("a " * single + f"{word} {one.bare}", 1 / len(words)) for word in words]
 
 
-def say_middling(one: Aspect) -> list[tuple[str, float]]:
+def say_middling(one: Aspect) -> Ways:
     """A clause that is neither good nor bad."""
     if not one.head:
         return []
@@ -222,7 +229,7 @@ def say_middling(one: Aspect) -> list[tuple[str, float]]:
     return found
 
 
-def say_varying(one: Aspect) -> list[tuple[str, float]]:
+def say_varying(one: Aspect) -> Ways:
     """A clause whose opposite goes into the slot `other`: "the soup was hot" (on others "cold")."""
     if one.bare not in COMMON["varying"]:
         return []
@@ -230,45 +237,34 @@ def say_varying(one: Aspect) -> list[tuple[str, float]]:
 
 
 def begin_shops(t: Review) -> bool:
-    t.set(kind=Lazy(list(SHOPS)), spot=Lazy(t.words["places"]))
+    t["kind"] = Lazy(list(SHOPS))
     been = t.begin()
     kind = SHOPS[t["kind"]]
     goods = dict(one.rsplit(" ", 1) for one in kind.goods.split(", "))
     t.set(kinds=lexicon.plural(kind.kind), keeper=kind.keeper, goods=Lazy(list(goods)))
-    special = [
-        aspect(f"the {noun}", "is" if noun in COMMON["mass"] else "are", QUALITIES[q].good, QUALITIES[q].bad)
-        for noun, q in goods.items()
-    ]
-    common = [aspect(*row) for row in table(t.words["aspects"].replace("{keeper}", kind.keeper))]
-    t.talk_of(special, common, clauses(t))
+    special = []
+    for noun, quality in goods.items():
+        special.append(aspect(f"the {noun}", "is" if noun in COMMON["mass"] else "are", *QUALITIES[quality][1:]))
+    t.talk_of(special)
     return been
 
 
 def begin_meals(t: Review) -> bool:
-    t.set(dish=Lazy(DISHES), colour=Lazy(t.words["inn_words"]), beast=Lazy(t.words["inn_beasts"]))
+    t["dish"] = Lazy(DISHES)
     been = t.begin()
     _, kind, quality = t["dish"]
     sweet = kind in t.words["sweets"]
     t.set(kind=kind, kinds=lexicon.plural(kind), side=Lazy(t.words["sweet_sides" if sweet else "sides"]))
-    common = [aspect(*row) for row in table(t.words["aspects"])]
-    t.talk_of(
-        [aspect(f"the {kind}", "was", QUALITIES[quality].good, QUALITIES[quality].bad)],
-        [one for one in common if not sweet or one.bare not in t.words["not_with_sweets"]],
-        [one for one in clauses(t) if not sweet or "salt" not in one.good[0]],
-    )
+    special = [aspect(f"the {kind}", "was", *QUALITIES[quality][1:])]
+    t.talk_of(special, t.words["not_with_sweets"] if sweet else ())
     return been
 
 
 def begin_books(t: Review) -> bool:
-    t.set(word=Lazy(t.words["title_words"]), noun=Lazy(t.words["title_nouns"]), place=Lazy(t.words["title_places"]))
     been = t.begin()
-    t.set(kind=Lazy(t.words["kinds"]), kinds=Lazy([lexicon.plural(kind) for kind in t.words["kinds"]]))
-    t.talk_of([], [aspect(*row) for row in table(t.words["aspects"])], clauses(t))
+    t["kinds"] = Lazy([lexicon.plural(kind) for kind in t.words["slots"]["kind"]])
+    t.talk_of([])
     return been
-
-
-def clauses(t: Review) -> list[Aspect]:
-    return [Aspect("", [row.good], [row.bad]) for row in table(t.words["clauses"])]
 
 
 def review(teller: Teller) -> str:

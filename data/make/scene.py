@@ -60,7 +60,7 @@ class Scene(Story):
         kind_of: Callable[[Plan], str] = lambda told: told[-1][0],
         **slots: Any,
     ) -> Ways:
-        """The ways of a thread that sets slots, and those named in `roles` to word_of(role) for the roles of an event."""
+        """The ways of a thread that sets slots, and for the roles of an event those of `roles` to word_of(role)."""
 
         def ways(told: Plan) -> list[str]:
             self.set(**slots, **{slot: word_of(role) for slot, role in zip(roles, told[-1][1:], strict=False)})
