@@ -19,6 +19,7 @@ from language import (
     PERSONS,
     PRONOUN_MARKS,
     QUESTIONS,
+    ROOTS,
     TENSES,
     VERBAL,
     Form,
@@ -26,11 +27,9 @@ from language import (
     build,
     case_form,
     marker,
-    name,
     noun_forms,
     numeral,
     plain,
-    root,
 )
 from vocabulary import TIME, VERB
 
@@ -91,13 +90,13 @@ class Clause:
                 case "V":
                     *modifiers, head = next(v.roots for v in VERB[features[0]] if v.key == leaf(kids[0])[1])
                     self.manner = [plain("m", modifier) for modifier in modifiers]
-                    self.stem = [(root("v." + head), head.replace(" ", "."))]
+                    self.stem = [(ROOTS["v." + head], head.replace(" ", "."))]
                 case "PRED":
                     if kids[-1].symbol[0] == "N":
                         self.object = with_adjectives(kids[2], kids[1].kids, False, "NOM")[0]
                     else:
                         self.add(*kids)
-                    self.stem = self.stem or [(root("v.be"), "be")]
+                    self.stem = self.stem or [(ROOTS["v.be"], "be")]
                 case "TIME":
                     self.time += time(node)
                 case "LOC":
@@ -131,7 +130,7 @@ class Clause:
                 self.before.append(plain("f", "please"))
             case "adjective":
                 key, *degree = more
-                shape = root("a." + key)
+                shape = ROOTS["a." + key]
                 self.stem = [(shape[:2] + shape, "very-" + key) if "very" in degree else (shape, key)]
                 self.stem += [("do", "more")] * ("more" in degree)
 
@@ -221,7 +220,7 @@ def time(node: Any) -> list[Form]:
     _, tense, key = leaf(node.kids[0])
     roots = next(entry.roots for entry in TIME[tense] if entry.key == key)
     if roots[-1] == "in":
-        return [case_form(((root("t." + roots[0]), roots[0]),), False, "LOC")]
+        return [case_form(((ROOTS["t." + roots[0]], roots[0]),), False, "LOC")]
     return [plain("t", piece) for piece in roots]
 
 
@@ -239,7 +238,7 @@ def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tupl
     """A noun and its adjectives, and its mark."""
     _, key, material, _, cat = leaf(noun.kids[0])
     mark = marker(key, cat, plural)
-    said = [agreeing(root("a." + leaf(one)[1]), leaf(one)[1], mark) for one in adjectives]
+    said = [agreeing(ROOTS["a." + leaf(one)[1]], leaf(one)[1], mark) for one in adjectives]
     return noun_forms(key, material, plural, case) + said, mark
 
 
@@ -259,7 +258,7 @@ def nominal(node: Any, case: str) -> tuple[list[Form], str]:
             return pronoun(english, PRONOUN_MARKS[english], case), PRONOUN_MARKS[english]
         case "NAME" | "NAME'S":
             english = leaf(kids[0])[1]
-            return [case_form(((name(english), english),), False, case)], "na"
+            return [case_form(((ROOTS["names." + english], english),), False, case)], "na"
         case "OBJ" | "NP":
             said, mark = nominal(kids[0], case)
             if len(kids) == 3:
@@ -294,7 +293,7 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
             case _, "a":
                 after.append(("i", "INDEF"))
             case _, word if word != "the":
-                after.append((root("q." + word), word))
+                after.append((ROOTS["q." + word], word))
     _, key, _, num, cat = leaf(noun.kids[0])
     said, mark = with_adjectives(noun, adjectives, num == "p", case)
     said += [agreeing(shape, gloss, mark) for shape, gloss in after]
