@@ -1,13 +1,6 @@
 """Write the bundled files, the same bytes every time: python data/make/bundle.py [FOLDER]
 
-limits.json holds, by the SHA-256 of each file's bytes, what the best possible model would reach. For documents:
-    documents, bytes   how many there are, and the UTF-8 bytes of their text without what separates them
-    bits               the sum of -log2 of the probability of each text under the program that wrote it. The end of a
-                       text is part of it: a model is to be scored on every token of the text and on its end.
-    bits_per_document, bits_per_byte
-For the translation tables: the same of the sources, and the best accuracy and BLEU of the targets.
-For the labelled tables: the best accuracy to be expected, and what a majority and a bag of words reach.
-For tags and questions: their numbers, the best F1 or exact match, and what never answering reaches.
+limits.json holds, by the SHA-256 of each file's bytes, what the best possible model would reach: see data/README.md.
 """
 
 import hashlib

@@ -70,15 +70,12 @@ class Teller:
         if len(options) == 1:
             return options[0]
         weights = weights or [1.0] * len(options)
-        total = math.fsum(weights)
-        index = self.pick(options, weights, total, head)
-        self.bits -= math.log2(weights[index] / total)
+        index = self.pick(options, weights, head)
+        self.bits -= math.log2(weights[index] / math.fsum(weights))
         return options[index]
 
-    def pick(
-        self, options: Sequence[T], weights: Sequence[float], total: float, head: Callable[[T], str] | None
-    ) -> int:
-        left = self.rng.random() * total
+    def pick(self, options: Sequence[T], weights: Sequence[float], head: Callable[[T], str] | None) -> int:
+        left = self.rng.random() * math.fsum(weights)
         for index, weight in enumerate(weights):
             left -= weight
             if left < 0:
@@ -110,9 +107,7 @@ class Follower(Teller):
         self.path, self.n_chosen = path, 0
         self.untried: list[list[int]] = []
 
-    def pick(
-        self, options: Sequence[T], weights: Sequence[float], total: float, head: Callable[[T], str] | None
-    ) -> int:
+    def pick(self, options: Sequence[T], weights: Sequence[float], head: Callable[[T], str] | None) -> int:
         self.n_chosen += 1
         if self.n_chosen <= len(self.path):
             return self.path[self.n_chosen - 1]

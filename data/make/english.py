@@ -25,17 +25,19 @@ Features = dict[str, str]
 RULE = re.compile(r"(\S+) (?:([^\[\](){}]\S*(?: \S+)*?): )?(.*)")
 SYMBOL = re.compile(r"\[([^\]=]+)(?:=([^\]]+))?\]|([A-Z'Y]+)(?:\(([^)]*)\))?")
 HUMAN = ("m", "f", "p", "h")
-PRONOUNS = {row.subject: row for row in table(LISTS["pronouns"])}
 FORMS = ("base", "third", "past", "participle", "ing")
 NOT_WANTED, STATIVE = {*LISTS["not_wanted"]}, {*LISTS["stative"]}
 NOT_ORDERED = NOT_WANTED | {*LISTS["not_ordered"]}
 NO_MANNER = NOT_ORDERED | STATIVE | {*LISTS["no_manner"]}
+WITHOUT = {"ing": STATIVE, "participle": LISTS["not_perfect"], "infinitive": NOT_WANTED, "imperative": NOT_ORDERED}
 
-# The names of the features of each kind of symbol, and its rules.
-GRAMMAR: dict[str, tuple[list[str], list[str]]] = {}
-for heading, block in load("english").items():
+GRAMMAR = dict(load("english"))
+AGREEMENT = {row.pn: row._asdict() for row in table(GRAMMAR.pop("agreement"))}
+SUBJECTS = table(GRAMMAR.pop("subjects"))
+RULES: dict[str, tuple[list[str], list[str]]] = {}  # kind of symbol: the names of its features, and its rules
+for heading, block in GRAMMAR.items():
     kind, _, names = heading.rstrip(")").partition("(")
-    GRAMMAR[kind] = (names.split(), block.splitlines())
+    RULES[kind] = (names.split(), block.splitlines())
 
 
 def w(text: str, *meaning: str) -> Symbol:
@@ -69,12 +71,9 @@ def with_derived(features: Features) -> Features:
         found["who"] = cat_of(found["sem"])
         found["go"] = "go" if found["who"] == "h" else "ago"
     if "pn" in found:
-        pn, singular = found["pn"], found["pn"] == "3s"
-        pronoun = {"m": "he", "f": "she", "p": "", "h": ""}.get(found["sem"], "it")
-        found["pronoun"] = {"1s": "I", "2": "you", "1p": "we", "3s": pronoun, "3p": "they"}[pn]
-        found |= {"do": "does" if singular else "do", "have": "has" if singular else "have"}
-        found |= {"present": "third" if singular else "base", "was": "was" if pn in ("1s", "3s") else "were"}
-        found["is"] = {"1s": "am", "3s": "is"}.get(pn, "are")
+        found |= AGREEMENT[found["pn"]]
+        if found["pn"] == "3s":
+            found["pronoun"] = {"m": "he", "f": "she", "p": "", "h": ""}.get(found["sem"], "it")
     if "tense" in found:
         found["main"] = "pres" if found["tense"] == "habit" else found["tense"]
         found["then"] = "past" if found["tense"] == "past" else "pres"
@@ -91,16 +90,9 @@ def with_derived(features: Features) -> Features:
 def subjects(level: str) -> list[tuple[float, Features]]:
     """The weight and the features of every kind of subject."""
     found = []
-    for line in GRAMMAR["subjects"][1]:
-        weight, subject = line.format(level=level).split(" ", 1)
-        [(kind, first, *more)] = symbols(subject)
-        if kind == "w":
-            pn, sem = PRONOUNS[first].pn, PRONOUNS[first].sem
-        else:
-            sem, num = "p" if first == "k" else first, {"NAME": "s", "CO": "p"}.get(kind) or more[0]
-            pn = "3" + num
-        word = first if kind == "w" else "noun"
-        found.append((float(weight), {"subject": subject, "word": word, **with_derived({"pn": pn, "sem": sem})}))
+    for row in SUBJECTS:
+        features = row._asdict() | {"subject": row.subject.format(level=level)}
+        found.append((float(row.weight), with_derived(features)))
     return found
 
 
@@ -113,7 +105,7 @@ def holds(condition: str, features: Features) -> bool:
 
 def rules_of(kind: str, *values: str) -> Rules:
     """The rules of a symbol in words/english.yaml."""
-    names, lines = GRAMMAR[kind]
+    names, lines = RULES[kind]
     own = with_derived(dict(zip(names, values, strict=True)))
     found: Rules = []
     for about_subject, some in itertools.groupby(lines, lambda line: "{subject}" in line):
@@ -129,17 +121,9 @@ def rules_of(kind: str, *values: str) -> Rules:
 
 
 def verb(frame: str, form: str, manner: str) -> Rules:
-    without = NO_MANNER if manner and frame != "want" else set()
-    if form == "ing":
-        without = without | STATIVE
-    if form == "participle":
-        without = without | {*LISTS["not_perfect"]}
-    if form == "infinitive":
-        without = without | NOT_WANTED
-    if form == "imperative":
-        without = without | NOT_ORDERED
     if frame == "want" and form in ("ing", "imperative"):
         return []
+    without = {*WITHOUT.get(form, ())} | (NO_MANNER if manner and frame != "want" else set())
     index = FORMS.index(form) if form in FORMS else 0
     found = [verb for verb in VERB.get(frame, []) if verb.key not in without]
     return [(1, (w(verb.forms[index], "verb", verb.key, form),)) for verb in found]
@@ -204,8 +188,8 @@ def coordination(cat: str) -> Rules:
 def place() -> Rules:
     rules: Rules = []
     for prep in SPOTS["AT"]:
-        p = {"in": 4.0, "at": 1.5, "on": 1.5}.get(prep, 0.7)
-        rules.append((p, (w(prep, "in" if p > 1 else "post", prep), ("SPOT", "AT", prep))))
+        weight = {"in": 4.0, "at": 1.5, "on": 1.5}.get(prep, 0.7)
+        rules.append((weight, (w(prep, "in" if weight > 1 else "post", prep), ("SPOT", "AT", prep))))
     return rules
 
 
@@ -214,12 +198,8 @@ def spot(where: str, prep: str) -> Rules:
     named = [noun.key for noun in NOUN["l"] if noun.key != "attic"] if where == "TO" else SPOTS[where][prep]
     rules: Rules = []
     for cat in "lu":
-        share = sum(noun.key in named for noun in NOUN[cat])
-        if share:
-            rules += [
-                (p * share, (w(det, det), ("A", cat), ("SPOTS", cat, " ".join(named))))
-                for det, p in (("the", 5), ("a", 1))
-            ]
+        share, noun = sum(noun.key in named for noun in NOUN[cat]), ("SPOTS", cat, " ".join(named))
+        rules += [(5 * share, (w("the"), ("A", cat), noun)), (share, (w("a"), ("A", cat), noun))] if share else []
     return rules
 
 

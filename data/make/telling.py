@@ -21,13 +21,9 @@ class Slot(NamedTuple):
     form: str
 
 
-class Choice(NamedTuple):
-    branches: list[list[Any]]
-
-
 @functools.cache
 def compiled(template: str) -> list[Any]:
-    """A template as a sequence of strings, Slots and Choices. Raises ValueError if its brackets do not match."""
+    """A template as strings, Slots and lists of branches. Raises ValueError if its brackets do not match."""
     stack: list[list[list[Any]]] = [[[]]]
     for piece in PIECE.split(template):
         if piece == "<":
@@ -37,8 +33,8 @@ def compiled(template: str) -> list[Any]:
         elif piece == ">":
             if len(stack) == 1:
                 raise ValueError(f"unmatched > in {template!r}")
-            choice = Choice(stack.pop())
-            stack[-1][-1].append(choice)
+            branches = stack.pop()
+            stack[-1][-1].append(branches)
         elif piece.startswith("{"):
             name, _, form = piece[1:-1].partition(".")
             stack[-1][-1].append(Slot(name, form))
@@ -159,8 +155,8 @@ class Story:
             node, *nodes = nodes
             if isinstance(node, str):
                 self.emit(node)
-            elif isinstance(node, Choice):
-                nodes = self.choose([[*branch, *nodes] for branch in node.branches], head=self.head)
+            elif isinstance(node, list):
+                nodes = self.choose([[*branch, *nodes] for branch in node], head=self.head)
             else:
                 while isinstance(text := self.render(node, self.said), Ask):
                     text.take(self.choose(*text[:3]))
