@@ -7,7 +7,7 @@ that depend on another come before it; what describes a noun by a noun or a clau
 its article after it.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from language import (
@@ -38,38 +38,32 @@ def leaf(node: Any) -> tuple[str, ...]:
     return node.symbol[2] if node.symbol[0] == "w" else ()
 
 
-@dataclass
+# The parts of a clause in their order, before the verb; earlier is the first of two verb phrases joined by "and".
+RESTARTED = ("place", "goal", "object", "manner")  # by the second of them
+PARTS = ("before", "time", "subject", "earlier", *RESTARTED, "frequency")
+
+
 class Clause:
-    """The parts of a clause, which add() fills from left to right through the English one."""
+    """A clause, which add() fills from left to right through the English one."""
 
-    link: str = ""  # how it depends on another clause
-    subject: list[Form] = field(default_factory=list)
-    mark: str = ""  # by which the verb agrees with the subject
-    tense: str = "pres"
-    aspect: str = ""
-    negative: bool = False
-    imperative: bool = False
-    before: list[Form] = field(default_factory=list)
-    time: list[Form] = field(default_factory=list)
-    earlier: list[Form] = field(default_factory=list)  # the first of two verb phrases joined by "and"
-    place: list[Form] = field(default_factory=list)
-    goal: list[Form] = field(default_factory=list)
-    object: list[Form] = field(default_factory=list)
-    manner: list[Form] = field(default_factory=list)
-    frequency: list[Form] = field(default_factory=list)
-    stem: list[tuple[str, str]] = field(default_factory=list)
-    case: str = "ACC"  # of the next noun phrase
-
-    def add_subject(self, node: Any) -> "Clause":
-        self.subject, self.mark = nominal(node, "NOM")
-        return self
+    def __init__(self, link: str = "", mark: str = "", tense: str = "pres", subject: Sequence[Form] = ()) -> None:
+        self.link = link  # how it depends on another clause
+        self.mark = mark  # by which the verb agrees with the subject
+        self.tense, self.aspect, self.negative = tense, "", False
+        self.stem: list[tuple[str, str]] = []
+        self.case = "NOM"  # of the next noun phrase
+        self.parts: dict[str, list[Form]] = {part: [] for part in PARTS} | {"subject": [*subject]}
 
     def add(self, *nodes: Any) -> "Clause":
         for node in nodes:
             (kind, *features), kids = node.symbol, node.kids
             match kind:
-                case "w":
+                case "w" if leaf(node)[0] != "subject":
                     self.add_leaf(*leaf(node))
+                case "w" | "OBJ" | "NP" | "CO" | "NAME":
+                    forms, mark = nominal(node, self.case)
+                    self.parts[{"NOM": "subject", "ACC": "object"}.get(self.case, "goal")] += forms
+                    self.mark = mark if self.case == "NOM" else self.mark
                 case "F":
                     self.tense = "pres" if features[2] == "habit" else features[2]
                     self.add(*kids)
@@ -77,8 +71,8 @@ class Clause:
                     self.add(kids[0])
                     mark, link = (self.mark, MARK_GLOSSES[self.mark]), (LINKS["and"], "and")
                     both = build(mark, *self.stem, link, harmony=self.stem[0][0])
-                    self.earlier = [*self.place, *self.goal, *self.object, *self.manner, both]
-                    self.place, self.goal, self.object, self.manner, self.stem = [], [], [], [], []
+                    self.parts["earlier"] = [form for part in RESTARTED for form in self.parts[part]] + [both]
+                    self.parts |= {part: [] for part in RESTARTED}
                     self.add(kids[2])
                 case "CORE" if kids[0].symbol[1] == "want":
                     self.add(kids[2])
@@ -89,26 +83,24 @@ class Clause:
                     self.add(*kids)
                 case "V":
                     *modifiers, head = next(v.roots for v in VERB[features[0]] if v.key == leaf(kids[0])[1])
-                    self.manner = [plain("m", modifier) for modifier in modifiers]
+                    self.parts["manner"] = [plain("m", modifier) for modifier in modifiers]
                     self.stem = [(ROOTS["v." + head], head.replace(" ", "."))]
                 case "PRED":
                     if kids[-1].symbol[0] == "N":
-                        self.object = with_adjectives(kids[2], kids[1].kids, False, "NOM")[0]
+                        self.parts["object"] = with_adjectives(kids[2], kids[1].kids, False, "NOM")[0]
                     else:
                         self.add(*kids)
                     self.stem = self.stem or [(ROOTS["v.be"], "be")]
                 case "TIME":
-                    self.time += time(node)
+                    self.parts["time"] += time(node)
                 case "LOC":
-                    self.place += places(node)
+                    self.parts["place"] += places(node)
                 case "PATH":
-                    self.goal += places(node)
+                    self.parts["goal"] += places(node)
                 case "MANNER":
-                    self.manner.insert(0, plain("m", leaf(kids[0])[1]))
+                    self.parts["manner"].insert(0, plain("m", leaf(kids[0])[1]))
                 case "CL":
-                    self.before += clause(node, "that")
-                case "OBJ" | "NP" | "NAME":
-                    (self.object if self.case == "ACC" else self.goal).extend(nominal(node, self.case)[0])
+                    self.parts["before"] += clause(node, "that")
         return self
 
     def add_leaf(self, kind: str, *more: str) -> None:
@@ -123,11 +115,11 @@ class Clause:
             case "aspect":
                 self.aspect = more[0]
             case "often" | "never":
-                self.frequency.append(plain("m", more[0] if more else "always"))
+                self.parts["frequency"].append(plain("m", more[0] if more else "always"))
             case "to" | "from" | "than":
                 self.case = "ALL" if kind == "to" else "ABL"
             case "please":
-                self.before.append(plain("f", "please"))
+                self.parts["before"].append(plain("f", "please"))
             case "adjective":
                 key, *degree = more
                 shape = ROOTS["a." + key]
@@ -137,11 +129,9 @@ class Clause:
     def words(self) -> list[Form]:
         """The last word is the verb: subject, negation, root, aspect, tense, link."""
         prefix = [(self.mark, MARK_GLOSSES.get(self.mark, "")), ("vi" * self.negative, "NEG")]
-        aspect, tense = (ASPECTS.get(self.aspect, ""), self.aspect.upper()), (TENSES[self.tense], self.tense.upper())
-        suffix = [("hU", "IMP")] if self.imperative else [aspect, tense, (LINKS.get(self.link, ""), self.link)]
-        verb = build(*prefix, *self.stem, *suffix, harmony=self.stem[0][0])
-        main = [*self.place, *self.goal, *self.object, *self.manner, *self.frequency, verb]
-        return self.before + self.time + self.subject + self.earlier + main
+        suffix = [(ASPECTS.get(self.aspect, ""), self.aspect.upper()), (TENSES[self.tense], self.tense.upper())]
+        verb = build(*prefix, *self.stem, *suffix, (LINKS.get(self.link, ""), self.link), harmony=self.stem[0][0])
+        return [*(form for part in PARTS for form in self.parts[part]), verb]
 
 
 def translate(tree: Any) -> list[Form]:
@@ -150,19 +140,23 @@ def translate(tree: Any) -> list[Form]:
     if kind == "w":  # a dependent clause, then the main clause
         return clause(said[1], leaf(said[0])[1]) + clause(said[3])
     if kind == "ORDER":
-        return Clause(imperative=True).add(*said[0].kids).words()
+        return Clause(tense="imp").add(*said[0].kids).words()
     if kind == "YN":
-        aux, subject, predicate, _ = said[0].kids
-        return [*Clause().add_subject(subject).add(aux, predicate).words(), Form("ke", "Q")]
+        return [*Clause().add(*said[0].kids).words(), Form("ke", "Q")]
     if kind == "WH":
-        return [*open_question(said[0]).words(), Form("ke", "Q")]
-    return statement(said[-1], time(said[0]) if kind == "TIME" else [])
+        return [*open_question(said[0].kids), Form("ke", "Q")]
+    return statement(*said)
 
 
-def statement(node: Any, first: list[Form]) -> list[Form]:
-    subject, predicate = node.kids
+def clause(node: Any, link: str = "") -> list[Form]:
+    return Clause(link).add(*node.kids).words()
+
+
+def statement(*nodes: Any) -> list[Form]:
+    """Perhaps a time, then a subject, a verb phrase, and perhaps other clauses."""
+    *first, (_, (subject, predicate)) = nodes
     verb, tail = predicate.kids
-    main = Clause(time=first).add_subject(subject).add(verb)
+    main = Clause().add(*first, subject, verb)
     link, before, after = "", [], []
     for kid in tail.kids:
         match leaf(kid):
@@ -174,7 +168,7 @@ def statement(node: Any, first: list[Form]) -> list[Form]:
                 again = pronoun(english, main.mark, "NOM")
             case ():
                 is_again = kid.symbol[0] == "F"
-                more = Clause(link, again, main.mark).add(kid).words() if is_again else clause(kid, link)
+                more = Clause(link, main.mark, subject=again).add(kid).words() if is_again else clause(kid, link)
                 if not link:
                     after += more
                 elif after:  # "..., and it slept because it was old": the reason stands before what it explains
@@ -184,36 +178,26 @@ def statement(node: Any, first: list[Form]) -> list[Form]:
     return before + main.words() + after
 
 
-def clause(node: Any, link: str = "") -> list[Form]:
-    subject, verb = node.kids
-    return Clause(link).add_subject(subject).add(verb).words()
-
-
 def relative(node: Any, mark: str) -> list[Form]:
     """A relative clause before its noun. In GAP the noun is its object and its subject is said."""
-    *leaves, verb = node.kids
-    found = Clause("REL", mark=mark)
-    if node.symbol[0] == "GAP":
-        found.add_subject(leaves.pop(0))
-    is_past = leaves[0].symbol[1] not in ("is", "are") if leaves else "past" in verb.symbol
-    found.tense = "past" if is_past else "pres"
-    return found.add(*leaves, verb).words()
+    auxiliaries = [kid.symbol[1] for kid in node.kids if leaf(kid) and leaf(kid)[0] != "subject"]
+    is_past = auxiliaries[0] not in ("is", "are") if auxiliaries else "past" in node.kids[-1].symbol
+    return Clause("REL", mark, "past" if is_past else "pres").add(*node.kids).words()
 
 
-def open_question(node: Any) -> Clause:
-    first, *rest = node.kids
+def open_question(nodes: Any) -> list[Form]:
+    first, *rest = nodes
     asked = leaf(first)[0]
     if asked == "who":
-        return Clause(subject=[Form("yora", "who")], mark="na").add(rest[0])
+        return Clause(mark="na", subject=[Form("yora", "who")]).add(*rest).words()
     if asked in ("whose", "which"):
         said, mark = with_adjectives(rest[1], rest[0].kids, False, "NOM")
         said = [Form("yoras", "who-GEN"), *said] if asked == "whose" else [*said, agreeing("yo", "which", mark)]
-        return Clause(subject=said, mark=mark).add(rest[2])
-    *counted, aux, subject, verb, _ = rest
-    found, question = Clause().add_subject(subject).add(aux, verb), QUESTIONS[asked]
-    nouns = with_adjectives(counted[1], counted[0].kids, True, "ACC")[0] if counted else []
-    getattr(found, question.part)[:0] = [Form(question.word, question.gloss), *nouns]
-    return found
+        return Clause(mark=mark, subject=said).add(*rest).words()
+    found, question = Clause().add(*rest), QUESTIONS[asked]
+    nouns = with_adjectives(rest[1], rest[0].kids, True, "ACC")[0] if asked == "how many" else []
+    found.parts[question.part][:0] = [Form(question.word, question.gloss), *nouns]
+    return found.words()
 
 
 def time(node: Any) -> list[Form]:
