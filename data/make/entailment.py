@@ -41,14 +41,16 @@ def courses(
     is the last event.
     """
     found: list[Outcome] = []
+
+    def go_on(plan: Plan, world: Any) -> None:
+        for event in events:
+            if worlds := step(world, event):
+                found.append(((*plan, event), worlds))
+                if len(worlds) == len(plan) == 1:
+                    go_on((*plan, event), worlds[0])
+
     for first, world in firsts:
-        for second in events:
-            worlds = step(world, second)
-            if worlds:
-                found.append(((first, second), worlds))
-            if len(worlds) == 1:
-                ends = [(third, step(worlds[0], third)) for third in events]
-                found += [((first, second, third), after) for third, after in ends if after]
+        go_on((first,), world)
     return found
 
 

@@ -7,7 +7,6 @@ A few mild texts ("It could be worse.") come with either of two labels; what tha
 labelled.py).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import lexicon
 from choice import Teller
 from labelled import Table
 from telling import Ask, Lazy, Story
-from words import load, table
+from words import load, table, weighted
 
 SIGN = {"negative": -1, "neutral": 0, "positive": 1}
 COMMON = load("reviews")
@@ -78,7 +77,7 @@ class Review(Story):
         self.words = words
         self.used: list[Aspect] = []
         self.topics: list[tuple[Aspect, float]] = []
-        self.facts = self.lines("facts")  # those that have not been told
+        self.facts = self.lines(words["facts"])  # those that have not been told
         self.set(
             kin=Lazy(KIN),
             kin2=Lazy(lambda: [one for one in KIN if one is not self["kin"]]),
@@ -95,18 +94,15 @@ class Review(Story):
             **{slot: Lazy(options) for slot, options in words["slots"].items()},
         )
 
-    def lines(self, *names: str) -> list[str]:
+    def lines(self, block: str) -> list[str]:
         """The lines of a block, with what stands for other phrases written out."""
-        block = self.words
-        for name in names:
-            block = block[name]
-        for name in ("hears", "turns", "undecided"):
+        for name in ("hears", "turns", "undecided", "subject"):
             block = block.replace(f"{{{name}}}", self.words[name])
-        return block.replace("{x}", self.words["subject"]).splitlines()
+        return block.splitlines()
 
     def begin(self) -> bool:
         """Name what is reviewed; whether the writer says to have been there."""
-        starts = self.lines("starts")
+        starts = self.lines(self.words["starts"])
         weights = (0.4, *[0.6 / len(starts)] * len(starts))
         return self.say(f"{self.words['subject']}.", *starts, weights=weights) > 0
 
@@ -136,31 +132,31 @@ class Review(Story):
             return [(text, 1.0) for text in one.words(sign)]
         found = []
         for share, adverbs, said in ((1 - P_DENIED, "stronger", sign), (P_DENIED, "denied", -sign)):
-            weighted = [line.partition(" ") for line in self.words[adverbs].splitlines()]
-            total = math.fsum(float(weight) for weight, *_ in weighted) * len(one.words(said))
-            for weight, _, adverb in weighted:
+            lines = weighted(self.words[adverbs])
+            total = sum(weight for weight, _ in lines) * len(one.words(said))
+            for weight, adverb in lines:
                 ways = [one.head + (adverb and adverb + " ") + word for word in one.words(said)]
-                found += [(way, share * float(weight) / total) for way in ways]
+                found += [(way, share * weight / total) for way in ways]
         return found
 
-    def argue(self, shares: Mapping[str, str], sign: int = 0) -> str:
-        """Make one of the arguments; its name."""
+    def argue(self, shares: Mapping[str, str], label: str) -> str:
+        """Make one of the arguments for the label; its name."""
         every: list[tuple[str, str, float]] = []
         for name, share in shares.items():
             if name == "granted":
-                ways = [f"{close[:-1]}, even though {{q}}." for close in self.closes(sign)]
+                ways = [f"{close[:-1]}, even though {{q}}." for close in self.closes(label)]
             elif name == "irony":
-                ways = [f"{row.both} {row.good if sign > 0 else row.bad}" for row in table(self.words["ironies"])]
+                ways = [f"{row.both} {getattr(row, label)}" for row in table(self.words["ironies"])]
             else:
-                ways = self.facts if name == "facts" else self.lines(name)
+                ways = self.facts if name == "facts" else self.lines(self.words[name])
             every += [(name, way, float(share) / len(ways)) for way in ways]
         name, way, _ = every[self.say(*[way for _, way, _ in every], weights=[weight for *_, weight in every])]
         if name == "facts":
             self.facts.remove(way)
         return name
 
-    def closes(self, sign: int) -> list[str]:
-        return self.lines("closes", next(label for label in SIGN if SIGN[label] == sign))
+    def closes(self, label: str) -> list[str]:
+        return self.lines(self.words["closes"][label])
 
     def tell_fact(self, p: float) -> None:
         """Tell one of the facts, with probability p, and cross it off."""
@@ -277,29 +273,29 @@ def review(teller: Teller) -> str:
     mild = teller.choose(("", "mild", "bare_contrast"), (0.9, 0.05, 0.05) if sign else (0.92, 0.04, 0.04))
     if mild:
         t.side(sign or teller.choose((1, -1)))
-        t.say(*t.lines(mild))
+        t.say(*t.lines(t.words[mild]))
         t.tell_fact(0.2)
     elif sign:
         t.side(sign)
-        name = t.argue(t.words["taken"], sign)
+        name = t.argue(t.words["taken"], label)
         if name == "turned":
             t.gap = " "
-            t.say(*t.closes(sign))
+            t.say(*t.closes(label))
         t.side(sign)
         t.maybe("{p}.", "<And|Besides,|What is more,> {p}.", p=0.2)
         t.tell_fact(0.1)
         if name not in ("turned", "granted"):
-            t.maybe(*t.closes(sign), p=0.45)
+            t.maybe(*t.closes(label), p=0.45)
     else:
         t.side(1)
-        name = t.argue(t.words["untaken"] | t.words["unvisited"] if not been else t.words["untaken"])
+        name = t.argue(t.words["untaken"] | ({} if been else t.words["unvisited"]), label)
         if name == "facts":
             t.tell_fact(1.0)
             t.tell_fact(0.3)
         t.tell_fact(0.2)
         t.side(1)
         t.maybe("{mid}.", p=0.2)
-        t.maybe(*t.closes(0), p=0.3)
+        t.maybe(*t.closes(label), p=0.3)
     return label
 
 

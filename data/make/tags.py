@@ -12,7 +12,7 @@ from typing import Any
 
 import lexicon
 from choice import Teller, draw_texts, split
-from words import load
+from words import load, weighted
 
 SIZES = {"tags.conll": 1100, "tags.test.conll": 400}
 TYPES = ("PERSON", "PET", "BOAT", "PLACE", "DATE")
@@ -33,8 +33,8 @@ def expand(t: Teller, symbol: str) -> str:
     """A word of a list, or what a rule of words/tags.yaml writes."""
     if symbol in LISTS:
         return t.choose(LISTS[symbol])
-    rules = [line.partition(" ") for line in WORDS["rules"][symbol].splitlines()]
-    written = t.choose([text for *_, text in rules], [float(weight) for weight, *_ in rules])
+    rules = weighted(WORDS["rules"][symbol])
+    written = t.choose([text for _, text in rules], [weight for weight, _ in rules])
     return re.sub(r"\{(\w+)\}", lambda match: expand(t, match[1]), written)
 
 

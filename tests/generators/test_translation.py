@@ -116,12 +116,14 @@ def test_bits_of_drawing_without_replacement(make, made, pairs):
 def analyse(make):
     """word -> its glosses, by taking it apart with the tables of the language; nothing of how words are built."""
     language, by_shape = make.language, {}
+    by_name = {}
     for key, shape in language.ROOTS.items():
         kind, _, word = key.partition(".")
-        by_shape[shape] = (kind, word.replace(" ", "."))
-    names = [name for names in make.vocabulary.LISTS["names"].values() for name in names]
-    by_name = {language.name(name): name for name in names}
-    assert len(by_name) == len(names)
+        if kind == "names":
+            by_name[shape] = word
+        else:
+            by_shape[shape] = (kind, word.replace(" ", "."))
+    assert len(by_name) + len(by_shape) == len(language.ROOTS)
     marks = {mark: language.MARK_GLOSSES[mark] for pair in language.CLASSES.values() for mark in pair}
     subjects = marks | {mark: language.MARK_GLOSSES[mark] for mark in language.PERSONS.values()}
     cases = {"": "", "n": "ACC", "s": "GEN", "l": "ALL", "mA": "LOC", "tA": "ABL", "kA": "COM"}
@@ -151,7 +153,7 @@ def analyse(make):
     suffixes = slots(
         flip | {"do": "more"},
         {shape: gloss.upper() for gloss, shape in language.ASPECTS.items()},
-        {shape: gloss.upper() for gloss, shape in language.TENSES.items() if shape},
+        {shape: gloss.upper() for gloss, shape in language.TENSES.items() if shape and gloss != "imp"},
         {shape: gloss for gloss, shape in language.LINKS.items()},
     )
     suffixes += [(shape + "hU", gloss + "-IMP") for shape, gloss in slots(flip)]
@@ -228,6 +230,17 @@ def test_sounds(pairs):
     for _, target in (pair for name in FILES for pair in pairs[name]):
         for word in target.removesuffix(".").lower().split():
             assert re.fullmatch(rf"{syllable}+", word), word
+
+
+def test_roots_have_two_harmonious_syllables_and_do_not_look_like_prefixes(make):
+    language = make.language
+    prefixes = {mark for pair in language.CLASSES.values() for mark in pair} | {*language.PERSONS.values()}
+    prefixes |= {"vi", "yo", "ve", "go", "ho", "he"}
+    for key, root in language.ROOTS.items():
+        if not key.startswith("names."):
+            onset = "[tkrlmnsdvpbyhg]"
+            assert re.fullmatch(f"{onset}[ei][nlrs]?{onset}[ei]|{onset}[aou][nlrs]?{onset}[aou]", root), key
+            assert root[:2] not in prefixes, key
 
 
 def test_verbs_agree(make):

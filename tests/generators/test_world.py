@@ -13,13 +13,13 @@ TOM, ANN = Person("Tom", "baker"), Person("Anna", "girl")
 
 @pytest.fixture
 def kite():
-    return Thing("kite", "red ")
+    return Thing("kite", {"kite": ["red "]})
 
 
 @pytest.fixture
 def here(kite):
     it = world.World()
-    it.put(kite, TOM)
+    it.give(None, kite, TOM)
     return it
 
 
