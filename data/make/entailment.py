@@ -88,19 +88,14 @@ def tell(t: Scene, says: str, plans: Sorted, label: str, *threads: Ways) -> str:
     return label
 
 
-# --- who has it, whose it is ----------------------------------------------------------------------------------------
-
-
 def transfer(world: tuple[int, int], event: Event) -> list[tuple[int, int]]:
     """What (holder, owner) of a thing may be after an event. Only who owns a thing lends, gives or passes it on."""
     (holder, owner), (kind, who, *to) = world, event
     if who != holder or holder in to:
         return []
     match kind, *to:
-        case "return", other if other == owner:
-            return [(other, other)]
-        case "lend", other if other != owner:
-            return [(other, owner)]
+        case "return" | "lend", other:
+            return [(other, owner)] if (other == owner) == (kind == "return") else []
         case "give", other if who == owner:
             return [(other, other)]
         case "let have", other if who == owner:  # as a gift or as a loan
@@ -123,6 +118,7 @@ def hand_plans(asked: str) -> Sorted:
 
 
 def hands(t: Scene) -> str:
+    """Who has what, and whose it is."""
     people, (thing, other) = t.people(3), things(2, TREASURES)
     t.set(a=people[0], x=thing)
     asked, says = t.claim()
@@ -138,9 +134,6 @@ def hands(t: Scene) -> str:
 
     own = t.thread_ways("pq", people.__getitem__, kind_of, x=thing)
     return tell(t, says, hand_plans(asked), label, own, t.thread_ways("pq", shuffled.__getitem__, kind_of, x=other))
-
-
-# --- who is where ---------------------------------------------------------------------------------------------------
 
 
 def move(world: tuple[int, int, bool], event: Event) -> list[tuple[int, int, bool]]:
@@ -164,6 +157,7 @@ def site_plans(asked: str) -> Sorted:
 
 
 def places(t: Scene) -> str:
+    """Who is where, and what."""
     people, carried, site = t.people(2), things(2, TREASURES), distinct(PLACES)
     t.set(a=people[0], x=carried[0], l=site(0))
     asked, says = t.claim()
@@ -174,8 +168,6 @@ def places(t: Scene) -> str:
     threads = [t.thread_ways("l", site, kind_of, p=p, x=x) for p, x in zip(people, carried, strict=True)]
     return tell(t, says, site_plans(asked), t.label(LABELS), *threads)
 
-
-# --- how many -------------------------------------------------------------------------------------------------------
 
 MOST = 14
 CHANGES = {"more": 1, "less": -1, "some more": 1, "some less": -1}
@@ -211,6 +203,7 @@ def count_plans(relation: str, n: int) -> Sorted:
 
 
 def counts(t: Scene) -> str:
+    """How many there are."""
     people, goods = t.people(3), {plural(good): good for good in THINGS["goods"]}
     goods_of = distinct(list(goods))
     t.set(a=people[0], n=Lazy([Number(n) for n in range(3, 11)]), xs=goods_of(people[0]))
@@ -227,8 +220,6 @@ def counts(t: Scene) -> str:
     t.weave((equal(count_plans(relation, n)[label]), partial(ways, people[0])), (misled, partial(ways, people[1])))
     return label
 
-
-# --- what is broken -------------------------------------------------------------------------------------------------
 
 FRAGILE = {noun: before(looks) for noun, looks in THINGS["fragile"].items()}
 BOTH = (True, False)
@@ -247,14 +238,12 @@ def break_plans() -> Sorted:
 
 
 def breakage(t: Scene) -> str:
+    """What is broken."""
     (one, other), (thing, second) = t.people(2), things(2, FRAGILE)
     t.set(x=thing)
     [says] = t.claim()
     threads = t.thread_ways(p=one, q=other, x=thing), t.thread_ways(p=other, q=one, x=second)
     return tell(t, says, break_plans(), t.label(LABELS), *threads)
-
-
-# --- who believes what ----------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -279,13 +268,11 @@ def belief_plans(asked: str) -> Sorted:
 
 
 def beliefs(t: Scene) -> str:
+    """Who believes what."""
     (one, other), spot = t.people(2), distinct(THINGS["spots"])
     t.set(a=one, x=Lazy(THINGS["small"]), s=spot(0))
     asked, says = t.claim()
     return tell(t, says, belief_plans(asked), t.label(LABELS), t.thread_ways("s", spot, p=one, q=other))
-
-
-# --- whether a promise was kept -------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -299,15 +286,13 @@ def promise_plans() -> Sorted:
 
 
 def promises(t: Scene) -> str:
+    """Whether a promise was kept."""
     one, other, third = t.people(3)
     task = distinct(table(WORDS["tasks"]))
     t.set(a=one)
     [says] = t.claim()
     threads = [t.thread_ways("d", DAYS.__getitem__, p=p, q=third, task=task(p)) for p in (one, other)]
     return tell(t, says, promise_plans(), t.label(LABELS), *threads)
-
-
-# --- who came first -------------------------------------------------------------------------------------------------
 
 
 def reachable(plan: Plan, start: int) -> set[int]:
@@ -331,6 +316,7 @@ def order_plans() -> Sorted:
 
 
 def arrivals(t: Scene) -> str:
+    """Who came first."""
     people = t.people(4)
     t.set(a=people[0], b=people[1], order=Lazy(table(WORDS["orders"])))
     [says] = t.claim()

@@ -4,21 +4,18 @@ Its roots and names are in words/orune_roots.yaml, its morphemes in words/orune.
 vowels of harmony.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from vocabulary import BY_KEY
-from words import load, table
+from words import load
 
 LANGUAGE = load("orune")
 FRONT, BACK = "ei", "aou"
-CLASSES, PERSONS, PRONOUN_MARKS = LANGUAGE["classes"], LANGUAGE["persons"], LANGUAGE["pronouns"]
+CLASSES, PERSONS, CASES, DIGITS = (LANGUAGE[name] for name in ("classes", "persons", "cases", "digits"))
 CLASS_OF = LANGUAGE["class_of"] | {noun: cls for cls, nouns in LANGUAGE["exceptions"].items() for noun in nouns}
-"""The class of a category of nouns, and of nouns that are in another one."""
 MARK_GLOSSES = {mark: f"C{cls}{num}" for cls, pair in CLASSES.items() for mark, num in zip(pair, "SP", strict=True)}
 MARK_GLOSSES |= {mark: person.upper() for person, mark in PERSONS.items()}
-CASES, VERBAL, ASPECTS, TENSES = (LANGUAGE[name] for name in ("cases", "verbal", "aspects", "tenses"))
-LINKS, DIGITS = LANGUAGE["links"], LANGUAGE["digits"]
-QUESTIONS = {row.asked: row for row in table(LANGUAGE["questions"])}
 ROOTS = {f"{kind}.{key}": root for kind, roots in load("orune_roots").items() for key, root in roots.items()}
 
 
@@ -39,12 +36,12 @@ def build(*morphs: tuple[str, str], harmony: str = "") -> Form:
     return Form(text, "-".join(gloss for shape, gloss in morphs if shape))
 
 
-def case_form(stem: tuple[tuple[str, str], ...], plural: bool, case: str) -> Form:
-    ending = (("r", "PL"),) * plural + ((CASES[case], case),)
-    return build(*stem, *ending, harmony=stem[-1][0])
+def case_form(stem: Sequence[tuple[str, str]], plural: bool, case: str) -> Form:
+    return build(*stem, ("r" * plural, "PL"), (CASES[case], case), harmony=stem[-1][0])
 
 
-def plain(kind: str, key: str) -> Form:
+def root(kind: str, key: str) -> Form:
+    """A root, which may be a word, or the start of one with its gloss."""
     return Form(ROOTS[f"{kind}.{key}"], key.replace(" ", "."))
 
 
@@ -64,11 +61,26 @@ def agreeing(shape: str, gloss: str, mark: str) -> Form:
     return build((shape, gloss), (mark, MARK_GLOSSES[mark]))
 
 
-def noun_forms(key: str, material: str, plural: bool, case: str) -> list[Form]:
-    """Modifying roots in the genitive, then the head; a material is written onto the head."""
+def leaf(node: Any) -> tuple[str, ...]:
+    return node.symbol[2] if node.symbol[0] == "w" else ()
+
+
+def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tuple[list[Form], str]:
+    """A noun and its adjectives, and its mark.
+
+    What a compound begins with stands before it in the genitive; a material is written onto the noun.
+    """
+    _, key, material, _, cat = leaf(noun.kids[0])
+    mark = marker(key, cat, plural)
     *modifiers, head = BY_KEY[key].roots
-    said = [case_form(((ROOTS["n." + piece], piece),), False, "GEN") for piece in modifiers]
-    stem = ((ROOTS["n." + head], head),)
-    if material:
-        stem += ((ROOTS["n." + material], material),)
-    return [*said, case_form(stem, plural, case)]
+    said = [case_form([root("n", piece)], False, "GEN") for piece in modifiers]
+    stem = [root("n", root) for root in (head, material) if root]
+    said.append(case_form(stem, plural, case))
+    return said + [agreeing(*root("a", leaf(one)[1]), mark) for one in adjectives], mark
+
+
+def pronoun(english: str, mark: str, case: str) -> list[Form]:
+    if mark in PERSONS.values():  # "I", "you" and "we" are left out as subjects
+        return [] if case == "NOM" else [build((mark, english), (CASES[case], case))]
+    shape = "he" if english == "she" else "ho"
+    return [build((shape, english), (mark, MARK_GLOSSES[mark]), (CASES[case], case), harmony=mark)]

@@ -11,32 +11,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from language import (
-    ASPECTS,
-    CASES,
     CLASSES,
-    LINKS,
+    LANGUAGE,
     MARK_GLOSSES,
-    PERSONS,
-    PRONOUN_MARKS,
-    QUESTIONS,
-    ROOTS,
-    TENSES,
-    VERBAL,
     Form,
     agreeing,
     build,
     case_form,
+    leaf,
     marker,
-    noun_forms,
     numeral,
-    plain,
+    pronoun,
+    root,
+    with_adjectives,
 )
 from vocabulary import TIME, VERB
+from words import table
 
-
-def leaf(node: Any) -> tuple[str, ...]:
-    return node.symbol[2] if node.symbol[0] == "w" else ()
-
+ASPECTS, LINKS, TENSES, VERBAL = (LANGUAGE[name] for name in ("aspects", "links", "tenses", "verbal"))
+QUESTIONS = {row.asked: row for row in table(LANGUAGE["questions"])}
+PRONOUN_MARKS = LANGUAGE["pronouns"]
 
 # The parts of a clause in their order, before the verb; earlier is the first of two verb phrases joined by "and".
 RESTARTED = ("place", "goal", "object", "manner")  # by the second of them
@@ -83,14 +77,14 @@ class Clause:
                     self.add(*kids)
                 case "V":
                     *modifiers, head = next(v.roots for v in VERB[features[0]] if v.key == leaf(kids[0])[1])
-                    self.parts["manner"] = [plain("m", modifier) for modifier in modifiers]
-                    self.stem = [(ROOTS["v." + head], head.replace(" ", "."))]
+                    self.parts["manner"] = [root("m", modifier) for modifier in modifiers]
+                    self.stem = [root("v", head)]
                 case "PRED":
                     if kids[-1].symbol[0] == "N":
                         self.parts["object"] = with_adjectives(kids[2], kids[1].kids, False, "NOM")[0]
                     else:
                         self.add(*kids)
-                    self.stem = self.stem or [(ROOTS["v.be"], "be")]
+                    self.stem = self.stem or [root("v", "be")]
                 case "TIME":
                     self.parts["time"] += time(node)
                 case "LOC":
@@ -98,7 +92,7 @@ class Clause:
                 case "PATH":
                     self.parts["goal"] += places(node)
                 case "MANNER":
-                    self.parts["manner"].insert(0, plain("m", leaf(kids[0])[1]))
+                    self.parts["manner"].insert(0, root("m", leaf(kids[0])[1]))
                 case "CL":
                     self.parts["before"] += clause(node, "that")
         return self
@@ -115,15 +109,15 @@ class Clause:
             case "aspect":
                 self.aspect = more[0]
             case "often" | "never":
-                self.parts["frequency"].append(plain("m", more[0] if more else "always"))
+                self.parts["frequency"].append(root("m", more[0] if more else "always"))
             case "to" | "from" | "than":
                 self.case = "ALL" if kind == "to" else "ABL"
             case "please":
-                self.parts["before"].append(plain("f", "please"))
+                self.parts["before"].append(root("f", "please"))
             case "adjective":
                 key, *degree = more
-                shape = ROOTS["a." + key]
-                self.stem = [(shape[:2] + shape, "very-" + key) if "very" in degree else (shape, key)]
+                shape, gloss = root("a", key)
+                self.stem = [(shape[:2] + shape, "very-" + gloss) if "very" in degree else (shape, gloss)]
                 self.stem += [("do", "more")] * ("more" in degree)
 
     def words(self) -> list[Form]:
@@ -204,8 +198,8 @@ def time(node: Any) -> list[Form]:
     _, tense, key = leaf(node.kids[0])
     roots = next(entry.roots for entry in TIME[tense] if entry.key == key)
     if roots[-1] == "in":
-        return [case_form(((ROOTS["t." + roots[0]], roots[0]),), False, "LOC")]
-    return [plain("t", piece) for piece in roots]
+        return [case_form([root("t", roots[0])], False, "LOC")]
+    return [root("t", piece) for piece in roots]
 
 
 def places(node: Any) -> list[Form]:
@@ -214,23 +208,8 @@ def places(node: Any) -> list[Form]:
     for prep, spot in zip(node.kids[::2], node.kids[1::2], strict=False):
         kind, *post = leaf(prep)
         said += described(spot, {"in": "LOC", "to": "ALL", "from": "ABL", "post": "GEN"}[kind])[0]
-        said += [plain("post", word) for word in post if kind == "post"]
-    return said or [plain("f", "home")]
-
-
-def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tuple[list[Form], str]:
-    """A noun and its adjectives, and its mark."""
-    _, key, material, _, cat = leaf(noun.kids[0])
-    mark = marker(key, cat, plural)
-    said = [agreeing(ROOTS["a." + leaf(one)[1]], leaf(one)[1], mark) for one in adjectives]
-    return noun_forms(key, material, plural, case) + said, mark
-
-
-def pronoun(english: str, mark: str, case: str) -> list[Form]:
-    if mark in PERSONS.values():  # "I", "you" and "we" are left out as subjects
-        return [] if case == "NOM" else [build((mark, english), (CASES[case], case))]
-    shape = "he" if english == "she" else "ho"
-    return [build((shape, english), (mark, MARK_GLOSSES[mark]), (CASES[case], case), harmony=mark)]
+        said += [root("post", word) for word in post if kind == "post"]
+    return said or [root("f", "home")]
 
 
 def nominal(node: Any, case: str) -> tuple[list[Form], str]:
@@ -242,7 +221,7 @@ def nominal(node: Any, case: str) -> tuple[list[Form], str]:
             return pronoun(english, PRONOUN_MARKS[english], case), PRONOUN_MARKS[english]
         case "NAME" | "NAME'S":
             english = leaf(kids[0])[1]
-            return [case_form(((ROOTS["names." + english], english),), False, case)], "na"
+            return [case_form([root("names", english)], False, case)], "na"
         case "OBJ" | "NP":
             said, mark = nominal(kids[0], case)
             if len(kids) == 3:
@@ -277,7 +256,7 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
             case _, "a":
                 after.append(("i", "INDEF"))
             case _, word if word != "the":
-                after.append((ROOTS["q." + word], word))
+                after.append(root("q", word))
     _, key, _, num, cat = leaf(noun.kids[0])
     said, mark = with_adjectives(noun, adjectives, num == "p", case)
     said += [agreeing(shape, gloss, mark) for shape, gloss in after]
@@ -288,7 +267,4 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
 
 def possessor(node: Any) -> list[Form]:
     first, *noun = node.kids
-    if noun:
-        _, key, material, _, _ = leaf(noun[0].kids[0])
-        return noun_forms(key, material, False, "GEN")
-    return nominal(first, "GEN")[0]
+    return with_adjectives(noun[0], (), False, "GEN")[0] if noun else nominal(first, "GEN")[0]

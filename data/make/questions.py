@@ -7,6 +7,7 @@ answer: what is asked was not told, or is not true of anybody in the passage.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,17 +19,6 @@ from world import PLACES
 SIZES = {"questions.json": 165, "questions.test.json": 60}
 WORDS = load("questions")
 GIVEN = ("gave", "sold")  # Verbs by which a thing changes hands for good.
-
-# The parts of a sentence with what stands before and after them. Day, place and reason may be missing.
-SENTENCE = (
-    ("On ", "day", " "),
-    ("", "who", " "),
-    ("", "verb", " "),
-    ("", "what", " to "),
-    ("", "to", ""),
-    (" ", "place", ""),
-    (" because ", "reason", ""),
-)
 
 
 class Question(NamedTuple):
@@ -71,11 +61,12 @@ def passage(t: Teller) -> list[Question]:
     had_in_the_end: dict[str, tuple[str, int]] = {}
     for event in events:
         spans: dict[str, tuple[str, int]] = {}
-        for before, part, after in SENTENCE:
-            if event[part]:
-                spans[part] = (event[part], len(text + before))
-                text += before + event[part] + after
-        text += ". "
+        for piece in re.split("[<>]", WORDS["sentence"]):
+            told = re.findall(r"([^{]*)(?:\{(\w+)\})?", piece)
+            for before, part in told if all(event.get(part, "told") for _, part in told) else []:
+                text += before
+                spans[part] = (event.get(part, ""), len(text))
+                text += event.get(part, "")
         if event["verb"] in GIVEN:
             had_in_the_end[event["noun"]] = spans["to"]
         for part, template in WORDS["questions"].items():
