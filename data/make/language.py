@@ -74,7 +74,7 @@ def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tupl
     mark = marker(key, cat, plural)
     *modifiers, head = BY_KEY[key].roots
     said = [case_form([root("n", piece)], False, "GEN") for piece in modifiers]
-    stem = [root("n", root) for root in (head, material) if root]
+    stem = [root("n", piece) for piece in (head, material) if piece]
     said.append(case_form(stem, plural, case))
     return said + [agreeing(*root("a", leaf(one)[1]), mark) for one in adjectives], mark
 
