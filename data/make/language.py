@@ -12,7 +12,7 @@ from words import load
 
 LANGUAGE = load("orune")
 FRONT, BACK = "ei", "aou"
-CLASSES, PERSONS, CASES, DIGITS = (LANGUAGE[name] for name in ("classes", "persons", "cases", "digits"))
+CLASSES, PERSONS, CASES = (LANGUAGE[name] for name in ("classes", "persons", "cases"))
 CLASS_OF = LANGUAGE["class_of"] | {noun: cls for cls, nouns in LANGUAGE["exceptions"].items() for noun in nouns}
 MARK_GLOSSES = {mark: f"C{cls}{num}" for cls, pair in CLASSES.items() for mark, num in zip(pair, "SP", strict=True)}
 MARK_GLOSSES |= {mark: person.upper() for person, mark in PERSONS.items()}
@@ -45,13 +45,6 @@ def root(kind: str, key: str) -> Form:
     return Form(ROOTS[f"{kind}.{key}"], key.replace(" ", "."))
 
 
-def numeral(n: int) -> list[Form]:
-    """Counted by eights: 20 is two eights four."""
-    eights, ones = divmod(n, 8)
-    said = [eights] * (eights > 1) + [8] * (eights > 0) + [ones] * (ones > 0)
-    return [Form(DIGITS[str(digit)], str(digit)) for digit in said]
-
-
 def marker(key: str, cat: str, plural: bool) -> str:
     """The mark by which others agree with a noun of a category."""
     return CLASSES[CLASS_OF.get(key) or CLASS_OF[cat]][plural]
@@ -61,22 +54,18 @@ def agreeing(shape: str, gloss: str, mark: str) -> Form:
     return build((shape, gloss), (mark, MARK_GLOSSES[mark]))
 
 
-def leaf(node: Any) -> tuple[str, ...]:
-    return node.symbol[2] if node.symbol[0] == "w" else ()
-
-
 def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tuple[list[Form], str]:
     """A noun and its adjectives, and its mark.
 
     What a compound begins with stands before it in the genitive; a material is written onto the noun.
     """
-    _, key, material, _, cat = leaf(noun.kids[0])
+    _, key, material, _, cat = noun.kids[0].meaning
     mark = marker(key, cat, plural)
     *modifiers, head = BY_KEY[key].roots
     said = [case_form([root("n", piece)], False, "GEN") for piece in modifiers]
     stem = [root("n", piece) for piece in (head, material) if piece]
     said.append(case_form(stem, plural, case))
-    return said + [agreeing(*root("a", leaf(one)[1]), mark) for one in adjectives], mark
+    return said + [agreeing(*root("a", one.meaning[1]), mark) for one in adjectives], mark
 
 
 def pronoun(english: str, mark: str, case: str) -> list[Form]:

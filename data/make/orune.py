@@ -10,27 +10,14 @@ its article after it.
 from collections.abc import Sequence
 from typing import Any
 
-from language import (
-    CLASSES,
-    LANGUAGE,
-    MARK_GLOSSES,
-    Form,
-    agreeing,
-    build,
-    case_form,
-    leaf,
-    marker,
-    numeral,
-    pronoun,
-    root,
-    with_adjectives,
-)
+from language import CLASSES, MARK_GLOSSES, Form, agreeing, build, case_form, marker, pronoun, root, with_adjectives
 from vocabulary import TIME, VERB
-from words import table
+from words import load, table
 
+LANGUAGE = load("orune")
 ASPECTS, LINKS, TENSES, VERBAL = (LANGUAGE[name] for name in ("aspects", "links", "tenses", "verbal"))
+PRONOUN_MARKS, DIGITS = LANGUAGE["pronouns"], LANGUAGE["digits"]
 QUESTIONS = {row.asked: row for row in table(LANGUAGE["questions"])}
-PRONOUN_MARKS = LANGUAGE["pronouns"]
 
 # The parts of a clause in their order, before the verb; earlier is the first of two verb phrases joined by "and".
 RESTARTED = ("place", "goal", "object", "manner")  # by the second of them
@@ -52,8 +39,8 @@ class Clause:
         for node in nodes:
             (kind, *features), kids = node.symbol, node.kids
             match kind:
-                case "w" if leaf(node)[0] != "subject":
-                    self.add_leaf(*leaf(node))
+                case "w" if node.meaning[0] != "subject":
+                    self.add_leaf(*node.meaning)
                 case "w" | "OBJ" | "NP" | "CO" | "NAME":
                     forms, mark = nominal(node, self.case)
                     self.parts[{"NOM": "subject", "ACC": "object"}.get(self.case, "goal")] += forms
@@ -70,13 +57,13 @@ class Clause:
                     self.add(kids[2])
                 case "CORE" if kids[0].symbol[1] == "want":
                     self.add(kids[2])
-                    wish = leaf(kids[0].kids[0])[1]
+                    wish = kids[0].kids[0].meaning[1]
                     self.stem.insert(1, (VERBAL[wish], wish))
                 case "VV" | "VP" | "CORE" | "ADV":
                     self.case = "ACC"
                     self.add(*kids)
                 case "V":
-                    *modifiers, head = next(v.roots for v in VERB[features[0]] if v.key == leaf(kids[0])[1])
+                    *modifiers, head = next(v.roots for v in VERB[features[0]] if v.key == kids[0].meaning[1])
                     self.parts["manner"] = [root("m", modifier) for modifier in modifiers]
                     self.stem = [root("v", head)]
                 case "PRED":
@@ -92,7 +79,7 @@ class Clause:
                 case "PATH":
                     self.parts["goal"] += places(node)
                 case "MANNER":
-                    self.parts["manner"].insert(0, root("m", leaf(kids[0])[1]))
+                    self.parts["manner"].insert(0, root("m", kids[0].meaning[1]))
                 case "CL":
                     self.parts["before"] += clause(node, "that")
         return self
@@ -132,7 +119,7 @@ def translate(tree: Any) -> list[Form]:
     """The words of the translation, with their glosses."""
     said, kind = tree.kids, tree.kids[0].symbol[0]
     if kind == "w":  # a dependent clause, then the main clause
-        return clause(said[1], leaf(said[0])[1]) + clause(said[3])
+        return clause(said[1], said[0].meaning[1]) + clause(said[3])
     if kind == "ORDER":
         return Clause(tense="imp").add(*said[0].kids).words()
     if kind == "YN":
@@ -153,7 +140,7 @@ def statement(*nodes: Any) -> list[Form]:
     main = Clause().add(*first, subject, verb)
     link, before, after = "", [], []
     for kid in tail.kids:
-        match leaf(kid):
+        match kid.meaning:
             case "join", word:
                 after.append(Form("so" if word == "and" else "mo", word))
             case "sub", link:
@@ -174,14 +161,14 @@ def statement(*nodes: Any) -> list[Form]:
 
 def relative(node: Any, mark: str) -> list[Form]:
     """A relative clause before its noun. In GAP the noun is its object and its subject is said."""
-    auxiliaries = [kid.symbol[1] for kid in node.kids if leaf(kid) and leaf(kid)[0] != "subject"]
+    auxiliaries = [kid.symbol[1] for kid in node.kids if kid.meaning and kid.meaning[0] != "subject"]
     is_past = auxiliaries[0] not in ("is", "are") if auxiliaries else "past" in node.kids[-1].symbol
     return Clause("REL", mark, "past" if is_past else "pres").add(*node.kids).words()
 
 
 def open_question(nodes: Any) -> list[Form]:
     first, *rest = nodes
-    asked = leaf(first)[0]
+    asked = first.meaning[0]
     if asked == "who":
         return Clause(mark="na", subject=[Form("yora", "who")]).add(*rest).words()
     if asked in ("whose", "which"):
@@ -195,7 +182,7 @@ def open_question(nodes: Any) -> list[Form]:
 
 
 def time(node: Any) -> list[Form]:
-    _, tense, key = leaf(node.kids[0])
+    _, tense, key = node.kids[0].meaning
     roots = next(entry.roots for entry in TIME[tense] if entry.key == key)
     if roots[-1] == "in":
         return [case_form([root("t", roots[0])], False, "LOC")]
@@ -206,10 +193,17 @@ def places(node: Any) -> list[Form]:
     """LOC or PATH: the case alone for in, on, at, to and from; otherwise a postposition after the genitive."""
     said: list[Form] = []
     for prep, spot in zip(node.kids[::2], node.kids[1::2], strict=False):
-        kind, *post = leaf(prep)
+        kind, *post = prep.meaning
         said += described(spot, {"in": "LOC", "to": "ALL", "from": "ABL", "post": "GEN"}[kind])[0]
         said += [root("post", word) for word in post if kind == "post"]
     return said or [root("f", "home")]
+
+
+def numeral(n: int) -> list[Form]:
+    """Counted by eights: 20 is two eights four."""
+    eights, ones = divmod(n, 8)
+    said = [eights] * (eights > 1) + [8] * (eights > 0) + [ones] * (ones > 0)
+    return [Form(DIGITS[str(digit)], str(digit)) for digit in said]
 
 
 def nominal(node: Any, case: str) -> tuple[list[Form], str]:
@@ -217,10 +211,10 @@ def nominal(node: Any, case: str) -> tuple[list[Form], str]:
     kind, kids = node.symbol[0], node.kids
     match kind:
         case "w":
-            english = leaf(node)[1]
+            english = node.meaning[1]
             return pronoun(english, PRONOUN_MARKS[english], case), PRONOUN_MARKS[english]
         case "NAME" | "NAME'S":
-            english = leaf(kids[0])[1]
+            english = kids[0].meaning[1]
             return [case_form([root("names", english)], False, case)], "na"
         case "OBJ" | "NP":
             said, mark = nominal(kids[0], case)
@@ -246,18 +240,18 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
     if determiners and determiners[-1].symbol[0] == "A":
         adjectives = determiners.pop().kids
     for kid in determiners:
-        match kid.symbol[0], *leaf(kid):
+        match kid.symbol[0], *kid.meaning:
             case ("OWN",):
                 before += possessor(kid)
             case ("NUM",):
-                before += numeral(int(leaf(kid.kids[0])[1]))
+                before += numeral(int(kid.kids[0].meaning[1]))
             case _, "this" | "these" | "that" | "those" as word:
                 after.append(("ve", "this") if word in ("this", "these") else ("go", "that"))
             case _, "a":
                 after.append(("i", "INDEF"))
             case _, word if word != "the":
                 after.append(root("q", word))
-    _, key, _, num, cat = leaf(noun.kids[0])
+    _, key, _, num, cat = noun.kids[0].meaning
     said, mark = with_adjectives(noun, adjectives, num == "p", case)
     said += [agreeing(shape, gloss, mark) for shape, gloss in after]
     if not determiners:

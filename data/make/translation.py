@@ -32,6 +32,11 @@ class Node(NamedTuple):
     symbol: Any
     kids: tuple["Node", ...] = ()
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """What a leaf means; nothing for other nodes."""
+        return self.symbol[2] if self.symbol[0] == "w" else ()
+
 
 class Row(NamedTuple):
     source: str

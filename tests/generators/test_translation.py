@@ -128,8 +128,8 @@ def analyse(make):
     subjects = marks | {mark: language.MARK_GLOSSES[mark] for mark in language.PERSONS.values()}
     cases = {"": "", "n": "ACC", "s": "GEN", "l": "ALL", "mA": "LOC", "tA": "ABL", "kA": "COM"}
     fixed = {"so": {"and", "both"}, "mo": {"but"}, "ke": {"Q"}, "yora": {"who"}, "yoras": {"who-GEN"}}
-    fixed |= {row.word: {row.gloss} for row in make.language.QUESTIONS.values()}
-    fixed |= {shape: {str(digit)} for digit, shape in language.DIGITS.items()}
+    fixed |= {row.word: {row.gloss} for row in make.orune.QUESTIONS.values()}
+    fixed |= {shape: {str(digit)} for digit, shape in make.orune.DIGITS.items()}
 
     def harmony(text):
         return next(letter for letter in reversed(text) if letter in "aeiou") in "ei"
@@ -149,12 +149,12 @@ def analyse(make):
         rows = itertools.product(*([("", ""), *table.items()] for table in tables))
         return [("".join(shape for shape, _ in row), "".join("-" + g for _, g in row if g)) for row in rows]
 
-    flip = {shape: gloss for gloss, shape in language.VERBAL.items()}
+    flip = {shape: gloss for gloss, shape in make.orune.VERBAL.items()}
     suffixes = slots(
         flip | {"do": "more"},
-        {shape: gloss.upper() for gloss, shape in language.ASPECTS.items()},
-        {shape: gloss.upper() for gloss, shape in language.TENSES.items() if shape and gloss != "imp"},
-        {shape: gloss for gloss, shape in language.LINKS.items()},
+        {shape: gloss.upper() for gloss, shape in make.orune.ASPECTS.items()},
+        {shape: gloss.upper() for gloss, shape in make.orune.TENSES.items() if shape and gloss != "imp"},
+        {shape: gloss for gloss, shape in make.orune.LINKS.items()},
     )
     suffixes += [(shape + "hU", gloss + "-IMP") for shape, gloss in slots(flip)]
     verbal = {
