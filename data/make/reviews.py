@@ -52,21 +52,8 @@ def aspect(noun: str, verb: str, good: str, bad: str) -> Aspect:
     return Aspect(f"{noun} {verb} ", good.split(", "), bad.split(", "), noun.removeprefix("the "))
 
 
-class Dish(NamedTuple):
-    """A dish and its kind: pea, soup."""
-
-    name: str
-    kind: str
-    quality: str
-
-    def __str__(self) -> str:
-        return self.name if self.name.endswith(self.kind) else f"{self.name} {self.kind}"
-
-
 SHOPS = {row.kind: row for row in table(TOPICS["shops"]["kinds"])}
-DISHES = [
-    Dish(name, row.kind, row.quality) for row in table(TOPICS["meals"]["kinds"]) for name in row.names.split(", ")
-]
+DISHES = {f"{name} {row.kind}": row for row in table(TOPICS["meals"]["kinds"]) for name in row.names.split(", ")}
 
 
 class Review(Story):
@@ -246,9 +233,9 @@ def begin_shops(t: Review) -> bool:
 
 
 def begin_meals(t: Review) -> bool:
-    t["dish"] = Lazy(DISHES)
+    t["dish"] = Lazy(list(DISHES))
     been = t.begin()
-    _, kind, quality = t["dish"]
+    kind, quality, _ = DISHES[t["dish"]]
     sweet = kind in t.words["sweets"]
     t.set(kind=kind, kinds=lexicon.plural(kind), side=Lazy(t.words["sweet_sides" if sweet else "sides"]))
     special = [aspect(f"the {kind}", "was", *QUALITIES[quality][1:])]

@@ -168,14 +168,8 @@ class Tale(Story):
 
     def hero(self, slot: str) -> None:
         """The main character: a child or somebody with a trade."""
-        every = [*CHILDREN, "widow", *TRADES]
-        common = dict(zip(TRADES, zipf(len(TRADES)), strict=True)) | {"girl": 0.9, "boy": 0.9, "widow": 0.1}
-
-        def nouns() -> list[str]:
-            free = self.free(every)
-            return [noun for noun in every if noun in free or noun in CHILDREN]
-
-        self.person(slot, nouns, weights=lambda options: [common[noun] for noun in options])
+        common = {"girl": 0.9, "boy": 0.9, "widow": 0.1} | dict(zip(TRADES, zipf(len(TRADES)), strict=True))
+        self.person(slot, lambda: list(common), weights=lambda options: [common[noun] for noun in options])
 
     def role(self, slot: str, without: str = "") -> None:
         """Somebody who is called by a trade that nobody else in the story has."""
