@@ -173,7 +173,9 @@ def entropy(texts: Sequence[str], bits: Sequence[float], unit: str) -> dict[str,
 
 def derivations(program: Callable[[Teller], Any], text: str) -> list[Written]:
     """Every sequence of choices by which the program writes the text. Raises RuntimeError after MOST_RUNS runs."""
-    found, untried, n_runs = [], [[]], 0
+    found: list[Written] = []
+    untried: list[list[int]] = [[]]
+    n_runs = 0
     while untried:
         n_runs += 1
         if n_runs > MOST_RUNS:

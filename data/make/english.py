@@ -14,11 +14,12 @@ import itertools
 import re
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from vocabulary import LISTS, NOUN, NUMBERS, SPOTS, TIME, VERB, comparative
 from words import load, table
 
-Symbol = tuple
+Symbol = tuple[Any, ...]
 Rules = list[tuple[float, tuple[Symbol, ...]]]
 Features = dict[str, str]
 

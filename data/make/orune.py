@@ -50,8 +50,8 @@ class Clause:
                     self.add(*kids)
                 case "VV" if len(kids) == 3:
                     self.add(kids[0])
-                    mark, link = (self.mark, MARK_GLOSSES[self.mark]), (LINKS["and"], "and")
-                    both = build(mark, *self.stem, link, harmony=self.stem[0][0])
+                    prefix, suffix = (self.mark, MARK_GLOSSES[self.mark]), (LINKS["and"], "and")
+                    both = build(prefix, *self.stem, suffix, harmony=self.stem[0][0])
                     self.parts["earlier"] = [form for part in RESTARTED for form in self.parts[part]] + [both]
                     self.parts |= {part: [] for part in RESTARTED}
                     self.add(kids[2])

@@ -34,6 +34,10 @@ class Impossible(Exception):
 class Entity:
     """Something with words that may be Lazy. render() writes one of its forms."""
 
+    noun: Lazy
+    name: Lazy
+    mood: Lazy
+
     def __init__(self, noun: Any, **words: Any) -> None:
         for name, word in {"noun": noun, **words}.items():
             setattr(self, name, word if isinstance(word, Lazy) else Lazy([word], value=word))
@@ -101,20 +105,20 @@ class Thing(Entity):
     """Forms: {x} the bare noun; {x.new} the noun with one of its adjectives, which end in a space, if any."""
 
     def __init__(self, noun: Any, looks: Mapping[str, Sequence[str]]) -> None:
-        super().__init__(noun, adj=Lazy(()))
-        self.looks = looks
+        super().__init__(noun)
+        self.looks, self.described = looks, ""
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
         if form != "new":
             return super().render(form, said)
-        if self.adj.value is not None:
-            return f"{self.adj.value}{self.noun.value}"
+        if self.described:
+            return self.described
         nouns = [self.noun.value] if self.noun.value else self.noun.resolved()[0]
         both = [(adj, noun) for noun in nouns for adj in self.looks[noun]]
         return Ask(both, [1.0 / len(self.looks[noun]) for _, noun in both], "".join, self.take)
 
     def take(self, both: tuple[str, str]) -> None:
-        self.adj.value, self.noun.value = both
+        self.described, self.noun.value = "".join(both), both[1]
 
 
 class Place(NamedTuple):
