@@ -18,7 +18,7 @@ from typing import Any
 from choice import Teller
 from labelled import Table
 from lexicon import DAYS, TREASURES, Number, plural
-from scene import Event, Plan, Scene, Ways, Weighed, equal, things
+from scene import Event, Plan, Scene, Ways, Weighed, new_things, weigh_equally
 from telling import Lazy, distinct
 from words import before, load, table
 from world import PLACES, Person
@@ -32,7 +32,7 @@ Outcome = tuple[Plan, Sequence[Any]]  # a plan and the worlds that are possible 
 Sorted = dict[str, list[Plan]]
 
 
-def courses(
+def simulate_courses(
     firsts: Sequence[tuple[Event, Any]], events: Sequence[Event], step: Callable[[Any, Event], Sequence[Any]]
 ) -> list[Outcome]:
     """All courses of two or three events; firsts are events with the world after them.
@@ -54,7 +54,7 @@ def courses(
     return found
 
 
-def sort(outcomes: Iterable[Outcome], is_so: Callable[[Any], bool] = bool) -> Sorted:
+def sort_by_label(outcomes: Iterable[Outcome], is_so: Callable[[Any], bool] = bool) -> Sorted:
     """Plans by label: is_so(world) says whether the statement is true in a world."""
     found: Sorted = {label: [] for label in LABELS}
     for plan, worlds in outcomes:
@@ -67,7 +67,7 @@ def naming_0(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for plan in plans if any(0 in event[1:] for event in plan)]
 
 
-def misleading(plans: Sorted, label: str) -> Weighed:
+def weigh_misleading(plans: Sorted, label: str) -> Weighed:
     """The shortest plans for another thread than that which decides the label: often open where that one is not."""
     shares = (2.0, 1.0, 2.0) if label == "neutral" else (1.0, 8.0, 1.0)
     found: Weighed = []
@@ -78,13 +78,13 @@ def misleading(plans: Sorted, label: str) -> Weighed:
     return found
 
 
-def tell(t: Scene, says: str, plans: Sorted, label: str, *threads: Ways) -> str:
+def tell_threads(t: Scene, says: str, plans: Sorted, label: str, *threads: Ways) -> str:
     """Tell what gives the label to a statement that says yes or no, and beside it what misleads, if there is a second.
 
     Returns the label.
     """
-    decisive = equal(plans[label if says == "yes" else OPPOSITE[label]])
-    t.weave(*zip((decisive, misleading(plans, label)), threads, strict=False))
+    decisive = weigh_equally(plans[label if says == "yes" else OPPOSITE[label]])
+    t.weave(*zip((decisive, weigh_misleading(plans, label)), threads, strict=False))
     return label
 
 
@@ -112,17 +112,17 @@ def hand_plans(asked: str) -> Sorted:
     events: list[Event] = [("return", *pair) for pair in pairs]
     events += [(kind, *pair) for pair in pairs for kind in ("give", "lend", "let have")]
     events += [("pass on", who) for who in ROLES]
-    every = courses([(("have", who), (who, who)) for who in ROLES], events, transfer)
-    found = sort(every, lambda world: world[asked == "owns"] == 0)
+    every = simulate_courses([(("have", who), (who, who)) for who in ROLES], events, transfer)
+    found = sort_by_label(every, lambda world: world[asked == "owns"] == 0)
     return {label: naming_0(plans) for label, plans in found.items()}
 
 
 def hands(t: Scene) -> str:
     """Who has what, and whose it is."""
-    people, (thing, other) = t.people(3), things(2, TREASURES)
+    people, (thing, other) = t.new_people(3), new_things(2, TREASURES)
     t.set(a=people[0], x=thing)
-    asked, says = t.claim()
-    label = t.label(LABELS)
+    asked, says = t.make_claim()
+    label = t.draw_label(LABELS)
     shuffled = t.choose((people, [people[1], people[0], people[2]]))
     t.set(**dict(zip("uvw", t.choose(list(itertools.permutations(people))), strict=True)))
     t.say("{u}, {v} and {w} were <friends|neighbours|cousins|at school together>.")
@@ -133,7 +133,9 @@ def hands(t: Scene) -> str:
         return "relend" if kind == "lend" and owner != [who] else kind
 
     own = t.thread_ways("pq", people.__getitem__, kind_of, x=thing)
-    return tell(t, says, hand_plans(asked), label, own, t.thread_ways("pq", shuffled.__getitem__, kind_of, x=other))
+    return tell_threads(
+        t, says, hand_plans(asked), label, own, t.thread_ways("pq", shuffled.__getitem__, kind_of, x=other)
+    )
 
 
 def move(world: tuple[int, int, bool], event: Event) -> list[tuple[int, int, bool]]:
@@ -151,22 +153,22 @@ def site_plans(asked: str) -> Sorted:
     """By whether the person is in place 0, or the thing."""
     events: list[Event] = [(kind, to) for to in ROLES for kind in ("go", "leave and go")]
     events += [("vanish",), ("leave and vanish",)]
-    every = courses([(("begin", here), (here, here, True)) for here in ROLES], events, move)
-    found = sort(every, lambda world: world[asked == "thing"] == 0)
+    every = simulate_courses([(("begin", here), (here, here, True)) for here in ROLES], events, move)
+    found = sort_by_label(every, lambda world: world[asked == "thing"] == 0)
     return found | {"contradiction": naming_0(found["contradiction"])}
 
 
 def places(t: Scene) -> str:
     """Who is where, and what."""
-    people, carried, site = t.people(2), things(2, TREASURES), distinct(PLACES)
+    people, carried, site = t.new_people(2), new_things(2, TREASURES), distinct(PLACES)
     t.set(a=people[0], x=carried[0], l=site(0))
-    asked, says = t.claim()
+    asked, says = t.make_claim()
 
     def kind_of(told: Plan) -> str:
         return "bare " * any("leave" in kind for kind, *_ in told[:-1]) + told[-1][0]
 
     threads = [t.thread_ways("l", site, kind_of, p=p, x=x) for p, x in zip(people, carried, strict=True)]
-    return tell(t, says, site_plans(asked), t.label(LABELS), *threads)
+    return tell_threads(t, says, site_plans(asked), t.draw_label(LABELS), *threads)
 
 
 MOST = 14
@@ -193,31 +195,33 @@ def count_plans(relation: str, n: int) -> Sorted:
     events: list[Event] = [(kind, m) for kind in ("more", "less") for m in range(1, 7)]
     events += [("some more", 0)] * 4 + [("some less", 0)] * 4
     firsts = [(("begin", first), (first, ("begin", first))) for first in range(2, 13)]
-    narrow, wide = (courses(firsts, events, partial(change, few=few)) for few in (range(2, 5), range(1, 9)))
+    narrow, wide = (simulate_courses(firsts, events, partial(change, few=few)) for few in (range(2, 5), range(1, 9)))
     is_so = {"exactly": n.__eq__, "more": n.__lt__, "fewer": n.__gt__}[relation]
     truths = [[{is_so(m) for m, _ in worlds} for _, worlds in outcomes] for outcomes in (narrow, wide)]
     clear = [outcome for outcome, one, other in zip(narrow, *truths, strict=True) if one == other]
-    found = sort(clear, lambda world: is_so(world[0]))
+    found = sort_by_label(clear, lambda world: is_so(world[0]))
     near = {plan for plan, worlds in clear if abs(min(worlds)[0] - n) <= 4}
     return found | {"contradiction": [plan for plan in found["contradiction"] if plan in near]}
 
 
 def counts(t: Scene) -> str:
     """How many there are."""
-    people, goods = t.people(3), {plural(good): good for good in THINGS["goods"]}
+    people, goods = t.new_people(3), {plural(good): good for good in THINGS["goods"]}
     goods_of = distinct(list(goods))
     t.set(a=people[0], n=Lazy([Number(n) for n in range(3, 11)]), xs=goods_of(people[0]))
-    [relation] = t.claim()
-    n, label = int(t["n"]), t.label(LABELS)
+    [relation] = t.make_claim()
+    n, label = int(t["n"]), t.draw_label(LABELS)
 
     def ways(person: Person, told: Plan) -> list[str]:
         kind, amount = told[-1]
         what = goods_of(person)
         t.set(p=person, q=people[2], n=Number(amount), xs=goods[what.value] if amount == 1 else what)
-        return t.ways(kind)
+        return t.templates(kind)
 
-    misled = misleading(count_plans("exactly", n), label)
-    t.weave((equal(count_plans(relation, n)[label]), partial(ways, people[0])), (misled, partial(ways, people[1])))
+    misled = weigh_misleading(count_plans("exactly", n), label)
+    t.weave(
+        (weigh_equally(count_plans(relation, n)[label]), partial(ways, people[0])), (misled, partial(ways, people[1]))
+    )
     return label
 
 
@@ -234,16 +238,16 @@ def break_plans() -> Sorted:
         before, after = BREAKING[event]
         return after if is_broken == before else []
 
-    return sort(courses([(("whole",), False), (("begin broken",), True)], list(BREAKING), step))
+    return sort_by_label(simulate_courses([(("whole",), False), (("begin broken",), True)], list(BREAKING), step))
 
 
 def breakage(t: Scene) -> str:
     """What is broken."""
-    (one, other), (thing, second) = t.people(2), things(2, FRAGILE)
+    (one, other), (thing, second) = t.new_people(2), new_things(2, FRAGILE)
     t.set(x=thing)
-    [says] = t.claim()
+    [says] = t.make_claim()
     threads = t.thread_ways(p=one, q=other, x=thing), t.thread_ways(p=other, q=one, x=second)
-    return tell(t, says, break_plans(), t.label(LABELS), *threads)
+    return tell_threads(t, says, break_plans(), t.draw_label(LABELS), *threads)
 
 
 @functools.cache
@@ -264,15 +268,15 @@ def belief_plans(asked: str) -> Sorted:
         ):
             real = [first, second] if ("move perhaps", second) in plan else [second]
             found.append(((("hide", first), *plan), real if asked == "is" else thought))
-    return sort(found, lambda spot: spot == 0)
+    return sort_by_label(found, lambda spot: spot == 0)
 
 
 def beliefs(t: Scene) -> str:
     """Who believes what."""
-    (one, other), spot = t.people(2), distinct(THINGS["spots"])
+    (one, other), spot = t.new_people(2), distinct(THINGS["spots"])
     t.set(a=one, x=Lazy(THINGS["small"]), s=spot(0))
-    asked, says = t.claim()
-    return tell(t, says, belief_plans(asked), t.label(LABELS), t.thread_ways("s", spot, p=one, q=other))
+    asked, says = t.make_claim()
+    return tell_threads(t, says, belief_plans(asked), t.draw_label(LABELS), t.thread_ways("s", spot, p=one, q=other))
 
 
 @functools.cache
@@ -282,17 +286,17 @@ def promise_plans() -> Sorted:
     for due in range(2, 6):
         found += [((("promise", due), ("do", done)), [done <= due]) for done in range(1, 7)]
         found += [((("promise", due), (unknown,)), BOTH) for unknown in ("someday", "hearsay")]
-    return sort(found)
+    return sort_by_label(found)
 
 
 def promises(t: Scene) -> str:
     """Whether a promise was kept."""
-    one, other, third = t.people(3)
+    one, other, third = t.new_people(3)
     task = distinct(table(WORDS["tasks"]))
     t.set(a=one)
-    [says] = t.claim()
+    [says] = t.make_claim()
     threads = [t.thread_ways("d", DAYS.__getitem__, p=p, q=third, task=task(p)) for p in (one, other)]
-    return tell(t, says, promise_plans(), t.label(LABELS), *threads)
+    return tell_threads(t, says, promise_plans(), t.draw_label(LABELS), *threads)
 
 
 def reachable(plan: Plan, start: int) -> set[int]:
@@ -312,18 +316,18 @@ def order_plans() -> Sorted:
         plan = tuple(("compare", *pair) for pair in three)
         if len(reachable((*plan, *(("compare", second, first) for first, second in three)), 0)) == 4:
             found.append((plan, [True] if 1 in reachable(plan, 0) else [False] if 0 in reachable(plan, 1) else BOTH))
-    return sort(found)
+    return sort_by_label(found)
 
 
 def arrivals(t: Scene) -> str:
     """Who came first."""
-    people = t.people(4)
+    people = t.new_people(4)
     t.set(a=people[0], b=people[1], order=Lazy(table(WORDS["orders"])))
-    [says] = t.claim()
-    label = t.label(LABELS)
+    [says] = t.make_claim()
+    label = t.draw_label(LABELS)
     t.set(**dict(zip("wxyz", t.choose(list(itertools.permutations(people))), strict=True)))
     t.say("{w}, {x}, {y} and {z} {order.begin}.")
-    return tell(t, says, order_plans(), label, t.thread_ways("pq", people.__getitem__))
+    return tell_threads(t, says, order_plans(), label, t.thread_ways("pq", people.__getitem__))
 
 
 FAMILIES = {hands: 3.0, places: 4.0, counts: 4.0, breakage: 3.0, beliefs: 3.0, promises: 3.0, arrivals: 4.0}

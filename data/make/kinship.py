@@ -11,7 +11,7 @@ import lexicon
 from choice import Teller
 from labelled import Table
 from lexicon import SEX, Number
-from scene import Event, Plan, Scene, equal
+from scene import Event, Plan, Scene, weigh_equally
 from telling import Lazy
 from words import load, table
 from world import Person
@@ -55,42 +55,42 @@ def ways(t: Scene, told: Plan) -> list[str]:
         by, other = more
         if by == 0:
             t.set(q=other)
-            return t.ways("twins")
+            return t.templates("twins")
         older, younger = (person, other) if by > 0 else (other, person)
         t.set(p=older, q=younger, gap="a year" if abs(by) == 1 else f"{lexicon.number(abs(by))} years")
         if kind != "older or parent":
-            return t.ways(kind)
-        return t.ways("older") + ways(t, (("link", older, "parent", younger),))
+            return t.templates(kind)
+        return t.templates("older") + ways(t, (("link", older, "parent", younger),))
     if kind == "link":
         relation, other = more
         t.set(q=other, k=word_for(relation, person), l=word_for(RELATIONS[relation].converse, other))
     elif kind == "age":
         t.set(n=Number(more[0]))
-    return t.ways(kind)
+    return t.templates(kind)
 
 
 def weave(t: Scene, *threads: Sequence[Plan]) -> None:
     """Tell the facts of each thread, one of whose plans holds."""
-    t.weave(*[(equal(plans), functools.partial(ways, t)) for plans in threads])
+    t.weave(*[(weigh_equally(plans), functools.partial(ways, t)) for plans in threads])
 
 
-def facts(*events: Event) -> list[Plan]:
+def single_facts(*events: Event) -> list[Plan]:
     """Plans of a single fact."""
     return [(event,) for event in events]
 
 
 def perhaps(t: Scene, kind: str, *people: Person) -> list[list[Plan]]:
     """With probability 0.4, a thread that says something else of one of them."""
-    return [facts(*[(kind, person) for person in people])] if t.chance(0.4) else []
+    return [single_facts(*[(kind, person) for person in people])] if t.chance(0.4) else []
 
 
 def relatives(t: Scene) -> str:
     """Who is whose uncle."""
-    a, b = t.people(2)
+    a, b = t.new_people(2)
     kinds = sorted(set(COMPOSED.values()))
     t.set(a=a, b=b, r=Lazy(lambda: [getattr(RELATIONS[kind], a.sex or "he") for kind in kinds]))
     t.say("{a} is {b}'s {r}.")
-    label = t.label(LABELS)
+    label = t.draw_label(LABELS)
     pairs = links(KIND_OF[t["r"]], label)
     married = [pair.index("spouse") if "spouse" in pair else None for pair in pairs]
     # who is married shows in a name long before it is said, so it is drawn apart from the rest
@@ -102,39 +102,39 @@ def relatives(t: Scene) -> str:
         if index == which:
             plan = (("link", a, first, c), ("link", c, second, b))
             plans += [plan, plan[::-1]]
-    [other] = t.people(1)  # from what the other is to the family nothing follows for them
-    others = facts(*[("link", other, kind, one) for kind in ("child", "nephew", "uncle") for one in (a, b, c)])
+    [other] = t.new_people(1)  # from what the other is to the family nothing follows for them
+    others = single_facts(*[("link", other, kind, one) for kind in ("child", "nephew", "uncle") for one in (a, b, c)])
     weave(t, plans, others, *perhaps(t, "work", a, b, c))
     return label
 
 
 def ages(t: Scene) -> str:
     """Who is older."""
-    a, b = t.people(2)
+    a, b = t.new_people(2)
     t.set(a=a, b=b)
     right = t.fork([(1.0, "{a} is older than {b}.", "1"), (1.0, "{a} is younger than {b}.", "-1")])
-    label = t.label(LABELS)
-    c, d = t.people(2)
+    label = t.draw_label(LABELS)
+    c, d = t.new_people(2)
     first, second = (int(right) * sign for sign in t.choose(AGES[label]))
-    others = facts(*[("older", d, sign, one) for sign in (1, -1) for one in (a, b, c)])
-    deciding = facts(("older or parent", a, first, c)), facts(("older", c, second, b))
+    others = single_facts(*[("older", d, sign, one) for sign in (1, -1) for one in (a, b, c)])
+    deciding = single_facts(("older or parent", a, first, c)), single_facts(("older", c, second, b))
     weave(t, *deciding, others, *perhaps(t, "work", a, b, c, d))
     return label
 
 
 def years(t: Scene) -> str:
     """How old somebody is."""
-    [a] = t.people(1)
+    [a] = t.new_people(1)
     t.set(a=a, n=Lazy([Number(n) for n in range(7, 16)]))
     t.say("{a} is {n} years old.")
-    n, label = int(t["n"]), t.label(LABELS)
-    c, d = t.people(2)
+    n, label = int(t["n"]), t.draw_label(LABELS)
+    c, d = t.new_people(2)
     plans: list[Plan] = []
     for by in (-3, -2, -1, 1, 2, 3):  # years that a is older than c
         for wrong in sorted({2 * by, -1, 1, 2, -2}) if label == "not_entailment" else (0,):
             plan = (("age", c, n - by + wrong), ("apart", a, by, c))
             plans += [plan, plan[::-1]]
-    others = facts(*[("apart", d, by, one) for by in (-4, -3, -2, -1, 1, 2, 3, 4) for one in (a, c)])
+    others = single_facts(*[("apart", d, by, one) for by in (-4, -3, -2, -1, 1, 2, 3, 4) for one in (a, c)])
     weave(t, plans, others, *perhaps(t, "hobby", d))
     return label
 

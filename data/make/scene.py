@@ -34,22 +34,22 @@ class Scene(Story):
         self.name_of = distinct_names()
         self.in_sentence: dict[str, set[Person]] = {}
 
-    def people(self, n: int) -> list[Person]:
+    def new_people(self, n: int) -> list[Person]:
         """So many new people."""
         return [Person(self.name_of(object())) for _ in range(n)]
 
-    def claim(self) -> list[str]:
+    def make_claim(self) -> list[str]:
         """Make one of the statements of the phrase table; the words of its outcome."""
         return self.fork(fork(self.words["statement"])).split()
 
-    def label(self, labels: Sequence[str]) -> str:
+    def draw_label(self, labels: Sequence[str]) -> str:
         """End the statement, and draw its label."""
         label = self.choose(labels)
         self.gap = "\n^"
         self.said.clear()
         return label
 
-    def ways(self, kind: str) -> list[str]:
+    def templates(self, kind: str) -> list[str]:
         """The templates of a kind of event."""
         return self.words[kind].splitlines()
 
@@ -64,7 +64,7 @@ class Scene(Story):
 
         def ways(told: Plan) -> list[str]:
             self.set(**slots, **{slot: word_of(role) for slot, role in zip(roles, told[-1][1:], strict=False)})
-            return self.ways(kind_of(told))
+            return self.templates(kind_of(told))
 
         return ways
 
@@ -119,12 +119,12 @@ class Scene(Story):
                 del left[index]
 
 
-def things(n: int, looks: Mapping[str, Sequence[str]]) -> list[Thing]:
+def new_things(n: int, looks: Mapping[str, Sequence[str]]) -> list[Thing]:
     """So many things, each of another noun with its adjectives."""
     noun_of = distinct(list(looks))
     return [Thing(noun_of(i), looks) for i in range(n)]
 
 
-def equal(plans: Sequence[Plan]) -> Weighed:
+def weigh_equally(plans: Sequence[Plan]) -> Weighed:
     """Plans that are equally likely."""
     return [(plan, 1.0 / len(plans)) for plan in plans]
