@@ -133,23 +133,15 @@ def verb(frame: str, form: str, manner: str) -> Rules:
 def complement(pn: str, sem: str) -> Rules:
     """What is said after "to be"."""
     who = cat_of(sem)
-    states = sorted({*LISTS["predicates"].get(who, ()), *LISTS["states"].get(who, ())})
+    plain = LISTS["predicates"].get(who, [])
+    states = sorted({*plain, *LISTS["states"].get(who, ())})
     rules: Rules = [(3 / len(states), (w(adjective, "adjective", adjective),)) for adjective in states]
     rules += [(1 / len(states), (w("very"), w(adjective, "adjective", adjective, "very"))) for adjective in states]
-    if plain := LISTS["predicates"].get(who, ()):
-        than = (w("than", "than"), ("NP", "p" if who == "h" else who, "s", "0"))
-        rules += [(0.6 / len(plain), (w(comparative(a), "adjective", a, "more"), *than)) for a in plain]
-        if who == "h":
-            rules += [
-                (0.3 / len(plain), (w(comparative(a), "adjective", a, "more"), than[0], ("NAME", s)))
-                for a in plain
-                for s in "mf"
-            ]
-    if who in "hat":
-        rules.append((1, (("LOC",),)))
-    if sem in ("m", "f", "p") and pn == "3s":
-        rules.append((0.8, (w("a", "a"), ("A", "h"), ("N", "p", "s"))))
-    return rules
+    compared = [(w(comparative(adjective), "adjective", adjective, "more"), w("than", "than")) for adjective in plain]
+    rules += [(0.6 / len(plain), (*one, ("NP", "p" if who == "h" else who, "s", "0"))) for one in compared]
+    if who == "h":
+        rules += [(0.3 / len(plain), (*one, ("NAME", sex))) for one in compared for sex in "mf"]
+    return rules + rules_of("PRED", pn, sem)
 
 
 def adjectives(cat: str) -> Rules:
