@@ -242,7 +242,8 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
     for kid in determiners:
         match kid.symbol[0], *kid.meaning:
             case ("OWN",):
-                before += possessor(kid)
+                first, *owner = kid.kids
+                before += (with_adjectives(owner[0], (), False, "GEN") if owner else nominal(first, "GEN"))[0]
             case ("NUM",):
                 before += numeral(int(kid.kids[0].meaning[1]))
             case _, "this" | "these" | "that" | "those" as word:
@@ -257,8 +258,3 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
     if not determiners:
         said.append(agreeing("i", "INDEF", marker(key, cat, True)))
     return before + said, mark
-
-
-def possessor(node: Any) -> list[Form]:
-    first, *noun = node.kids
-    return with_adjectives(noun[0], (), False, "GEN")[0] if noun else nominal(first, "GEN")[0]

@@ -26,7 +26,6 @@ SIDE_STORIES = load("side_stories")
 THREADS = {name: one for name, one in SIDE_STORIES.items() if "where" in one}
 DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")  # plots that begin with a date
 UNDATED = ("storm",)
-ONE_DAY = {"suspicion", "letter", "coats"}  # plots that may look back at their day
 
 OTHERS = re.compile(rf"\b(?:{'|'.join(PEOPLE['others'])})\b")
 TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]  # of those with a name, and of those without
@@ -88,6 +87,8 @@ class Tale(Story):
             return getattr(self[slot], form) if form else self[slot]
         return int(word) if word.isdigit() else None if word == "nature" else word
 
+    case = value
+
     def draw(self, slot: str, *how: str) -> None:
         """Words of a list or table, common to rare; `evenly`; `unlike` those of another slot; `free`: no one's noun."""
         *how, options = how  # type: ignore[assignment]
@@ -109,9 +110,6 @@ class Tale(Story):
     def left(self, slot: str, whole: str, part: str) -> str:
         self[slot] = Number(self[whole] - self[part])
         return "some" if self[slot] else "none"
-
-    def case(self, word: str) -> str:
-        return str(self.value(word))
 
     def let(self, slot: str, other: str) -> None:
         self[slot] = self[other]
@@ -266,8 +264,6 @@ def story(teller: Teller) -> Tale:
     else:
         tale.plot = teller.choose(UNDATED)
     tale.play(PLOTS[tale.plot])
-    if tale.plot in ONE_DAY:
-        tale.close()
     return tale
 
 

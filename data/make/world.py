@@ -19,12 +19,9 @@ import lexicon
 from choice import zipf
 from lexicon import SEX
 from telling import Ask, Lazy, distinct
+from words import table
 
-PRONOUNS = {
-    "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
-    "she": {"he": "she", "him": "her", "his": "her", "himself": "herself"},
-    "it": {"he": "it", "him": "it", "his": "its", "himself": "itself"},
-}
+PRONOUNS = {row.he: row._asdict() for row in table(lexicon.PEOPLE["pronouns"])}
 
 
 class Impossible(Exception):
