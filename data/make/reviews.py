@@ -62,10 +62,11 @@ class Review(Story):
     def __init__(self, teller: Teller, words: Mapping[str, Any]) -> None:
         super().__init__(teller)
         self.words = words
-        self.used: list[Aspect] = []
-        self.topics: list[tuple[Aspect, float]] = []
+        self.topics: list[tuple[Aspect, float]] = []  # what has not been spoken of
         self.facts = self.lines(words["facts"])  # those that have not been told
         self.set(
+            kind=Lazy(list(SHOPS)),
+            dish=Lazy(list(DISHES)),
             kin=Lazy(KIN),
             kin2=Lazy(lambda: [one for one in KIN if one is not self["kin"]]),
             kin3=Lazy(lambda: [one for one in KIN if one is not self.slots["kin"].value]),
@@ -158,9 +159,7 @@ class Phrase:
     ways(aspect) is empty if the aspect does not fit.
     """
 
-    def __init__(
-        self, review: Review, ways: Callable[[Aspect], list[tuple[str, float]]], at_once: bool = False
-    ) -> None:
+    def __init__(self, review: Review, ways: Callable[[Aspect], Ways], at_once: bool = False) -> None:
         self.review, self.ways, self.at_once = review, ways, at_once
         self.aspect: Aspect | None = None
         self.text = ""
@@ -172,10 +171,9 @@ class Phrase:
         if self.aspect is not None:
             options = [(self.aspect, text, weight) for text, weight in self.ways(self.aspect)]
         for one, weight in self.review.topics if self.aspect is None else []:
-            ways = self.ways(one) if one not in self.review.used else []
             if self.at_once:
-                options += [(one, text, weight * share) for text, share in ways]
-            elif ways:
+                options += [(one, text, weight * share) for text, share in self.ways(one)]
+            elif self.ways(one):
                 options.append((one, "", weight))
         return Ask(options, [weight for *_, weight in options], self.head, self.take)
 
@@ -185,7 +183,7 @@ class Phrase:
 
     def take(self, option: tuple[Aspect, str, float]) -> None:
         self.aspect, self.text, _ = option
-        self.review.used.append(self.aspect)
+        self.review.topics = [topic for topic in self.review.topics if topic[0] != self.aspect]
 
     def opposites(self) -> list[str]:
         """What could be said instead, of the opposite."""
@@ -219,9 +217,8 @@ def say_varying(one: Aspect) -> Ways:
     return [(one.head + word, 1.0) for word in dict.fromkeys(word for pair in one.opposites() for word in pair)]
 
 
-def begin_shops(t: Review) -> bool:
-    t["kind"] = Lazy(list(SHOPS))
-    been = t.begin()
+def fill_shop(t: Review) -> None:
+    """Fill the slots that depend on the kind of shop."""
     kind = SHOPS[t["kind"]]
     goods = dict(one.rsplit(" ", 1) for one in kind.goods.split(", "))
     t.set(kinds=lexicon.plural(kind.kind), keeper=kind.keeper, goods=Lazy(list(goods)))
@@ -229,32 +226,27 @@ def begin_shops(t: Review) -> bool:
     for noun, quality in goods.items():
         special.append(aspect(f"the {noun}", "is" if noun in COMMON["mass"] else "are", *QUALITIES[quality][1:]))
     t.talk_of(special)
-    return been
 
 
-def begin_meals(t: Review) -> bool:
-    t["dish"] = Lazy(list(DISHES))
-    been = t.begin()
+def fill_meal(t: Review) -> None:
     kind, quality, _ = DISHES[t["dish"]]
     sweet = kind in t.words["sweets"]
     t.set(kind=kind, kinds=lexicon.plural(kind), side=Lazy(t.words["sweet_sides" if sweet else "sides"]))
     special = [aspect(f"the {kind}", "was", *QUALITIES[quality][1:])]
     t.talk_of(special, t.words["not_with_sweets"] if sweet else ())
-    return been
 
 
-def begin_books(t: Review) -> bool:
-    been = t.begin()
+def fill_book(t: Review) -> None:
     t["kinds"] = Lazy([lexicon.plural(kind) for kind in t.words["slots"]["kind"]])
     t.talk_of([])
-    return been
 
 
 def review(teller: Teller) -> str:
     """Write one review; its label."""
-    begin, topic = teller.choose(((begin_shops, "shops"), (begin_meals, "meals"), (begin_books, "books")))
+    topic, fill = teller.choose((("shops", fill_shop), ("meals", fill_meal), ("books", fill_book)))
     t = Review(teller, TOPICS[topic])
-    been = begin(t)
+    been = t.begin()
+    fill(t)
     label = teller.choose(list(SIGN))
     sign = SIGN[label]
     mild = teller.choose(("", "mild", "bare_contrast"), (0.9, 0.05, 0.05) if sign else (0.92, 0.04, 0.04))
