@@ -65,7 +65,6 @@ class Review(Story):
         self.topics: list[tuple[Aspect, float]] = []  # what has not been spoken of
         self.facts = self.lines(words["facts"])  # those that have not been told
         self.set(
-            kind=Lazy(list(SHOPS)),
             dish=Lazy(list(DISHES)),
             kin=Lazy(KIN),
             kin2=Lazy(lambda: [one for one in KIN if one is not self["kin"]]),
@@ -79,7 +78,7 @@ class Review(Story):
             trade2=Lazy(lambda: [one for one in lexicon.TRADES if one != self.slots["trade"].value], "zipf"),
             Trade=Lazy([trade.capitalize() for trade in lexicon.TRADES], "zipf"),
             **{slot: words[slot] for slot in ("done", "so", "was")},
-            **{slot: Lazy(options) for slot, options in words["slots"].items()},
+            **{slot: Lazy(options) for slot, options in ({"kind": list(SHOPS)} | words["slots"]).items()},
         )
 
     def lines(self, block: str) -> list[str]:
