@@ -21,7 +21,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -152,14 +152,16 @@ def draw_texts(program: Callable[[Teller], Any], seed: str) -> Iterator[Written]
             yield one
 
 
-def split(rows: Iterable[T], sizes: dict[str, int]) -> Iterator[tuple[str, list[T]]]:
-    """The next rows for each file, as many as it is to have."""
-    source = iter(rows)
+def draw_files(
+    program: Callable[[Teller], Any], seed: str, sizes: dict[str, int]
+) -> Iterator[tuple[str, list[Written]]]:
+    """The name of each file and its texts, as many as it is to have."""
+    texts = draw_texts(program, seed)
     for name, size in sizes.items():
-        yield name, list(itertools.islice(source, size))
+        yield name, list(itertools.islice(texts, size))
 
 
-def entropy(texts: Sequence[str], bits: Sequence[float], unit: str) -> dict[str, Any]:
+def measure_entropy(texts: Sequence[str], bits: Sequence[float], unit: str) -> dict[str, Any]:
     """The limit of texts that were written with so many bits. The end of a text is part of what is to be predicted."""
     total, size = math.fsum(bits), sum(len(text.encode()) for text in texts)
     return {

@@ -230,15 +230,17 @@ BOTH = (True, False)
 BREAKING = {("fall",): (False, BOTH), ("break",): (False, [True]), ("try",): (True, BOTH), ("mend",): (True, [False])}
 
 
+def break_or_mend(is_broken: bool, event: Event) -> Sequence[bool]:
+    """Whether a thing may be broken after an event."""
+    before, after = BREAKING[event]
+    return after if is_broken == before else []
+
+
 @functools.cache
 def break_plans() -> Sorted:
     """By whether the thing is broken at the end."""
-
-    def step(is_broken: bool, event: Event) -> Sequence[bool]:
-        before, after = BREAKING[event]
-        return after if is_broken == before else []
-
-    return sort_by_label(simulate_courses([(("whole",), False), (("begin broken",), True)], list(BREAKING), step))
+    firsts = [(("whole",), False), (("begin broken",), True)]
+    return sort_by_label(simulate_courses(firsts, list(BREAKING), break_or_mend))
 
 
 def breakage(t: Scene) -> str:

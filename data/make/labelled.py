@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from choice import Teller, Written, derivations, draw_texts, split
+from choice import Teller, Written, derivations, draw_files
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Table:
     def rows(self) -> dict[str, list[Written]]:
         """The rows of each file."""
         sizes = {f"{self.name}.csv": self.train_size, f"{self.name}.test.csv": self.test_size}
-        return dict(split(draw_texts(self.program, f"{self.name} 7"), sizes))
+        return dict(draw_files(self.program, f"{self.name} 7", sizes))
 
     @property
     def train(self) -> list[Written]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import lexicon
-from choice import Teller, Written, draw_texts, split
+from choice import Teller, Written, draw_files
 from words import load
 from world import PLACES
 
@@ -101,7 +101,7 @@ def squad(rows: list[Written]) -> bytes:
 
 def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
     """(name, bytes, limit) of both files."""
-    for name, rows in split(draw_texts(passage, "questions 1"), SIZES):
+    for name, rows in draw_files(passage, "questions 1", SIZES):
         questions = [question for row in rows for question in row.value]
         n_empty = sum(not question.answer for question in questions)
         limit: dict[str, Any] = {"passages": len(rows), "rows": len(questions), "without_answer": n_empty}

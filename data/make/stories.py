@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lexicon
-from choice import Teller, draw_texts, entropy, split, zipf
+from choice import Teller, draw_files, measure_entropy, zipf
 from lexicon import CHILDREN, SEX, Number
 from telling import Lazy, Story
 from words import before, fork, load, table
@@ -269,8 +269,8 @@ def story(teller: Teller) -> Tale:
 
 def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
     """(name, bytes, limit) of both files, in which stories are separated by blank lines."""
-    for name, told in split(draw_texts(story, SEED), SIZES):
+    for name, told in draw_files(story, SEED, SIZES):
         if wrong := [one.text for one in told if not SHORTEST <= len(one.text.split()) <= LONGEST]:
             raise ValueError(f"too short or too long: {wrong[0]}")
         texts = [one.text for one in told]
-        yield name, ("\n\n".join(texts) + "\n").encode(), entropy(texts, [one.bits for one in told], "document")
+        yield name, ("\n\n".join(texts) + "\n").encode(), measure_entropy(texts, [one.bits for one in told], "document")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import lexicon
-from choice import Teller, draw_texts, split
+from choice import Teller, draw_files
 from words import load, weighted
 
 SIZES = {"tags.conll": 1100, "tags.test.conll": 400}
@@ -58,7 +58,7 @@ def sentence(t: Teller) -> list[str]:
 
 def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
     """(name, bytes, limit) of both files. No two sentences are equal."""
-    for name, rows in split(draw_texts(sentence, "tags 1"), SIZES):
+    for name, rows in draw_files(sentence, "tags 1", SIZES):
         counts = Counter(tag for row in rows for tag in row.value)
         limit: dict[str, Any] = {"rows": len(rows), "entities": {kind: counts[f"B-{kind}"] for kind in TYPES}}
         yield name, "".join(row.text for row in rows).encode(), limit | ({"best_f1": 1.0} if ".test." in name else {})

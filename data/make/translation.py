@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import english
-from choice import Teller, entropy, written
+from choice import Teller, measure_entropy, written
 from orune import translate
 
 SEED = 11
@@ -152,7 +152,7 @@ def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
     for name, made in rows().items():
         n_words = [len(row.source.split()) for row in made]
         buckets = {f"{low}-{high}": sum(low <= n <= high for n in n_words) for low, high in BUCKETS}
-        limit = entropy([row.source for row in made], [row.drawn for row in made], "row")
+        limit = measure_entropy([row.source for row in made], [row.drawn for row in made], "row")
         limit |= {"target_bits": 0.0, "accuracy": 1.0, "bleu": 100.0, "rows_by_source_words": buckets}
         table = "source\ttarget\n" + "".join(f"{row.source}\t{row.target}\n" for row in made)
         yield name, table.encode(), limit
