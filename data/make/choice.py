@@ -127,6 +127,10 @@ class Follower(Teller):
         self.position += len(text)
 
 
+Program = Callable[[Teller], Any]
+Files = Iterator[tuple[str, bytes, dict[str, Any]]]  # the name of each, its bytes, and its limit
+
+
 class Written(NamedTuple):
     """A text, -log2 of the probability of the choices that wrote it, and what the program returned."""
 
@@ -135,14 +139,14 @@ class Written(NamedTuple):
     value: Any
 
 
-def written(program: Callable[[Teller], Any], rng: random.Random) -> Written:
+def written(program: Program, rng: random.Random) -> Written:
     """Run the program with choices drawn from rng."""
     teller = Teller(rng)
     value = program(teller)
     return Written("".join(teller.printed), teller.bits, value)
 
 
-def draw_texts(program: Callable[[Teller], Any], seed: str) -> Iterator[Written]:
+def draw_texts(program: Program, seed: str) -> Iterator[Written]:
     """What the program writes, text after text, without end; a text that was drawn before is passed over."""
     seen: set[str] = set()
     for index in itertools.count():
@@ -152,9 +156,7 @@ def draw_texts(program: Callable[[Teller], Any], seed: str) -> Iterator[Written]
             yield one
 
 
-def draw_files(
-    program: Callable[[Teller], Any], seed: str, sizes: dict[str, int]
-) -> Iterator[tuple[str, list[Written]]]:
+def draw_files(program: Program, seed: str, sizes: dict[str, int]) -> Iterator[tuple[str, list[Written]]]:
     """The name of each file and its texts, as many as it is to have."""
     texts = draw_texts(program, seed)
     for name, size in sizes.items():
@@ -173,7 +175,7 @@ def measure_entropy(texts: Sequence[str], bits: Sequence[float], unit: str) -> d
     }
 
 
-def derivations(program: Callable[[Teller], Any], text: str) -> list[Written]:
+def derivations(program: Program, text: str) -> list[Written]:
     """Every sequence of choices by which the program writes the text. Raises RuntimeError after MOST_RUNS runs."""
     found: list[Written] = []
     untried: list[list[int]] = [[]]

@@ -17,12 +17,12 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from choice import Teller, Written, derivations, draw_files
+from choice import Files, Program, Written, derivations, draw_files
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    program: Callable[[Teller], str]
+    program: Program  # returns the label
     train_size: int
     test_size: int
 
@@ -80,8 +80,8 @@ class Table:
                 found[f"bag_of_words_{column}"] = bag_of_words_accuracy(self.train, self.test, slice(i, i + 1))
         return {name: round(accuracy, 4) for name, accuracy in found.items()}
 
-    def files(self) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-        """(name, bytes, limit) of both files. What takes a trained model is in the limit of the test file alone."""
+    def files(self) -> Files:
+        """Both files. What takes a trained model is in the limit of the test file alone."""
         for name, rows in self.rows.items():
             counts = Counter(row.value for row in rows)
             limit: dict[str, Any] = {"rows": len(rows), "labels": {label: counts[label] for label in self.labels}}

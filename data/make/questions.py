@@ -8,11 +8,10 @@ answer: what is asked was not told, or is not true of anybody in the passage.
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import lexicon
-from choice import Teller, Written, draw_files
+from choice import Files, Teller, Written, draw_files
 from words import load
 from world import PLACES
 
@@ -99,8 +98,7 @@ def squad(rows: list[Written]) -> bytes:
     return f'{{"version":"2.0","data":[{{"title":"The village","paragraphs":[\n{paragraphs}\n]}}]}}\n'.encode()
 
 
-def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """(name, bytes, limit) of both files."""
+def files() -> Files:
     for name, rows in draw_files(passage, "questions 1", SIZES):
         questions = [question for row in rows for question in row.value]
         n_empty = sum(not question.answer for question in questions)

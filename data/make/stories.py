@@ -5,11 +5,11 @@ slots: a, b, c people; weather, month, hour, day; and what its steps put into ot
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lexicon
-from choice import Teller, draw_files, measure_entropy, zipf
+from choice import Files, Teller, draw_files, measure_entropy, zipf
 from lexicon import CHILDREN, SEX, Number
 from telling import Lazy, Story
 from words import before, fork, load, table
@@ -267,8 +267,7 @@ def story(teller: Teller) -> Tale:
     return tale
 
 
-def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """(name, bytes, limit) of both files, in which stories are separated by blank lines."""
+def files() -> Files:
     for name, told in draw_files(story, SEED, SIZES):
         if wrong := [one.text for one in told if not SHORTEST <= len(one.text.split()) <= LONGEST]:
             raise ValueError(f"too short or too long: {wrong[0]}")

@@ -7,11 +7,10 @@ the month of May names a boat; the words around a name decide what it names, and
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import lexicon
-from choice import Teller, draw_files
+from choice import Files, Teller, draw_files
 from words import load, weighted
 
 SIZES = {"tags.conll": 1100, "tags.test.conll": 400}
@@ -56,8 +55,7 @@ def sentence(t: Teller) -> list[str]:
     return tags
 
 
-def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """(name, bytes, limit) of both files. No two sentences are equal."""
+def files() -> Files:
     for name, rows in draw_files(sentence, "tags 1", SIZES):
         counts = Counter(tag for row in rows for tag in row.value)
         limit: dict[str, Any] = {"rows": len(rows), "entities": {kind: counts[f"B-{kind}"] for kind in TYPES}}
