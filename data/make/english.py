@@ -7,7 +7,7 @@ one, and "with" always describes the noun before it.
 
 Features: cat is a category of NOUN; sem is the category of a subject; pn is person and number (1s 2 1p 3s 3p); level
 says how deep clauses may nest; form is base, third, past, participle, ing, and two that are spelt as base is:
-infinitive after "to", imperative.
+infinitive after "to", imperative. with_derived() has those that follow from them.
 """
 
 import itertools

@@ -46,7 +46,7 @@ def simulate_courses(
         for event in events:
             if worlds := step(world, event):
                 found.append(((*plan, event), worlds))
-                if len(worlds) == len(plan) == 1:
+                if len(worlds) == 1 and len(plan) == 1:
                     go_on((*plan, event), worlds[0])
 
     for first, world in firsts:
