@@ -98,10 +98,11 @@ def subjects(level: str) -> list[tuple[float, Features]]:
 
 
 def holds(condition: str, features: Features) -> bool:
+    """Whether features fulfil name=value/value, name!=value/value, or a letter that must be among the kinds."""
     name, sign, values = condition.partition("=")
     if not sign:
         return name in features["kinds"]
-    return ((features[name.removesuffix("!")] or "-") in values.split("/")) != name.endswith("!")
+    return (features[name.removesuffix("!")] in values.split("/")) != name.endswith("!")
 
 
 def rules_of(kind: str, *values: str) -> Rules:
@@ -112,10 +113,9 @@ def rules_of(kind: str, *values: str) -> Rules:
     for about_subject, some in itertools.groupby(lines, lambda line: "{subject}" in line):
         group = list(some)
         for weight, subject in subjects(own["below"]) if about_subject else [(1.0, {})]:
-            features = own | subject
-            shown = {name: value or "-" for name, value in features.items()}
+            features = {name: value or "-" for name, value in (own | subject).items()}
             for line in group:
-                share, conditions, written = RULE.fullmatch(line.format_map(shown)).groups()  # type: ignore[union-attr]
+                share, conditions, written = RULE.fullmatch(line.format_map(features)).groups()  # type: ignore[union-attr]
                 if "[-" not in written and all(holds(one, features) for one in (conditions or "").split()):
                     found.append((weight * float(Fraction(share)), symbols(written)))
     return found
