@@ -41,11 +41,9 @@ class Aspect(NamedTuple):
         return self.good if sign > 0 else self.bad
 
     def opposites(self) -> list[tuple[str, str]]:
-        """(good, bad) where the one is the opposite of the other."""
-        return [(good, bad) for good in self.good for bad in self.bad if (good, bad) in OPPOSED]
-
-    def both_ways(self) -> list[tuple[str, str]]:
-        return self.opposites() + [pair[::-1] for pair in self.opposites()]
+        """Pairs of which one is the opposite of the other: all (good, bad), then all (bad, good)."""
+        pairs = [(good, bad) for good in self.good for bad in self.bad if (good, bad) in OPPOSED]
+        return pairs + [pair[::-1] for pair in pairs]
 
 
 def aspect(noun: str, verb: str, good: str, bad: str) -> Aspect:
@@ -187,7 +185,7 @@ class Phrase:
     def opposites(self) -> list[str]:
         """What could be said instead, of the opposite."""
         assert self.aspect is not None
-        return [y for x, y in self.aspect.both_ways() if self.aspect.head + x == self.text]
+        return [y for x, y in self.aspect.opposites() if self.aspect.head + x == self.text]
 
 
 def name_bare(sign: int, one: Aspect) -> Ways:
@@ -202,7 +200,7 @@ def say_middling(one: Aspect) -> Ways:
     if not one.head:
         return []
     found = [(one.head + word, 3.0) for word in COMMON["middling_words"]]
-    pairs = one.both_ways()
+    pairs = one.opposites()
     for x, y in pairs:
         found.append((f"{one.head}neither {x} nor {y}", 12.0 / len(pairs)))
         found.append((f"{one.head}not {x}, but not {y} either", 12.0 / len(pairs)))
