@@ -4,29 +4,25 @@ A *program* is any function `program(teller)`. It asks `teller.choose(options, w
 `teller.emit(text)`. It runs in two ways:
 
     written(program, rng)          -> Written(text, bits, value)   choices are drawn; bits = -log2 of their probability
-    derivations(program, text)     -> [bits, ...]                  every sequence of choices that writes this text
-    bits_of(program, text)         -> -log2 of the probability of the text, summed over all its derivations
+    derivations(program, text)     -> [Written, ...]               every sequence of choices that writes this text
 
 The second runs the program against a given text. A choice whose text does not agree with what must come next is pruned
-at once when the caller says how each option begins (`heads`), and otherwise at the first `emit` that disagrees; the
+at once when the caller says how each option begins (`head`), and otherwise at the first `emit` that disagrees; the
 program is then run again from its start up to the last choice with an untried option. So the cost stays near linear as
-long as a choice shows soon after it is made: draw late, just before the words that reveal it. All options are explored,
-so the sum is exact. A program must be a pure function of its choices: no other randomness, no state that outlives it.
-
-Nothing is ever rejected or drawn again, since that would change the probabilities. A build that meets a text it does
-not want (too long, told before) fails instead, and the seed or the program is changed.
+long as a choice shows soon after it is made: draw late, just before the words that reveal it. A program must be a pure
+function of its choices: no other randomness, no state that outlives it.
 
 Text is typeset on its way: "a" before a vowel becomes "an", the first letter of a sentence becomes a capital, and the
 letter after the mark ^ too.
 """
 
 import functools
+import itertools
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -55,89 +51,70 @@ def typeset(raw: str, tail: str) -> tuple[str, str]:
 
 
 class Teller:
-    """What a program chooses with and writes to. The two kinds below differ in how an option is found."""
+    """What a program chooses with and writes to. It draws each choice by random(), whose sequence Python promises."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
         self.bits = 0.0
+        self.printed: list[str] = []
         self.tail = ". "  # the last characters printed; a text begins as a sentence does
         self.held = ""
 
     def choose(
-        self,
-        options: Sequence[T],
-        weights: Sequence[float] | None = None,
-        heads: Callable[[int], str] | None = None,
+        self, options: Sequence[T], weights: Sequence[float] | None = None, head: Callable[[T], str] | None = None
     ) -> T:
         """One of the options, with probability proportional to its weight (equal without weights).
 
-        heads(i): words that are certain to be emitted next if option i is taken ("" if nothing is certain).
+        head(option): words that are certain to be emitted next if it is taken ("" if nothing is certain).
         """
         if len(options) == 1:
             return options[0]
         weights = weights or [1.0] * len(options)
-        total = math.fsum(weights)
-        index = self.pick(weights, total, heads)
-        self.bits -= math.log2(weights[index] / total)
+        index = self.pick(options, weights, head)
+        self.bits -= math.log2(weights[index] / math.fsum(weights))
         return options[index]
 
-    def chance(self, p: float) -> bool:
-        """True with probability p."""
-        return self.choose((True, False), (p, 1 - p))
-
-    def emit(self, raw: str) -> None:
-        """Write text. Raises Mismatch if it is not what the given text says."""
-        text, self.held = typeset(self.held + raw, self.tail)
-        if text:
-            self.print(text)
-            self.tail = (self.tail + text)[-3:]
-
-    def ahead(self, head: str) -> str:
-        """The text that emit(head) would print."""
-        return typeset(self.held + head, self.tail)[0]
-
-    def pick(self, weights: Sequence[float], total: float, heads: Callable[[int], str] | None) -> int:
-        raise NotImplementedError
-
-    def print(self, text: str) -> None:
-        raise NotImplementedError
-
-
-class Drawing(Teller):
-    """Draws each choice. Uses random() alone, whose sequence Python promises to keep."""
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__()
-        self.rng = rng
-        self.parts: list[str] = []
-
-    def pick(self, weights: Sequence[float], total: float, heads: Callable[[int], str] | None) -> int:
-        left = self.rng.random() * total
+    def pick(self, options: Sequence[T], weights: Sequence[float], head: Callable[[T], str] | None) -> int:
+        left = self.rng.random() * math.fsum(weights)
         for index, weight in enumerate(weights):
             left -= weight
             if left < 0:
                 return index
         return max(index for index, weight in enumerate(weights) if weight)
 
+    def chance(self, p: float) -> bool:
+        """True with probability p."""
+        return self.choose((True, False), (p, 1 - p))
+
+    def emit(self, raw: str) -> None:
+        """Typeset text and write it. Raises Mismatch if it is not what the given text says."""
+        text, self.held = typeset(self.held + raw, self.tail)
+        if text:
+            self.print(text)
+            self.tail = (self.tail + text)[-3:]
+
     def print(self, text: str) -> None:
-        self.parts.append(text)
+        """Write text as it is."""
+        self.printed.append(text)
 
 
-class Following(Teller):
+class Follower(Teller):
     """Takes the choices of `path`, then the first that fits the text; notes the others in `untried`."""
 
     def __init__(self, text: str, path: list[int]) -> None:
-        super().__init__()
+        super().__init__(random.Random(0))
         self.text, self.position = text, 0
         self.path, self.n_chosen = path, 0
         self.untried: list[list[int]] = []
 
-    def pick(self, weights: Sequence[float], total: float, heads: Callable[[int], str] | None) -> int:
+    def pick(self, options: Sequence[T], weights: Sequence[float], head: Callable[[T], str] | None) -> int:
         self.n_chosen += 1
         if self.n_chosen <= len(self.path):
             return self.path[self.n_chosen - 1]
         live = [index for index, weight in enumerate(weights) if weight > 0]
-        if heads:
-            live = [i for i in live if self.text.startswith(self.ahead(heads(i)), self.position)]
+        if head:
+            ahead = {i: typeset(self.held + head(options[i]), self.tail)[0] for i in live}
+            live = [i for i in live if self.text.startswith(ahead[i], self.position)]
         if not live:
             raise Mismatch
         self.untried += [[*self.path, index] for index in live[1:]]
@@ -150,8 +127,11 @@ class Following(Teller):
         self.position += len(text)
 
 
-@dataclass(frozen=True)
-class Written:
+Program = Callable[[Teller], Any]
+Files = Iterator[tuple[str, bytes, dict[str, Any]]]  # the name of each, its bytes, and its limit
+
+
+class Written(NamedTuple):
     """A text, -log2 of the probability of the choices that wrote it, and what the program returned."""
 
     text: str
@@ -159,21 +139,52 @@ class Written:
     value: Any
 
 
-def written(program: Callable[[Teller], Any], rng: random.Random) -> Written:
+def written(program: Program, rng: random.Random) -> Written:
     """Run the program with choices drawn from rng."""
-    teller = Drawing(rng)
+    teller = Teller(rng)
     value = program(teller)
-    return Written("".join(teller.parts), teller.bits, value)
+    return Written("".join(teller.printed), teller.bits, value)
 
 
-def derivations(program: Callable[[Teller], Any], text: str) -> list[Written]:
+def draw_texts(program: Program, seed: str) -> Iterator[Written]:
+    """What the program writes, text after text, without end; a text that was drawn before is passed over."""
+    seen: set[str] = set()
+    for index in itertools.count():
+        one = written(program, random.Random(f"{seed} {index}"))
+        if one.text not in seen:
+            seen.add(one.text)
+            yield one
+
+
+def draw_files(program: Program, seed: str, sizes: dict[str, int]) -> Iterator[tuple[str, list[Written]]]:
+    """The name of each file and its texts, as many as it is to have."""
+    texts = draw_texts(program, seed)
+    for name, size in sizes.items():
+        yield name, list(itertools.islice(texts, size))
+
+
+def measure_entropy(texts: Sequence[str], bits: Sequence[float], unit: str) -> dict[str, Any]:
+    """The limit of texts that were written with so many bits. The end of a text is part of what is to be predicted."""
+    total, size = math.fsum(bits), sum(len(text.encode()) for text in texts)
+    return {
+        f"{unit}s": len(texts),
+        "bytes": size,
+        "bits": round(total, 3),
+        f"bits_per_{unit}": round(total / len(texts), 4),
+        "bits_per_byte": round(total / size, 6),
+    }
+
+
+def derivations(program: Program, text: str) -> list[Written]:
     """Every sequence of choices by which the program writes the text. Raises RuntimeError after MOST_RUNS runs."""
-    found, untried, n_runs = [], [[]], 0
+    found: list[Written] = []
+    untried: list[list[int]] = [[]]
+    n_runs = 0
     while untried:
         n_runs += 1
         if n_runs > MOST_RUNS:
             raise RuntimeError(f"{MOST_RUNS} runs do not suffice to parse {text[:60]!r}")
-        teller = Following(text, untried.pop())
+        teller = Follower(text, untried.pop())
         try:
             value = program(teller)
             if teller.position == len(text) and not teller.held:
@@ -182,15 +193,6 @@ def derivations(program: Callable[[Teller], Any], text: str) -> list[Written]:
             pass
         untried += teller.untried
     return found
-
-
-def bits_of(program: Callable[[Teller], Any], text: str) -> float:
-    """-log2 of the probability that the program writes exactly this text; infinite if it cannot."""
-    every = [derivation.bits for derivation in derivations(program, text)]
-    if not every:
-        return math.inf
-    least = min(every)
-    return least - math.log2(math.fsum(2.0 ** (least - bits) for bits in every))
 
 
 def zipf(n: int, shift: float = 4.0) -> list[float]:

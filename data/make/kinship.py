@@ -6,25 +6,27 @@ As in entailment.csv the statement is drawn first, then the label, and then fact
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import lexicon
 from choice import Teller
 from labelled import Table
-from lexicon import Number
-from scene import Plan, Scene, Thread, equal
+from lexicon import SEX, Number
+from scene import Event, Plan, Scene, weigh_equally
 from telling import Lazy
 from words import load, table
 from world import Person
 
 LABELS = ("entailment", "not_entailment")
 WORDS = load("kinship")
-WAYS = {name: block.splitlines() for name, block in WORDS.items()}
 RELATIONS = {row.kind: row for row in table(WORDS["relations"])}
+KIND_OF = {word: row.kind for row in RELATIONS.values() for word in (row.he, row.she)}
 COMPOSED = {(row.first, row.second): row.whole for row in table(WORDS["composed"])}
 
-Ways = Sequence[str]
-Tell = Callable[[str], None]
+# Signs: older (1), of the same age (0) or younger (-1). Who is older is said of a and c, and of c and b.
+AGES = {
+    "entailment": ((1, 1), (1, 1), (1, 0), (0, 1)),
+    "not_entailment": ((1, -1), (-1, 1), (-1, -1), (0, -1), (-1, 0)),
+}
 
 
 @functools.cache
@@ -40,141 +42,109 @@ def links(relation: str, label: str) -> list[tuple[str, str]]:
     return near * 2 + [pair for pair, composed in COMPOSED.items() if composed != relation]
 
 
-class Relation(str):
+def word_for(relation: str, person: Person) -> Lazy:
     """What somebody is to another, as a word that fits the sex."""
-
-    kind: str
-
-    @classmethod
-    def of(cls, kind: str, person: Person) -> "Relation":
-        relation = cls(getattr(RELATIONS[kind], person.sex or "he"))
-        relation.kind = kind
-        return relation
+    return Lazy(lambda: [getattr(RELATIONS[relation], person.sex or "he")])
 
 
-def link_ways(t: Scene, one: Person, kind: str, other: Person) -> Ways:
-    """one is the parent (or what kind says) of the other; said so, or the other way about."""
-    converse = RELATIONS[kind].converse
-    t.set(p=one, q=other, k=Lazy(lambda: [Relation.of(kind, one)]), l=Lazy(lambda: [Relation.of(converse, other)]))
-    return WAYS["link"]
+def ways(t: Scene, told: Plan) -> list[str]:
+    """Sets the slots for the last fact told, and returns the templates for it."""
+    kind, person, *more = told[-1]
+    t.set(p=person)
+    if kind in ("older", "older or parent", "apart"):
+        by, other = more
+        if by == 0:
+            t.set(q=other)
+            return t.templates("twins")
+        older, younger = (person, other) if by > 0 else (other, person)
+        t.set(p=older, q=younger, gap="a year" if abs(by) == 1 else f"{lexicon.number(abs(by))} years")
+        if kind != "older or parent":
+            return t.templates(kind)
+        return t.templates("older") + ways(t, (("link", older, "parent", younger),))
+    if kind == "link":
+        relation, other = more
+        t.set(q=other, k=word_for(relation, person), l=word_for(RELATIONS[relation].converse, other))
+    elif kind == "age":
+        t.set(n=Number(more[0]))
+    return t.templates(kind)
 
 
-def said(t: Scene, name: str, **slots: Any) -> Ways:
-    t.set(**slots)
-    return WAYS[name]
+def weave(t: Scene, *threads: Sequence[Plan]) -> None:
+    """Tell the facts of each thread, one of whose plans holds."""
+    t.weave(*[(weigh_equally(plans), functools.partial(ways, t)) for plans in threads])
 
 
-def fact(ways: Callable[..., Ways], *cases: tuple[Any, ...]) -> Thread:
-    """A sentence of its own: ways(*case), for one of the cases."""
-    return Thread(equal([(case,) for case in cases]), lambda case: ways(*case))
+def single_facts(*events: Event) -> list[Plan]:
+    """Plans of a single fact."""
+    return [(event,) for event in events]
 
 
-def work(t: Scene, family: Sequence[Person]) -> list[Thread]:
-    """Perhaps, what one of them does for a living."""
-    trade = Lazy(lexicon.TRADES, "zipf")
-    cases = [(index,) for index in range(len(family))]
-    ways = lambda index: said(t, "work", p=family[index], trade=trade)  # noqa: E731
-    return [fact(ways, *cases)] if t.chance(0.4) else []
+def perhaps(t: Scene, kind: str, *people: Person) -> list[list[Plan]]:
+    """With probability 0.4, a thread that says something else of one of them."""
+    return [single_facts(*[(kind, person) for person in people])] if t.chance(0.4) else []
 
 
-def relatives(t: Scene) -> Tell:
+def relatives(t: Scene) -> str:
     """Who is whose uncle."""
-    a, b = t.person(), t.person()
+    a, b = t.new_people(2)
     kinds = sorted(set(COMPOSED.values()))
-    t.set(a=a, b=b, r=Lazy(lambda: [Relation.of(kind, a) for kind in kinds]))
+    t.set(a=a, b=b, r=Lazy(lambda: [getattr(RELATIONS[kind], a.sex or "he") for kind in kinds]))
     t.say("{a} is {b}'s {r}.")
-    kind = t["r"].kind
-
-    def facts(label: str) -> None:
-        pairs = links(kind, label)
-        married = [pair.index("spouse") if "spouse" in pair else None for pair in pairs]
-        # who is married shows in a name long before it is said, so it is drawn apart from the rest
-        which = t.choose((None, 0, 1), [float(married.count(index)) for index in (None, 0, 1)])
-        partner = None if which is None else (a, b)[which]
-        c = t.person(lambda: {"he": "she", "she": "he", None: None}[partner.sex if partner else None])
-        plans: list[Plan] = []
-        for (first, second), index in zip(pairs, married, strict=True):
-            if index == which:
-                told = ((t, a, first, c), (t, c, second, b))
-                plans += [told, told[::-1]]
-        family, other = (a, b, c), t.person()  # from what the other is to the family nothing follows for them
-        cases = [(t, other, kind, one) for kind in ("child", "nephew", "uncle") for one in family]
-        both = Thread(equal(plans), lambda event: link_ways(*event))
-        t.weave(both, fact(link_ways, *cases), *work(t, family))
-
-    return facts
+    label = t.draw_label(LABELS)
+    pairs = links(KIND_OF[t["r"]], label)
+    married = [pair.index("spouse") if "spouse" in pair else None for pair in pairs]
+    # who is married shows in a name long before it is said, so it is drawn apart from the rest
+    which = t.choose((None, 0, 1), [float(married.count(index)) for index in (None, 0, 1)])
+    partner = None if which is None else (a, b)[which]
+    c = Person(t.name_of("c", lambda name: partner is None or SEX[name] != partner.sex))
+    plans: list[Plan] = []
+    for (first, second), index in zip(pairs, married, strict=True):
+        if index == which:
+            plan = (("link", a, first, c), ("link", c, second, b))
+            plans += [plan, plan[::-1]]
+    [other] = t.new_people(1)  # from what the other is to the family nothing follows for them
+    others = single_facts(*[("link", other, kind, one) for kind in ("child", "nephew", "uncle") for one in (a, b, c)])
+    weave(t, plans, others, *perhaps(t, "work", a, b, c))
+    return label
 
 
-# older (1), of the same age (0) or younger (-1): a than c, c than b
-AGES = {
-    "entailment": ((1, 1), (1, 1), (1, 0), (0, 1)),
-    "not_entailment": ((1, -1), (-1, 1), (-1, -1), (0, -1), (-1, 0)),
-}
-
-
-def age_ways(t: Scene, one: Person, sign: int, other: Person, related: bool = False) -> Ways:
-    """one is older than the other (sign 1), or younger (-1), or a twin; if related, perhaps a parent."""
-    if not sign:
-        return said(t, "twins", p=one, q=other)
-    older, younger = (one, other)[::sign]
-    kin = link_ways(t, older, "parent", younger) if related else []
-    return [*said(t, "older", p=older, q=younger), *kin]
-
-
-def ages(t: Scene) -> Tell:
+def ages(t: Scene) -> str:
     """Who is older."""
-    a, b = t.person(), t.person()
+    a, b = t.new_people(2)
     t.set(a=a, b=b)
     right = t.fork([(1.0, "{a} is older than {b}.", "1"), (1.0, "{a} is younger than {b}.", "-1")])
-
-    def facts(label: str) -> None:
-        c, d = t.person(), t.person()
-        first, second = (int(right) * sign for sign in t.choose(AGES[label]))
-        others = [(t, d, sign, one) for sign in (1, -1) for one in (a, b, c)]
-        one, two = fact(age_ways, (t, a, first, c, True)), fact(age_ways, (t, c, second, b))
-        t.weave(one, two, fact(age_ways, *others), *work(t, (a, b, c, d)))
-
-    return facts
+    label = t.draw_label(LABELS)
+    c, d = t.new_people(2)
+    first, second = (int(right) * sign for sign in t.choose(AGES[label]))
+    others = single_facts(*[("older", d, sign, one) for sign in (1, -1) for one in (a, b, c)])
+    deciding = single_facts(("older or parent", a, first, c)), single_facts(("older", c, second, b))
+    weave(t, *deciding, others, *perhaps(t, "work", a, b, c, d))
+    return label
 
 
-def years(t: Scene) -> Tell:
+def years(t: Scene) -> str:
     """How old somebody is."""
-    a = t.person()
+    [a] = t.new_people(1)
     t.set(a=a, n=Lazy([Number(n) for n in range(7, 16)]))
     t.say("{a} is {n} years old.")
-    n = int(t["n"])
-
-    def age(person: Person, now: int) -> Ways:
-        return said(t, "age", p=person, n=Number(now))
-
-    def apart(person: Person, by: int, other: Person) -> Ways:
-        more, less = (person, other) if by > 0 else (other, person)
-        gap = "a year" if abs(by) == 1 else f"{lexicon.number(abs(by))} years"
-        return said(t, "apart", p=more, q=less, gap=gap)
-
-    def facts(label: str) -> None:
-        c, d = t.person(), t.person()
-        plans: list[Plan] = []
-        for by in (-3, -2, -1, 1, 2, 3):  # years that a is older than c
-            for wrong in sorted({2 * by, -1, 1, 2, -2}) if label == "not_entailment" else (0,):
-                pair = ((age, c, n - by + wrong), (apart, a, by, c))
-                plans += [pair, pair[::-1]]
-        others = [(d, far, one) for far in (-4, -3, -2, -1, 1, 2, 3, 4) for one in (a, c)]
-        both = Thread(equal(plans), lambda event: event[0](*event[1:]))
-        hobby = [fact(lambda: said(t, "hobby", p=d), ())] if t.chance(0.4) else []
-        t.weave(both, fact(apart, *others), *hobby)
-
-    return facts
-
-
-FAMILIES = {relatives: 5.0, ages: 4.0, years: 3.0}
+    n, label = int(t["n"]), t.draw_label(LABELS)
+    c, d = t.new_people(2)
+    plans: list[Plan] = []
+    for by in (-3, -2, -1, 1, 2, 3):  # years that a is older than c
+        for wrong in sorted({2 * by, -1, 1, 2, -2}) if label == "not_entailment" else (0,):
+            plan = (("age", c, n - by + wrong), ("apart", a, by, c))
+            plans += [plan, plan[::-1]]
+    others = single_facts(*[("apart", d, by, one) for by in (-4, -3, -2, -1, 1, 2, 3, 4) for one in (a, c)])
+    weave(t, plans, others, *perhaps(t, "hobby", d))
+    return label
 
 
 def row(teller: Teller) -> str:
     """Write the statement, a line end and the facts; the label."""
-    return Scene(teller).row(FAMILIES, LABELS)
+    t = Scene(teller, WORDS)
+    t.set(trade=Lazy(lexicon.TRADES, "zipf"))
+    family: Callable[[Scene], str] = teller.choose((relatives, ages, years), (5.0, 4.0, 3.0))
+    return family(t)
 
 
-KINSHIP = Table(
-    "kinship", ("premise", "hypothesis"), ("hypothesis", "premise"), LABELS, row, train_size=400, test_size=400, seed=7
-)
+KINSHIP = Table("kinship", ("premise", "hypothesis"), LABELS, row, train_size=400, test_size=400)

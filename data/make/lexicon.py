@@ -23,9 +23,6 @@ def number(n: int) -> str:
 
 
 def plural(noun: str) -> str:
-    head, space, rest = noun.partition(" of ")
-    if space:
-        return plural(head) + space + rest
     if noun in NUMBERS["plurals"]:
         return str(NUMBERS["plurals"][noun])
     if noun.endswith(("s", "sh", "ch", "x")):

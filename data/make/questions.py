@@ -6,49 +6,21 @@ part of one event, where other events have parts of the same kind; some ask who 
 answer: what is asked was not told, or is not true of anybody in the passage.
 """
 
-import itertools
 import json
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import lexicon
-from choice import Drawing, Teller
-from lexicon import DAYS, NAMES
+from choice import Files, Teller, Written, draw_files
 from words import load
-from world import PLACES, Person, Thing, World
+from world import PLACES
 
-SEED = 1
 SIZES = {"questions.json": 165, "questions.test.json": 60}
-TOLD, REASONS = load("questions")["verbs"], load("questions")["reasons"]
+WORDS = load("questions")
+GIVEN = ("gave", "sold")  # Verbs by which a thing changes hands for good.
 
 
-@dataclass
-class Event:
-    """Somebody does something with a thing of somebody else's or for somebody else. Empty parts are not told."""
-
-    verb: str
-    who: str
-    thing: Thing
-    to: str
-    day: str = ""
-    place: str = ""
-    reason: str = ""
-
-    @property
-    def what(self) -> str:
-        return f"the {self.thing.adj}{self.thing.noun}"
-
-    @property
-    def text(self) -> str:
-        end = (f" {self.place}" if self.place else "") + (f" because {self.reason}" if self.reason else "")
-        body = f"{self.who} {self.verb} {self.what} to {self.to}{end}."
-        return f"On {self.day} {body}" if self.day else body
-
-
-@dataclass
-class Question:
+class Question(NamedTuple):
     """A question and its answer, found at `start` of the passage; none where the answer is empty."""
 
     text: str
@@ -56,102 +28,79 @@ class Question:
     start: int = -1
 
 
-@dataclass
-class Passage:
-    text: str
-    questions: list[Question] = field(default_factory=list)
-
-
-def passage(t: Teller) -> Passage:
-    """A passage with up to six questions."""
-    world, names, events = World(), list(NAMES), []
-    people = {name: Person(name, "") for name in NAMES}
+def passage(t: Teller) -> list[Question]:
+    """Write a passage; up to six questions about it."""
 
     def draw(options: list[str]) -> str:
         found = t.choose(options)
         options.remove(found)
         return found
 
-    nouns = [noun for noun in lexicon.TREASURES if " " not in noun]
-    things = [Thing(noun, t.choose(lexicon.TREASURES[noun])) for noun in (draw(nouns), draw(nouns), draw(nouns))]
-    days, places, reasons = list(DAYS), [place.at for place in PLACES], list(REASONS)
+    def draw_perhaps(options: list[str], p: float) -> str:
+        return draw(options) if t.chance(p) else ""
+
+    names, days, reasons = lexicon.NAMES[:], lexicon.DAYS[:], WORDS["reasons"][:]
+    places = [place.at for place in PLACES]
+    treasures = [noun for noun in lexicon.TREASURES if " " not in noun]
+    nouns = [draw(treasures) for _ in range(3)]
+    named = {noun: f"the {t.choose(lexicon.TREASURES[noun])}{noun}" for noun in nouns}
+    holders: dict[str, str] = {}
+    events: list[dict[str, str]] = []
     for index in range(3):
-        thing = things[0] if index in (0, 2) else t.choose(things[1:])
-        owner = world.holder(thing)
-        who = owner.name if owner is not None else draw(names)
-        if owner is None:
-            world.put(thing, people[who])
-        event = Event(t.choose(tuple(TOLD), (3, 2, 2, 2)), who, thing, draw(names))
-        if t.chance(0.6):
-            event.day = draw(days)
-        if t.chance(0.6):
-            event.place = draw(places)
-        if t.chance(0.3):
-            event.reason = draw(reasons)
-        if event.verb in ("gave", "sold"):
-            world.give(people[who], thing, people[event.to])
+        noun = nouns[0] if index in (0, 2) else t.choose(nouns[1:])
+        event = {"noun": noun, "what": named[noun], "who": holders.get(noun) or draw(names)}
+        event["verb"] = t.choose(tuple(WORDS["verbs"]), (3, 2, 2, 2))
+        event |= {"base": WORDS["verbs"][event["verb"]], "to": draw(names)}
+        event |= {"day": draw_perhaps(days, 0.6), "place": draw_perhaps(places, 0.6)}
+        event["reason"] = draw_perhaps(reasons, 0.3)
+        holders[noun] = event["to" if event["verb"] in GIVEN else "who"]
         events.append(event)
-    found = Passage(" ".join(event.text for event in events))
-    starts = [sum(len(event.text) + 1 for event in events[:i]) for i in range(len(events))]
-    every = [question for event, at in zip(events, starts, strict=True) for question in asked(event, at, names[0])]
-    moved = [event for event in events if event.verb in ("gave", "sold")]
-    for thing in things:
-        if own := [i for i, event in enumerate(events) if event.thing is thing and event in moved]:
-            holder, last = world.holder(thing).name, events[own[-1]]
-            at = starts[own[-1]] + last.text.index(f" to {holder}") + len(" to ")
-            every.append(Question(f"Who has the {thing.noun} in the end?", holder, at))
-    seen = {}
-    for question in every:
-        seen.setdefault(question.text, []).append(question)
-    clear = [same[0] for same in seen.values() if len(same) == 1]
-    known, unknown = ([q for q in clear if bool(q.answer) == wanted] for wanted in (True, False))
-    for pool, n in ((known, 4), (unknown, 2)):
+
+    text, asked = "", []
+    had_in_the_end: dict[str, tuple[str, int]] = {}
+    for event in events:
+        spans: dict[str, tuple[str, int]] = {}
+        for piece in re.split("[<>]", WORDS["sentence"]):
+            told = re.findall(r"([^{]*)(?:\{(\w+)\})?", piece)
+            for before, part in told if all(event.get(part, "told") for _, part in told) else []:
+                text += before
+                spans[part] = (event.get(part, ""), len(text))
+                text += event.get(part, "")
+        if event["verb"] in GIVEN:
+            had_in_the_end[event["noun"]] = spans["to"]
+        for part, template in WORDS["questions"].items():
+            asked.append(Question(template.format(**event, stranger=names[0]), *spans.get(part, ())))
+    for noun in nouns:
+        if noun in had_in_the_end:
+            asked.append(Question(WORDS["in the end"].format(noun=noun), *had_in_the_end[noun]))
+    t.print(text.removesuffix(" "))
+
+    texts = [question.text for question in asked]
+    clear = [question for question in asked if texts.count(question.text) == 1]
+    found = []
+    for pool, n in (([q for q in clear if q.answer], 4), ([q for q in clear if not q.answer], 2)):
         for _ in range(min(n, len(pool))):
-            found.questions.append(pool.pop(int(t.choose(range(len(pool))))))
+            found.append(pool.pop(t.choose(range(len(pool)))))
     return found
 
 
-def asked(event: Event, at: int, stranger: str) -> Iterator[Question]:
-    """Questions about an event whose sentence begins at `at`. stranger: somebody who is not in the passage."""
-    verb, noun = TOLD[event.verb], event.thing.noun
-
-    def answered(text: str, answer: str, after: str = "") -> Question:
-        where = event.text.index(after) + len(after) if after else event.text.index(answer)
-        return Question(text, answer, at + where) if answer else Question(text)
-
-    yield answered(f"Who {event.verb} the {noun} to {event.to}?", event.who)
-    yield answered(f"To whom did {event.who} {verb} the {noun}?", event.to, f"{event.what} to ")
-    yield answered(f"What did {event.who} {verb} to {event.to}?", event.what)
-    yield Question(f"What did {stranger} {verb} to {event.to}?")
-    about = f"did {event.who} {verb} the {noun} to {event.to}?"
-    for word, part in (("When", event.day), ("Where", event.place), ("Why", event.reason)):
-        yield answered(f"{word} {about}", part) if part else Question(f"{word} {about}")
-
-
-def squad(rows: list[Passage]) -> bytes:
+def squad(rows: list[Written]) -> bytes:
     """The JSON of SQuAD 2.0, a passage on each line."""
     lines = []
     for i, row in enumerate(rows):
-        qas = [
-            {
-                "id": f"{i}-{n}",
-                "question": question.text,
-                "answers": [{"text": question.answer, "answer_start": question.start}] if question.answer else [],
-            }
-            | ({} if question.answer else {"is_impossible": True})
-            for n, question in enumerate(row.questions)
-        ]
+        qas = []
+        for n, question in enumerate(row.value):
+            answers = [{"text": question.answer, "answer_start": question.start}] if question.answer else []
+            qa = {"id": f"{i}-{n}", "question": question.text, "answers": answers}
+            qas.append(qa if answers else qa | {"is_impossible": True})
         lines.append(json.dumps({"context": row.text, "qas": qas}, separators=(",", ":")))
     paragraphs = ",\n".join(lines)
     return f'{{"version":"2.0","data":[{{"title":"The village","paragraphs":[\n{paragraphs}\n]}}]}}\n'.encode()
 
 
-def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """(name, bytes, limit) of both files."""
-    every = (passage(Drawing(random.Random(f"questions {SEED} {index}"))) for index in itertools.count())
-    for name, size in SIZES.items():
-        rows = list(itertools.islice(every, size))
-        questions = [question for row in rows for question in row.questions]
+def files() -> Files:
+    for name, rows in draw_files(passage, "questions 1", SIZES):
+        questions = [question for row in rows for question in row.value]
         n_empty = sum(not question.answer for question in questions)
         limit: dict[str, Any] = {"passages": len(rows), "rows": len(questions), "without_answer": n_empty}
         if ".test." in name:

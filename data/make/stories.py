@@ -4,33 +4,31 @@ A plot is a list of steps, each of which is a method of Tale with its arguments:
 slots: a, b, c people; weather, month, hour, day; and what its steps put into others.
 """
 
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lexicon
-from choice import Teller, Written, written, zipf
+from choice import Files, Teller, draw_files, measure_entropy, zipf
 from lexicon import CHILDREN, SEX, Number
 from telling import Lazy, Story
 from words import before, fork, load, table
-from world import PLACES, Animal, Person, Promise, Role, World
+from world import PLACES, Animal, Person, Role, World, distinct_names
 
-SEED = 7
+SEED = "story 7"
+SIZES = {"stories.txt": 4500, "stories.valid.txt": 195}
+SHORTEST, LONGEST = 60, 250  # words of a story
+
 PEOPLE, COLOUR, WEATHER = load("people"), load("colour"), load("weather")
 SKIES = WEATHER["kinds"]
 PLOTS = load("plots_people") | load("plots_things")
 SIDE_STORIES = load("side_stories")
-DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")
-UNDATED = ("storm",)
-"""Plots that begin with a date, and plots that begin in their own way."""
-ONE_DAY = {"suspicion", "letter", "coats"}
-"""Plots that may look back at their day."""
 THREADS = {name: one for name, one in SIDE_STORIES.items() if "where" in one}
+DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")  # plots that begin with a date
+UNDATED = ("storm",)
 
 OTHERS = re.compile(rf"\b(?:{'|'.join(PEOPLE['others'])})\b")
-TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]
-"""Trades of those who have a name, and of those who are only called by their trade."""
+TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]  # of those with a name, and of those without
 MOODS, CHILD_MOODS = before(PEOPLE["moods"]), before(PEOPLE["child_moods"])
 
 LATE_INTRO = "a {x.mood}{x.noun} <named|called> {x}"
@@ -39,10 +37,8 @@ INTRO = f"<{LATE_INTRO}|{{x}}, a {{x.mood}}{{x.noun}},>"
 
 def phrases(block: str) -> list[str]:
     """The lines of a block, with the introductions of people written out."""
-    found = re.sub(
-        r"\{(late )?intro (\w)\}", lambda m: (LATE_INTRO if m[1] else INTRO).replace("{x", "{" + m[2]), block
-    )
-    return found.splitlines()
+    block = re.sub(r"\{late intro (\w)\}", lambda match: LATE_INTRO.replace("{x", "{" + match[1]), block)
+    return re.sub(r"\{intro (\w)\}", lambda match: INTRO.replace("{x", "{" + match[1]), block).splitlines()
 
 
 class Tale(Story):
@@ -52,6 +48,7 @@ class Tale(Story):
         super().__init__(teller)
         self.world = World()
         self.cast: list[Person | Role] = []
+        self.name_of = distinct_names()
         self.plot = ""
         self.aside = ""  # the side story that was begun
         self.owing = False  # whether it has still to end
@@ -90,6 +87,8 @@ class Tale(Story):
             return getattr(self[slot], form) if form else self[slot]
         return int(word) if word.isdigit() else None if word == "nature" else word
 
+    case = value
+
     def draw(self, slot: str, *how: str) -> None:
         """Words of a list or table, common to rare; `evenly`; `unlike` those of another slot; `free`: no one's noun."""
         *how, options = how  # type: ignore[assignment]
@@ -112,9 +111,6 @@ class Tale(Story):
         self[slot] = Number(self[whole] - self[part])
         return "some" if self[slot] else "none"
 
-    def case(self, word: str) -> str:
-        return str(self.value(word))
-
     def let(self, slot: str, other: str) -> None:
         self[slot] = self[other]
 
@@ -130,32 +126,25 @@ class Tale(Story):
         """An event of the world."""
         getattr(self.world, event)(*map(self.value, words))
 
-    def promise(self, slot: str, by: str, to: str, what: str) -> None:
-        self[slot] = Promise(self[by], self[to], self.value(what))
-        self.world.vow(self[slot])
-
-    def decide(self, slot: str, kept: str) -> None:
-        self.world.decide(self[slot], kept == "yes")
-
     # --- the cast -----------------------------------------------------------------------------------------------
 
-    def person(self, slot: str, nouns: Any, moods: Any = MOODS, other: str = "", weights: Any = "zipf") -> None:
+    def person(
+        self, slot: str, nouns: Callable[[], Sequence[str]], moods: Any = MOODS, other: str = "", weights: Any = "zipf"
+    ) -> None:
         """A new character in a slot, of the other sex than the one in the slot `other`."""
-        someone = Person(None, None, moods if isinstance(moods, str) else Lazy(moods, "zipf"))
 
-        def names() -> list[str]:
-            sex = SEX.get(someone.noun) if isinstance(someone.noun, str) else None
+        def fits(name: str) -> bool:
+            sex = SEX.get(someone.noun.value)
             if other and sex is None:
                 sex = "he" if self[other].sex == "she" else "she"
-            taken = [one.name for one in self.cast]
-            return [name for name in lexicon.NAMES if name not in taken and sex in (None, SEX[name])]
+            return sex in (None, SEX[name])
 
         def fitting() -> list[str]:
-            sex = SEX[someone.name] if isinstance(someone.name, str) else None
-            fit = [noun for noun in nouns() if sex is None or SEX.get(noun) in (None, sex)]
-            return [noun for noun in fit if someone.mood != "" or noun not in CHILDREN]
+            fit = [noun for noun in nouns() if someone.sex is None or SEX.get(noun) in (None, someone.sex)]
+            return [noun for noun in fit if someone.mood.value != "" or noun not in CHILDREN]
 
-        someone.name, someone.noun = Lazy(names, lambda options: zipf(len(options), 12.0)), Lazy(fitting, weights)
+        mood = moods if isinstance(moods, str) else Lazy(moods, "zipf")
+        someone = Person(self.name_of(slot, fits), Lazy(fitting, weights), mood)
         self.cast.append(someone)
         self[slot] = someone
 
@@ -170,37 +159,29 @@ class Tale(Story):
         """A relation or friend of another, of the other sex. A grown-up has no schoolmates."""
 
         def fitting() -> list[str]:
-            other = self[of]
-            grown = isinstance(other.noun, str) and other.noun not in CHILDREN
-            return [noun for noun in self.free(nouns, "schoolmate" * grown) if SEX.get(noun) != other.sex]
+            grown = self[of].noun.value not in (None, *CHILDREN)
+            return [noun for noun in self.free(nouns, "schoolmate" * grown) if SEX.get(noun) != self[of].sex]
 
         self.person(slot, fitting, "", of)
 
     def hero(self, slot: str) -> None:
         """The main character: a child or somebody with a trade."""
-        every = [*CHILDREN, "widow", *TRADES]
-        common = dict(zip(TRADES, zipf(len(TRADES)), strict=True)) | {"girl": 0.9, "boy": 0.9, "widow": 0.1}
-
-        def nouns() -> list[str]:
-            free = self.free(every)
-            return [noun for noun in every if noun in free or noun in CHILDREN]
-
-        self.person(slot, nouns, weights=lambda options: [common[noun] for noun in options])
+        common = {"girl": 0.9, "boy": 0.9, "widow": 0.1} | dict(zip(TRADES, zipf(len(TRADES)), strict=True))
+        self.person(slot, lambda: list(common), weights=lambda options: [common[noun] for noun in options])
 
     def role(self, slot: str, without: str = "") -> None:
         """Somebody who is called by a trade that nobody else in the story has."""
-        someone = Role(Lazy(lambda: self.free(STRANGERS, without), "zipf"), Lazy(MOODS, "zipf"))
-        self.cast.append(someone)
-        self[slot] = someone
+        self[slot] = Role(Lazy(lambda: self.free(STRANGERS, without), "zipf"), mood=Lazy(MOODS, "zipf"))
+        self.cast.append(self[slot])
 
     def free(self, words: Sequence[str], without: str = "") -> list[str]:
         """Those words that are no one's noun yet."""
-        taken = [*without.split(), *(someone.noun for someone in self.cast if isinstance(someone.noun, str))]
+        taken = [*without.split(), *(someone.noun.value for someone in self.cast)]
         return [word for word in words if word not in taken]
 
     def pet(self, slot: str) -> None:
-        looks = before(lexicon.ANIMAL["looks"])
-        self[slot] = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), Lazy(looks), Lazy(lexicon.PET_NAMES, "zipf"))
+        looks, names = Lazy(before(lexicon.ANIMAL["looks"])), Lazy(lexicon.PET_NAMES, "zipf")
+        self[slot] = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), mood=looks, name=names)
 
     def place(self, slot: str) -> None:
         self[slot] = Lazy(PLACES, "zipf")
@@ -242,7 +223,7 @@ class Tale(Story):
 
     def detail(self) -> None:
         """Perhaps describe something by the way."""
-        fair = self.slots["weather"] in ("sunny", "hot", "mild")
+        fair = self.slots["weather"].value in ("sunny", "hot", "mild")
         for slot in ("smell", "instrument", "tune", "breakfast", "thought"):
             self.draw(slot, f"{slot}s")
         self.draw("smell2", "unlike", "smell", "smells")
@@ -265,11 +246,11 @@ class Tale(Story):
 
     def close(self) -> None:
         """Perhaps look back at the day, if it had a date, or at the evening's weather."""
-        weather, month = self.slots["weather"], self.slots["month"]
-        if not isinstance(weather, str):
+        weather = self.slots["weather"].value
+        if weather is None:
             self.maybe(*WEATHER["close"].splitlines(), p=0.2)
             return
-        day = "that {weather} day" + " in {month}" * isinstance(month, str)
+        day = "that {weather} day" + " in {month}" * (self.slots["month"].value is not None)
         ways = WEATHER["close, dated"].replace("{the day}", day).replace("{the evening}", SKIES[weather]["evening"])
         self.maybe(*ways.splitlines(), p=0.4)
 
@@ -283,11 +264,12 @@ def story(teller: Teller) -> Tale:
     else:
         tale.plot = teller.choose(UNDATED)
     tale.play(PLOTS[tale.plot])
-    if tale.plot in ONE_DAY:
-        tale.close()
     return tale
 
 
-def numbered(index: int, seed: int = SEED) -> Written:
-    """Story number index, whatever others are told. Strings seed the generator as Python promises (version 2)."""
-    return written(story, random.Random(f"story {seed} {index}"))
+def files() -> Files:
+    for name, told in draw_files(story, SEED, SIZES):
+        if wrong := [one.text for one in told if not SHORTEST <= len(one.text.split()) <= LONGEST]:
+            raise ValueError(f"too short or too long: {wrong[0]}")
+        texts = [one.text for one in told]
+        yield name, ("\n\n".join(texts) + "\n").encode(), measure_entropy(texts, [one.bits for one in told], "document")

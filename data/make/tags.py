@@ -5,105 +5,58 @@ The names are shared out so that no list of words suffices: a boat or a pet may 
 the month of May names a boat; the words around a name decide what it names, and they always do.
 """
 
-import itertools
-import random
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
 from typing import Any
 
 import lexicon
-from choice import Drawing, Teller
-from lexicon import DAYS, NAMES, PET_NAMES
-from words import load
+from choice import Files, Teller, draw_files
+from words import load, weighted
 
-SEED = 1
 SIZES = {"tags.conll": 1100, "tags.test.conll": 400}
 TYPES = ("PERSON", "PET", "BOAT", "PLACE", "DATE")
-WORDS, MONTHS = load("tags"), load("days")["months"]
-SENTENCES, LAST = WORDS["sentences"].splitlines(), WORDS["last"]
-
-Sentence = tuple[tuple[str, str], ...]
-
-
-def person(t: Teller) -> str:
-    first = t.choose(NAMES)
-    return f"{first} {t.choose(LAST)}" if t.chance(0.35) else first
-
-
-def pet(t: Teller) -> str:
-    return t.choose(PET_NAMES) if t.chance(0.6) else t.choose(NAMES)
-
-
-def beast(t: Teller) -> str:
-    return f"{t.choose(WORDS['colours'])} {t.choose(WORDS['beasts'])}"
-
-
-def boat(t: Teller) -> str:
-    kind = t.choose(("name", "beast", "month", "pet"), (4, 3, 1, 2))
-    return beast(t) if kind == "beast" else t.choose({"name": NAMES, "month": MONTHS, "pet": PET_NAMES}[kind])
-
-
-def place(t: Teller) -> str:
-    kind = t.choose(("street", "inn", "bridge", "port"), (3, 3, 2, 1))
-    if kind == "inn":
-        return f"the {beast(t)}"
-    if kind == "port":
-        return f"Port {t.choose(NAMES)}"
-    name = t.choose(LAST if t.chance(0.6) else NAMES)
-    return f"{name} {t.choose(('Street', 'Lane', 'Hill') if kind == 'street' else ('Bridge', 'Mill'))}"
-
-
-def date(t: Teller) -> str:
-    kind = t.choose(("day", "month", "both"), (4, 3, 3))
-    if kind == "both":
-        return f"{int(t.choose(range(1, 29)))} {t.choose(MONTHS)}"
-    return t.choose(DAYS if kind == "day" else MONTHS)
-
-
-ENTITIES: dict[str, tuple[str, Callable[[Teller], str]]] = {
-    "PERSON": ("PERSON", person),
-    "LAST": ("PERSON", lambda t: t.choose(LAST)),
-    "PET": ("PET", pet),
-    "BOAT": ("BOAT", boat),
-    "PLACE": ("PLACE", place),
-    "DATE": ("DATE", date),
+WORDS = load("tags")
+LISTS: dict[str, list[str]] = WORDS["lists"] | {
+    "name": lexicon.NAMES,
+    "pet": lexicon.PET_NAMES,
+    "day": lexicon.DAYS,
+    "month": load("days")["months"],
+    "date": [str(n) for n in range(1, 29)],
+    "good": list(lexicon.TREASURES),
+    "trade": lexicon.TRADES,
+    "animal": list(lexicon.ANIMALS),
 }
-OTHERS = {"good": list(lexicon.TREASURES), "trade": lexicon.TRADES, "animal": list(lexicon.ANIMALS)}
 
 
-def sentence(t: Teller) -> Sentence:
-    """One sentence: its words and their tags."""
-    found: list[tuple[str, str]] = []
-    for i, part in enumerate(re.split(r"\{(\w+)\}", t.choose(SENTENCES))):
-        if i % 2 == 0:
-            found += [(word, "O") for word in part.split()]
-        elif part in OTHERS:
-            found += [(word, "O") for word in t.choose(OTHERS[part]).split()]
+def expand(t: Teller, symbol: str) -> str:
+    """A word of a list, or what a rule of words/tags.yaml writes."""
+    if symbol in LISTS:
+        return t.choose(LISTS[symbol])
+    rules = weighted(WORDS["rules"][symbol])
+    written = t.choose([text for _, text in rules], [weight for weight, _ in rules])
+    return re.sub(r"\{(\w+)\}", lambda match: expand(t, match[1]), written)
+
+
+def sentence(t: Teller) -> list[str]:
+    """Write a sentence, a word and its tag on each line, and an empty line after it; the tags."""
+    words: list[str] = []
+    tags: list[str] = []
+    for part in re.findall(r"\{.*?\}|[^{}]+", t.choose(WORDS["sentences"].splitlines())):
+        kind, _, symbol = part.strip("{}").partition(".")
+        more = (expand(t, symbol or kind) if part[0] == "{" else part).split()
+        words += more
+        if kind in TYPES:
+            n_outside = more[0] == "the"  # the article of an inn is no part of its name
+            tags += ["O"] * n_outside + [f"B-{kind}"] + [f"I-{kind}"] * (len(more) - n_outside - 1)
         else:
-            of, draw = ENTITIES[part]
-            name = draw(t)
-            if name.startswith("the "):  # the article of an inn is no part of its name
-                found.append(("the", "O"))
-            found += [(word, f"{'I' if n else 'B'}-{of}") for n, word in enumerate(name.removeprefix("the ").split())]
-    first, tag = found[0]
-    return ((first[0].upper() + first[1:], tag), *found[1:])
+            tags += ["O"] * len(more)
+    words[0] = words[0][0].upper() + words[0][1:]
+    t.print("".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)) + "\n")
+    return tags
 
 
-def conll(rows: list[Sentence]) -> bytes:
-    """A word and its tag on each line, and an empty line after each sentence."""
-    return "".join("".join(f"{word} {tag}\n" for word, tag in row) + "\n" for row in rows).encode()
-
-
-def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """(name, bytes, limit) of both files. No two sentences are equal."""
-    seen: dict[Sentence, None] = {}
-    for index in itertools.count():
-        seen.setdefault(sentence(Drawing(random.Random(f"tags {SEED} {index}"))))
-        if len(seen) == sum(SIZES.values()):
-            break
-    every = iter(seen)
-    for name, size in SIZES.items():
-        rows = list(itertools.islice(every, size))
-        counts = {of: sum(tag == f"B-{of}" for row in rows for _, tag in row) for of in TYPES}
-        limit: dict[str, Any] = {"rows": len(rows), "entities": counts}
-        yield name, conll(rows), limit | ({"best_f1": 1.0} if ".test." in name else {})
+def files() -> Files:
+    for name, rows in draw_files(sentence, "tags 1", SIZES):
+        counts = Counter(tag for row in rows for tag in row.value)
+        limit: dict[str, Any] = {"rows": len(rows), "entities": {kind: counts[f"B-{kind}"] for kind in TYPES}}
+        yield name, "".join(row.text for row in rows).encode(), limit | ({"best_f1": 1.0} if ".test." in name else {})

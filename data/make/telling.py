@@ -1,15 +1,14 @@
 """Sentences from templates, whose choices and slots are filled from left to right as they are written.
 
 A template is text with `<one way|another way>` (nested as needed; a choice may be empty) and `{slot}` or `{slot.form}`.
-A slot holds a string, a `Lazy` value, or anything with `render(form, said)` (see world.py). A lazy value is drawn at
+A slot holds a string, a row of a table, or anything with `render(form, said)`, such as a `Lazy` value. That is drawn at
 the moment its first word is written, so that the parser of choice.py never has to guess what is not yet visible.
 """
 
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from choice import Teller, zipf
 from words import Fork
@@ -17,20 +16,14 @@ from words import Fork
 PIECE = re.compile(r"([<>|]|\{[^{}]*\})")
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     name: str
     form: str
 
 
-@dataclass(frozen=True)
-class Choice:
-    branches: tuple[tuple[Any, ...], ...]
-
-
 @functools.cache
-def compiled(template: str) -> tuple[Any, ...]:
-    """A template as a sequence of strings, Slots and Choices. Raises ValueError if its brackets do not match."""
+def compiled(template: str) -> list[Any]:
+    """A template as strings, Slots and lists of branches. Raises ValueError if its brackets do not match."""
     stack: list[list[list[Any]]] = [[[]]]
     for piece in PIECE.split(template):
         if piece == "<":
@@ -40,8 +33,8 @@ def compiled(template: str) -> tuple[Any, ...]:
         elif piece == ">":
             if len(stack) == 1:
                 raise ValueError(f"unmatched > in {template!r}")
-            choice = Choice(tuple(map(tuple, stack.pop())))
-            stack[-1][-1].append(choice)
+            branches = stack.pop()
+            stack[-1][-1].append(branches)
         elif piece.startswith("{"):
             name, _, form = piece[1:-1].partition(".")
             stack[-1][-1].append(Slot(name, form))
@@ -49,33 +42,61 @@ def compiled(template: str) -> tuple[Any, ...]:
             stack[-1][-1].append(piece)
     if len(stack) > 1:
         raise ValueError(f"unmatched < in {template!r}")
-    return tuple(stack[0][0])
+    return stack[0][0]
 
 
-@dataclass
-class Ask:
-    """A slot that needs something drawn before it is written. texts(i): what option i would write (None: unknown)."""
+class Ask(NamedTuple):
+    """What a slot needs drawn before it is written. text: what it would write for an option (None: unknown)."""
 
     options: Sequence[Any]
     weights: Sequence[float] | None
-    texts: Callable[[int], str] | None
+    text: Callable[[Any], str] | None
     take: Callable[[Any], None]
 
 
 class Lazy:
-    """A value drawn when it is first written or asked for.
+    """A value that is drawn when it is first written or asked for; None until then.
 
     options may be a function, called at that moment; weights may be "zipf" or a function of the options.
     """
 
-    def __init__(self, options: Any, weights: Any = None) -> None:
-        self.options, self.weights = options, weights
+    def __init__(self, options: Any, weights: Any = None, value: Any = None) -> None:
+        self.options, self.weights, self.value = options, weights, value
 
     def resolved(self) -> tuple[Sequence[Any], Sequence[float] | None]:
         options = self.options() if callable(self.options) else self.options
         if self.weights == "zipf":
             return options, zipf(len(options))
         return options, self.weights(options) if callable(self.weights) else self.weights
+
+    def take(self, value: Any) -> None:
+        self.value = value
+
+    def ask(self, text: Callable[[Any], str] | None = str) -> Any:
+        """The text of the value, or the Ask that draws it."""
+        if self.value is None:
+            return Ask(*self.resolved(), text, self.take)
+        return text(self.value) if text else self.value
+
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        return self.ask(lambda value: form_of(value, form))
+
+
+def distinct(words: Sequence[Any], weights: Any = None) -> Callable[..., Lazy]:
+    """A function that gives each key a word that no other key has, drawn when it is first written.
+
+    It may be told which words fit(word) a key.
+    """
+    found: dict[Any, Lazy] = {}
+
+    def word_of(key: Any, fit: Callable[[Any], bool] = lambda word: True) -> Lazy:
+        def free() -> list[Any]:
+            taken = [one.value for one in found.values()]
+            return [word for word in words if word not in taken and fit(word)]
+
+        return found.setdefault(key, Lazy(free, weights))
+
+    return word_of
 
 
 def form_of(value: Any, form: str) -> str:
@@ -104,57 +125,41 @@ class Story:
 
     def __getitem__(self, name: str) -> Any:
         value = self.slots[name]
-        if isinstance(value, Lazy):
-            value = self.slots[name] = self.choose(*value.resolved())
-        return value
+        if not isinstance(value, Lazy):
+            return value
+        if value.value is None:
+            value.take(self.choose(*value.resolved()))
+        return value.value
 
     def set(self, **slots: Any) -> None:
         self.slots |= slots
 
     def render(self, slot: Slot, said: dict[str, Any]) -> str | Ask:
         value = self.slots[slot.name]
-        if isinstance(value, Lazy):
-            options, weights = value.resolved()
-            take = functools.partial(self.slots.__setitem__, slot.name)
-            return Ask(options, weights, lambda i: form_of(options[i], slot.form), take)
-        if hasattr(value, "render"):
-            return value.render(slot.form, said)
-        return form_of(value, slot.form)
+        return value.render(slot.form, said) if hasattr(value, "render") else form_of(value, slot.form)
 
     def head(self, nodes: Sequence[Any]) -> str:
         """The words that nodes certainly begin with: all up to the first choice."""
-        words, said = [], dict(self.said)
+        words, said = "", self.said.copy()
         for node in nodes:
-            if isinstance(node, str):
-                words.append(node)
-            elif isinstance(node, Choice):
+            text = self.render(node, said) if isinstance(node, Slot) else node
+            if not isinstance(text, str):
                 break
-            else:
-                text = self.render(node, said)
-                if isinstance(text, Ask):
-                    break
-                words.append(text)
-        return "".join(words)
-
-    def branch_head(self, branches: Sequence[tuple[Any, ...]], rest: Sequence[Any], index: int) -> str:
-        return self.head([*branches[index], *rest])
+            words += text
+        return words
 
     def write(self, template: str) -> None:
         """Write a template, making its choices."""
-        nodes = list(reversed(compiled(template)))
+        nodes = compiled(template)
         while nodes:
-            node = nodes.pop()
+            node, *nodes = nodes
             if isinstance(node, str):
                 self.emit(node)
-            elif isinstance(node, Choice):
-                branches, rest = node.branches, nodes[::-1]
-                branch = self.choose(branches, heads=functools.partial(self.branch_head, branches, rest))
-                nodes.extend(reversed(branch))
+            elif isinstance(node, list):
+                nodes = self.choose([[*branch, *nodes] for branch in node], head=self.head)
             else:
-                text = self.render(node, self.said)
-                while isinstance(text, Ask):
-                    text.take(self.choose(text.options, text.weights, text.texts))
-                    text = self.render(node, self.said)
+                while isinstance(text := self.render(node, self.said), Ask):
+                    text.take(self.choose(*text[:3]))
                 self.emit(text, self.slots[node.name])
 
     def emit(self, text: str, slot: Any = None) -> None:
@@ -164,7 +169,7 @@ class Story:
     def say(self, *ways: str, weights: Sequence[float] | None = None) -> int:
         """Tell one thing in one of several ways, as one or more sentences. Returns which way."""
         which = self.choose(
-            range(len(ways)), weights, heads=lambda i: self.gap + self.head(compiled(ways[i])) if ways[i] else ""
+            range(len(ways)), weights, lambda i: self.gap + self.head(compiled(ways[i])) if ways[i] else ""
         )
         if ways[which]:
             self.write(self.gap + ways[which])

@@ -11,14 +11,12 @@ every length. A sentence drawn before is drawn again, so its probability is also
 import math
 import random
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import english
-from choice import Teller, written
+from choice import Files, Teller, measure_entropy, written
 from orune import translate
 
 SEED = 11
@@ -33,6 +31,11 @@ class Node(NamedTuple):
     symbol: Any
     kids: tuple["Node", ...] = ()
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """What a leaf means; nothing for other nodes."""
+        return self.symbol[2] if self.symbol[0] == "w" else ()
+
 
 class Row(NamedTuple):
     source: str
@@ -46,34 +49,25 @@ def n_words(symbol: Any) -> int:
     return len(symbol[1].split()) if symbol[1] not in ",.?" else 0
 
 
-def times(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
-    """The product of two polynomials up to the longest length."""
-    product = [0.0] * (LONGEST + 1)
-    for i, x in enumerate(a):
-        if x:
-            for j in range(LONGEST + 1 - i):
-                product[i + j] += x * b[j]
-    return tuple(product)
-
-
-def power(n: int) -> tuple[float, ...]:
-    return tuple(float(i == n) for i in range(LONGEST + 1))
-
-
 @lru_cache(30_000)
-def lengths(symbols: tuple[Any, ...]) -> tuple[float, ...]:
+def lengths(symbols: tuple[Any, ...]) -> list[float]:
     """lengths[n]: the probability that the symbols together become n words."""
+    found = [0.0] * (LONGEST + 1)
     if not symbols:
-        return power(0)
-    if len(symbols) > 1:
-        return times(lengths(symbols[:1]), lengths(symbols[1:]))
-    if symbols[0][0] == "w":
-        return power(n_words(symbols[0]))
-    total = [0.0] * (LONGEST + 1)
-    for share, (_, becomes) in zip(shares(symbols[0]), english.expand(symbols[0]), strict=True):
-        for n, p in enumerate(lengths(becomes)):
-            total[n] += share * p
-    return tuple(total)
+        found[0] = 1.0
+    elif len(symbols) > 1:
+        rest = lengths(symbols[1:])
+        for n, p in enumerate(lengths(symbols[:1])):
+            if p:
+                for m in range(LONGEST + 1 - n):
+                    found[n + m] += p * rest[m]
+    elif symbols[0][0] == "w":
+        found[n_words(symbols[0])] = 1.0
+    else:
+        for share, (_, becomes) in zip(shares(symbols[0]), english.expand(symbols[0]), strict=True):
+            for n, p in enumerate(lengths(becomes)):
+                found[n] += share * p
+    return found
 
 
 @cache
@@ -119,71 +113,44 @@ def translation(tree: Node) -> str:
     return " ".join(form.text for form in translate(tree)) + "."
 
 
-def bucket_of(n: int) -> tuple[int, int]:
-    return next((low, high) for low, high in BUCKETS if low <= n <= high)
-
-
 def length_bits(n: int) -> float:
     """-log2 of the probability of the length n."""
-    low, high = bucket_of(n)
-    return math.log2(len(BUCKETS) * (high - low + 1))
+    return math.log2(len(BUCKETS) * next(high - low + 1 for low, high in BUCKETS if low <= n <= high))
 
 
 @cache
-def rows(seed: int = SEED) -> dict[str, list[Row]]:
+def rows() -> dict[str, list[Row]]:
     """The rows of each file. Lengths come in turn, each file then in a random order."""
-    rng = random.Random(seed)
-    seen: dict[str, int] = {}
-    spent = dict.fromkeys(range(3, LONGEST + 1), 0.0)
+    rng = random.Random(SEED)
+    seen: set[str] = set()
+    spent = dict.fromkeys(range(3, LONGEST + 1), 0.0)  # the probability of the sentences of a length drawn before
     made: dict[str, list[Row]] = {}
     for name, count in SIZES.items():
-        made[name] = []
+        drawn = []
         for i in range(count):
             low, high = BUCKETS[i % len(BUCKETS)]
             n = low + i // len(BUCKETS) % (high - low + 1)
-            while True:
-                said = written(lambda teller, n=n: sentence(teller, n), rng)
-                if said.text not in seen:
-                    break
-            seen[said.text] = n
-            bits = said.bits + length_bits(n)
-            made[name].append(
-                Row(said.text, translation(said.value), said.value, said.bits, bits + math.log2(1 - spent[n]))
-            )
+            said = written(partial(sentence, n=n), rng)
+            while said.text in seen:
+                said = written(partial(sentence, n=n), rng)
+            seen.add(said.text)
+            bits = said.bits + length_bits(n) + math.log2(1 - spent[n])
+            drawn.append(Row(said.text, translation(said.value), said.value, said.bits, bits))
             spent[n] += 2.0**-said.bits
-        order = [rng.random() for _ in made[name]]
-        made[name] = [row for _, row in sorted(zip(order, made[name], strict=True), key=lambda pair: pair[0])]
+        order = [rng.random() for _ in drawn]
+        made[name] = [row for _, row in sorted(zip(order, drawn, strict=True), key=lambda pair: pair[0])]
     return made
 
 
-def table(made: list[Row]) -> str:
-    return "source\ttarget\n" + "".join(f"{row.source}\t{row.target}\n" for row in made)
-
-
-def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """(name, bytes, limit) of both files.
-
-    bytes and bits of a limit are those of the sources, without the tabs and line ends. The target follows from the
-    source: it adds no bits, and its best accuracy and BLEU are full.
-    """
+def files() -> Files:
+    """Both files. Bytes and bits are those of the sources alone, since the target follows from the source."""
     for name, made in rows().items():
-        bits, size = math.fsum(row.drawn for row in made), sum(len(row.source.encode()) for row in made)
-        buckets = Counter(bucket_of(len(row.source.split())) for row in made)
-        yield (
-            name,
-            table(made).encode(),
-            {
-                "rows": len(made),
-                "bytes": size,
-                "bits": round(bits, 3),
-                "bits_per_row": round(bits / len(made), 4),
-                "bits_per_byte": round(bits / size, 6),
-                "target_bits": 0.0,
-                "accuracy": 1.0,
-                "bleu": 100.0,
-                "rows_by_source_words": {f"{low}-{high}": buckets[low, high] for low, high in BUCKETS},
-            },
-        )
+        n_words = [len(row.source.split()) for row in made]
+        buckets = {f"{low}-{high}": sum(low <= n <= high for n in n_words) for low, high in BUCKETS}
+        limit = measure_entropy([row.source for row in made], [row.drawn for row in made], "row")
+        limit |= {"target_bits": 0.0, "accuracy": 1.0, "bleu": 100.0, "rows_by_source_words": buckets}
+        table = "source\ttarget\n" + "".join(f"{row.source}\t{row.target}\n" for row in made)
+        yield name, table.encode(), limit
 
 
 def print_rows(low: int, high: int, path: Path) -> None:

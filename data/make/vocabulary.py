@@ -17,8 +17,10 @@ class Word(NamedTuple):
 
 
 def ending(base: str, suffix: str) -> str:
-    """The verb with -ing or -ed; what follows it ("up") stays as it is."""
+    """The verb with -s, -ing or -ed; what follows it ("up") stays as it is."""
     verb, space, rest = base.partition(" ")
+    if suffix == "s":
+        return ("goes" if verb == "go" else plural(verb)) + space + rest
     if verb in LISTS["doubled"]:
         verb += verb[-1]
     elif suffix == "ing":
@@ -27,11 +29,6 @@ def ending(base: str, suffix: str) -> str:
     elif verb.endswith("y") and verb[-2] not in "aeiou":
         verb = verb[:-1] + "i"
     return verb.removesuffix("e" * (suffix == "ed")) + suffix + space + rest
-
-
-def third(base: str) -> str:
-    verb, space, rest = base.partition(" ")
-    return ("goes" if verb == "go" else plural(verb)) + space + rest
 
 
 def comparative(adjective: str) -> str:
@@ -51,7 +48,7 @@ def word(entry: str, kind: str = "") -> Word:
     if kind == "noun":
         forms = [key, *(more or [plural(key)])]
     elif kind == "verb":
-        forms = [key, third(key), *(more or [ending(key, "ed")] * 2), ending(key, "ing")]
+        forms = [key, ending(key, "s"), *(more or [ending(key, "ed")] * 2), ending(key, "ing")]
     return Word(key, tuple(forms), tuple(roots.split("+") if roots else [key]))
 
 

@@ -1,13 +1,13 @@
 """Word lists and phrase tables, out of words/*.yaml.
 
 A word list is a flow list, from common to rare where it says so. Phrases stand one a line in a block, and so do the
-rows of a table, whose first line names its columns. Where what happens is chosen together with how it is told, a line
-is `weight outcome: phrase`. Every scalar is a string: "no" and "on" are words.
+rows of a table, whose first line names its columns. Where something is more likely than something else, a line is
+`weight phrase`; where what happens is chosen together with how it is told, `weight outcome: phrase`. Every scalar is a
+string: "no" and "on" are words.
 """
 
 import collections
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,20 @@ def table(block: str) -> list[Any]:
 
 
 @functools.cache
+def weighted(block: str) -> list[tuple[float, str]]:
+    """(weight, phrase) of each line. Raises ValueError."""
+    return [(float(weight), phrase) for weight, _, phrase in (line.partition(" ") for line in block.splitlines())]
+
+
+@functools.cache
 def fork(block: str) -> Fork:
     """(weight, phrase, outcome) of each line. Raises ValueError."""
     ways = []
-    for line in block.splitlines():
-        if (found := re.fullmatch(r"([\d.]+) ([\w -]+): (.*)", line)) is None:
-            raise ValueError(f"no way of a fork: {line}")
-        ways.append((float(found[1]), found[3], found[2]))
+    for weight, rest in weighted(block):
+        outcome, colon, phrase = rest.partition(": ")
+        if not colon:
+            raise ValueError(f"no way of a fork: {rest}")
+        ways.append((weight, phrase, outcome))
     return ways
 
 

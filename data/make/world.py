@@ -2,27 +2,26 @@
 
     world = World()
     tom, ann = Person("Tom", "baker"), Person("Anna", "girl")
-    kite = Thing("kite", "red ")
-    world.put(kite, tom)
+    kite = Thing("kite", {"kite": ["red "]})
+    world.give(None, kite, tom)
     world.give(tom, kite, ann)        # raises Impossible when a precondition fails
-    world.holder(kite) is ann; world.count(ann, "coin"); world.knows(ann, fact)
+    world.holders[kite] is ann
 
-Fields of entities may be Lazy: then the word is drawn when it is first written.
+The fields of people, animals and things may be Lazy: then the word is drawn when it is first written.
 """
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import lexicon
+from choice import zipf
 from lexicon import SEX
-from telling import Ask, Lazy
+from telling import Ask, Lazy, distinct
+from words import table
 
-PRONOUNS = {
-    "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
-    "she": {"he": "she", "him": "her", "his": "her", "himself": "herself"},
-    "it": {"he": "it", "him": "it", "his": "its", "himself": "itself"},
-}
+PRONOUNS = {row.he: row._asdict() for row in table(lexicon.PEOPLE["pronouns"])}
 
 
 class Impossible(Exception):
@@ -30,21 +29,18 @@ class Impossible(Exception):
 
 
 class Entity:
-    """Something with fields that may be Lazy; render() writes one of its forms."""
+    """Something with words that may be Lazy. render() writes one of its forms."""
 
-    def __init__(self, noun: Any, mood: Any = "", name: Any = "") -> None:
-        self.noun, self.mood, self.name = noun, mood, name
+    noun: Lazy
+    name: Lazy
+    mood: Lazy
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name} {self.noun})"
+    def __init__(self, noun: Any, **words: Any) -> None:
+        for name, word in {"noun": noun, **words}.items():
+            setattr(self, name, word if isinstance(word, Lazy) else Lazy([word], value=word))
 
-    def field(self, name: str, visible: bool = True) -> Any:
-        """The value of a field, or the Ask that draws it."""
-        value = getattr(self, name)
-        if not isinstance(value, Lazy):
-            return value
-        options, weights = value.resolved()
-        return Ask(options, weights, (lambda i: str(options[i])) if visible else None, lambda v: setattr(self, name, v))
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        return getattr(self, form or "noun").ask()
 
 
 class Person(Entity):
@@ -54,29 +50,26 @@ class Person(Entity):
     spoken of; otherwise the name is.
     """
 
-    def __init__(self, name: Any, noun: Any, mood: Any = "") -> None:
-        super().__init__(noun, mood, name)
+    def __init__(self, name: Any, noun: Any = "", mood: Any = "") -> None:
+        super().__init__(noun, mood=mood, name=name)
 
     @property
     def sex(self) -> str | None:
         """he or she, once the name or the noun shows it."""
-        if isinstance(self.name, str):
-            return SEX[self.name]
-        return None if isinstance(self.noun, Lazy) else SEX.get(self.noun)
+        return SEX.get(self.name.value or self.noun.value)
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        if form in ("noun", "mood"):
-            value = self.field(form)
-        elif form in PRONOUNS["he"]:
-            if self.sex is None:
-                return self.field("name", visible=False)
-            mine = said.get(self.sex) is self or form == "himself"
-            value = PRONOUNS[self.sex][form] if mine else self.name + "'s" * (form == "his")
+        if form not in PRONOUNS["he"]:
+            text = super().render(form or "name", said)
+        elif self.sex is None:
+            return self.name.ask(text=None)
+        elif said.get(self.sex) is self or form == "himself":
+            text = PRONOUNS[self.sex][form]
         else:
-            value = self.field("name")
-        if self.sex and not isinstance(value, Ask):
+            text = self.name.ask(lambda name: name + "'s" * (form == "his"))
+        if self.sex and isinstance(text, str):
             said[self.sex] = self
-        return value
+        return text
 
 
 class Role(Entity):
@@ -88,15 +81,10 @@ class Role(Entity):
     sex = None
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        if form == "mood":
-            return self.field("mood")
-        value = self.field("noun")
-        if isinstance(value, Ask):
-            texts = value.texts
-            value.texts = texts if form else (lambda i: f"the {texts(i)}")
-            return value
-        said.clear()
-        return value if form else f"the {value}"
+        text = super().render(form, said) if form else self.noun.ask("the {}".format)
+        if form != "mood" and isinstance(text, str):
+            said.clear()
+        return text
 
 
 class Animal(Entity):
@@ -104,56 +92,49 @@ class Animal(Entity):
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
         if form in ("noun", "name", "mood"):
-            return self.field(form)
+            return super().render(form, said)
         if form in PRONOUNS["it"]:
             return PRONOUNS["it"][form]
-        noun = self.field("noun", visible=False)
-        if isinstance(noun, Ask):
-            return noun
-        return getattr(lexicon.ANIMALS[noun], form) if form else f"the {noun}"
+        return self.noun.ask(lambda noun: getattr(lexicon.ANIMALS[noun], form) if form else f"the {noun}")
 
 
 class Thing(Entity):
-    """Forms: {x} the bare noun, {x.adj} its adjective with a space or ""."""
+    """Forms: {x} the bare noun; {x.new} the noun with one of its adjectives, which end in a space, if any."""
 
-    def __init__(self, noun: Any, adj: Any = "") -> None:
+    def __init__(self, noun: Any, looks: Mapping[str, Sequence[str]]) -> None:
         super().__init__(noun)
-        self.adj = adj
+        self.looks, self.described = looks, ""
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        return self.field(form or "noun")
+        if form != "new":
+            return super().render(form, said)
+        if self.described:
+            return self.described
+        nouns = [self.noun.value] if self.noun.value else self.noun.resolved()[0]
+        both = [(adj, noun) for noun in nouns for adj in self.looks[noun]]
+        return Ask(both, [1.0 / len(self.looks[noun]) for _, noun in both], "".join, self.take)
+
+    def take(self, both: tuple[str, str]) -> None:
+        self.described, self.noun.value = "".join(both), both[1]
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
+class Place(NamedTuple):
     """Forms: {p} the mill; {p.at} at the mill; {p.to} to the mill."""
 
     name: str
-    prep: str
+    at: str
+    to: str
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def at(self) -> str:
-        return f"{self.prep} {self.name}"
 
-    @property
-    def to(self) -> str:
-        return f"to {self.name}"
+PLACES = [Place(row.name, f"{row.prep} {row.name}", f"to {row.name}") for row in lexicon.PLACES]
 
 
-PLACES = [Place(*row) for row in lexicon.PLACES]
-
-
-@dataclass(eq=False)
-class Promise:
-    """what is a bare infinitive: "bring back the saw on Friday". kept is None until it is decided."""
-
-    by: Any
-    to: Any
-    what: str
-    kept: bool | None = None
+def distinct_names() -> Callable[..., Lazy]:
+    """Gives each key a name of its own."""
+    return distinct(lexicon.NAMES, lambda options: zipf(len(options), 12.0))
 
 
 def require(holds: bool, why: str) -> None:
@@ -165,30 +146,15 @@ def require(holds: bool, why: str) -> None:
 class World:
     """What is true now, and the events that change it. Each raises Impossible if it cannot happen."""
 
-    holders: dict[Any, Any] = field(default_factory=dict)
-    counts: Counter[tuple[Any, str]] = field(default_factory=Counter)
-    promises: list[Promise] = field(default_factory=list)
+    holders: dict[Any, Any] = field(default_factory=dict)  # thing -> who has it
+    counts: Counter[tuple[Any, str]] = field(default_factory=Counter)  # (who, countable good) -> how many
+    promises: dict[tuple[Any, str], bool | None] = field(default_factory=dict)  # (who, what) -> kept, None: still open
     broken: set[Any] = field(default_factory=set)
-    known: set[tuple[Any, str]] = field(default_factory=set)
-
-    def holder(self, thing: Any) -> Any:
-        """Who has a thing."""
-        return self.holders.get(thing)
-
-    def count(self, holder: Any, noun: str) -> int:
-        """How many of a countable good (coin, apple) someone has."""
-        return self.counts[holder, noun]
-
-    def knows(self, who: Any, fact: str) -> bool:
-        return (who, fact) in self.known
-
-    def put(self, thing: Any, holder: Any) -> None:
-        """Say who has a thing."""
-        self.holders[thing] = holder
+    known: set[tuple[Any, str]] = field(default_factory=set)  # (who, fact)
 
     def give(self, who: Any, thing: Any, to: Any) -> None:
-        """The thing changes hands."""
-        require(self.holder(thing) is who, "does not have it")
+        """The thing changes hands; who is None if it is found."""
+        require(self.holders.get(thing) is who, "does not have it")
         self.holders[thing] = to
 
     def smash(self, thing: Any) -> None:
@@ -201,19 +167,19 @@ class World:
 
     def move(self, who: Any, n: int, noun: str, to: Any) -> None:
         """n of a countable good go from one to another; who or to is None for nature (picked, eaten, spent, lost)."""
-        require(who is None or self.count(who, noun) >= n, "has too few")
+        require(who is None or self.counts[who, noun] >= n, "has too few")
         self.counts[who, noun] -= n
         self.counts[to, noun] += n
 
     def tell(self, who: Any, fact: str, to: Any) -> None:
         """Someone tells another what is so, or finds it out, if who is None."""
-        require(who is None or self.knows(who, fact), "does not know it")
+        require(who is None or (who, fact) in self.known, "does not know it")
         self.known.add((to, fact))
 
-    def vow(self, promise: Promise) -> None:
-        self.promises.append(promise)
+    def vow(self, who: Any, what: str) -> None:
+        self.promises[who, what] = None
 
-    def decide(self, promise: Promise, kept: bool) -> None:
-        """A promise is kept or broken."""
-        require(promise in self.promises and promise.kept is None, "no open promise")
-        promise.kept = kept
+    def decide(self, who: Any, kept: str, what: str) -> None:
+        """A promise is kept (yes) or broken (no)."""
+        require((who, what) in self.promises and self.promises[who, what] is None, "no open promise")
+        self.promises[who, what] = kept == "yes"

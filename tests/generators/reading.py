@@ -1,11 +1,22 @@
-"""A parser of the English of the translation table: every tree of a sentence, by the rules of the grammar."""
+"""Readers of what the generators write: the probability of a text, and every tree of an English sentence."""
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from choice import derivations
 from english import expand
 from translation import Node, lengths, shares
+
+
+def bits_of(program: Callable[[Any], Any], text: str) -> float:
+    """-log2 of the probability that the program writes exactly this text; infinite if it cannot."""
+    every = [derivation.bits for derivation in derivations(program, text)]
+    if not every:
+        return math.inf
+    least = min(every)
+    return least - math.log2(math.fsum(2.0 ** (least - bits) for bits in every))
 
 
 @cache

@@ -8,6 +8,8 @@ import choice
 import pytest
 import telling
 
+from tests.generators.reading import bits_of
+
 
 def coins(teller):
     teller.emit(teller.choose(("a", "aa"), (3, 1)) + " ")
@@ -21,18 +23,18 @@ def glued(teller):
 
 def test_probabilities_of_all_texts_sum_to_one():
     texts = {choice.written(glued, random.Random(seed)).text for seed in range(200)}
-    assert sum(2 ** -choice.bits_of(glued, text) for text in texts) == pytest.approx(1)
+    assert sum(2 ** -bits_of(glued, text) for text in texts) == pytest.approx(1)
 
 
 def test_several_derivations_are_summed():
     assert len(choice.derivations(glued, "Xxx")) == 2  # x+xx and xx+x
-    assert choice.bits_of(glued, "Xxx") == pytest.approx(-math.log2(3 / 4 * 2 / 4 + 1 / 4 * 1 / 4))
+    assert bits_of(glued, "Xxx") == pytest.approx(-math.log2(3 / 4 * 2 / 4 + 1 / 4 * 1 / 4))
 
 
 def test_what_cannot_be_written_has_no_probability():
-    assert choice.bits_of(glued, "Xz") == math.inf
-    assert choice.bits_of(glued, "X") == math.inf
-    assert choice.bits_of(glued, "Xxy ") == math.inf
+    assert bits_of(glued, "Xz") == math.inf
+    assert bits_of(glued, "X") == math.inf
+    assert bits_of(glued, "Xxy ") == math.inf
 
 
 def test_bits_are_those_of_the_choices():
@@ -64,7 +66,7 @@ def test_text_is_typeset_across_chunks(chunks, text):
             teller.emit(chunk)
 
     assert choice.written(program, random.Random(0)).text == text
-    assert choice.bits_of(program, text) == 0
+    assert bits_of(program, text) == 0
 
 
 def test_templates_choose_lazily_and_parse():
@@ -78,8 +80,8 @@ def test_templates_choose_lazily_and_parse():
         one = choice.written(program, random.Random(seed))
         [back] = choice.derivations(program, one.text)
         assert back.bits == one.bits
-    assert choice.bits_of(program, "An apple. It was the apple.") == pytest.approx(1 + 1 + 1 + 2 + 2)
-    assert choice.bits_of(program, "An apple. It was the pear.") == math.inf
+    assert bits_of(program, "An apple. It was the apple.") == pytest.approx(1 + 1 + 1 + 2 + 2)
+    assert bits_of(program, "An apple. It was the pear.") == math.inf
 
 
 @pytest.mark.parametrize("template", ["<a|b", "a>", "<a<b>"])

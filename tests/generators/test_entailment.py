@@ -76,7 +76,7 @@ def recover(table, rows):
     for row in rows:
         every = derivations(table.program, row.text)
         assert any(abs(one.bits - row.bits) < 1e-6 for one in every), row.text
-        assert {one.value for one in every} == {row.label}, row.text
+        assert {one.value for one in every} == {row.value}, row.text
 
 
 @pytest.mark.slow

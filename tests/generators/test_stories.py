@@ -15,12 +15,19 @@ import pytest
 import stories
 from lexicon import SEX
 
+from tests.generators.reading import bits_of
+
 DATA = Path(__file__).parents[2] / "data"
 FILES = ("stories.txt", "stories.valid.txt")
 
 
 def read(name):
     return (DATA / name).read_text(encoding="utf-8").removesuffix("\n").split("\n\n")
+
+
+def drawn():
+    """The stories of all files with their bits, as their program tells them."""
+    return itertools.islice(choice.draw_texts(stories.story, stories.SEED), sum(stories.SIZES.values()))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,7 @@ def limits():
 
 @pytest.mark.slow
 def test_the_generator_writes_the_committed_bytes():
-    for name, data, _ in bundle.story_files():
+    for name, data, _ in stories.files():
         assert data == (DATA / name).read_bytes(), f"{name}: run make data"
 
 
@@ -67,8 +74,7 @@ def test_limits_name_the_files_by_their_hash(limits):
 def test_the_parser_finds_the_logged_probability(valid, limits):
     """Every story for validation has one derivation, and its bits are those that were logged, to the last digit."""
     total = 0.0
-    for index, text in enumerate(valid, start=bundle.TRAIN):
-        logged = stories.numbered(index)
+    for logged, text in zip(list(drawn())[-len(valid) :], valid, strict=True):
         assert logged.text == text
         [derivation] = choice.derivations(stories.story, text)
         assert derivation.bits == logged.bits
@@ -79,16 +85,16 @@ def test_the_parser_finds_the_logged_probability(valid, limits):
 
 @pytest.mark.slow
 def test_no_story_for_training_is_ambiguous(train):
-    for index, text in enumerate(train):
+    for text, logged in zip(train, drawn(), strict=False):
         [derivation] = choice.derivations(stories.story, text)
-        assert derivation.bits == stories.numbered(index).bits
+        assert derivation.bits == logged.bits
 
 
 def test_a_changed_story_is_impossible(valid):
     for text in valid[:20]:
         names = [word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word in SEX]
         spoilt = re.sub(rf"\b{names[-1]}\b(?!.*\b{names[-1]}\b)", "Zebulon", text)
-        assert choice.bits_of(stories.story, spoilt) == float("inf")
+        assert bits_of(stories.story, spoilt) == float("inf")
 
 
 def test_the_benchmark_knows_stories_that_hold(valid, monkeypatch):
@@ -131,8 +137,8 @@ def test_the_vocabulary_has_a_long_tail(train):
 @pytest.mark.slow
 def test_every_plot_and_side_story_is_told():
     told, ended = Counter(), Counter()
-    for index in range(400):
-        tale = stories.numbered(index).value
+    for one in itertools.islice(drawn(), 400):
+        tale = one.value
         told[tale.plot] += 1
         ended[tale.aside] += 1
         assert not tale.owing, "a side story without an end"
@@ -225,13 +231,13 @@ def test_nobody_changes_sex(train):
 
 def test_what_the_storm_broke_is_mended_with_as_much_as_was_needed(train):
     checked = 0
-    for index in range(bundle.TRAIN):
+    for one in drawn():
         if checked == 40:
             break
-        tale = stories.numbered(index).value
+        tale = one.value
         if tale.plot == "storm":
             checked += 1
-            assert tale.world.count(tale["a"], tale["dam"].need) == tale["need"]
+            assert tale.world.counts[tale["a"], tale["dam"].need] == tale["need"]
             assert not tale.world.broken
     assert checked == 40
     assert all(a is not b for a, b in itertools.pairwise(train))
