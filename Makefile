@@ -114,16 +114,16 @@ notebooks: $(VENV)/.dev
 	$(BIN)/python scripts/notebooks.py
 
 course-models: $(VENV)/.runtime
-	$(BIN)/python scripts/course_models.py
+	$(BIN)/python scripts/pages.py models
 
 course: course-models
-	$(BIN)/python scripts/course.py
+	$(BIN)/python scripts/pages.py course
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 gallery: course-models
-	$(BIN)/python scripts/gallery.py $(ONLY)
+	$(BIN)/python scripts/pages.py gallery $(ONLY)
 
 recording: $(VENV)/.docs
 	$(BIN)/python scripts/recording.py

@@ -1,4 +1,4 @@
-"""scripts/course_models.py: each model behind the topics is trained once, and again where it depends on a change."""
+"""scripts/pages.py models: each model behind the topics is trained once, and again where it depends on a change."""
 
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,23 @@ COMMANDS = ["head data/stories.txt > few.txt", "train few.txt -o runs/a", "train
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The commands that were run; one that trains leaves a checkpoint."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import course_models
+    import pages
 
     commands: list[str] = []
 
-    def run(models: Any, command: str) -> None:
+    def run(command: str, folder: Path, **variables: str) -> None:
         commands.append(command)
         if "runs/" in command:
-            checkpoint = models.folder / "runs" / command.rpartition("runs/")[2].split()[0] / "checkpoints" / "step-1"
+            checkpoint = folder / "runs" / command.rpartition("runs/")[2].split()[0] / "checkpoints" / "step-1"
             checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / "MANIFEST.json").write_text("{}")
 
-    monkeypatch.setattr(course_models.Models, "_run", run)
+    monkeypatch.setattr(pages, "run_command", run)
     return commands
 
 
 def models(folder: Path, commands: list[str], *settings: str) -> Any:
-    from course_models import CHAPTER, Models
+    from pages import CHAPTER, Models
 
     return Models(folder, f"{CHAPTER}\n\n```sh\n" + "\n".join(commands) + "\n```\n", *settings)
 
@@ -72,10 +72,10 @@ def test_a_model_that_was_interrupted_is_resumed(tmp_path: Path, ran: list[str])
     assert ran == [COMMANDS[0], f"{COMMANDS[2]} -s training.steps=2"]
 
 
-def test_the_models_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from course_models import commands_of
+    from pages import Models
 
-    _, found = commands_of(PAGE)
+    found = Models(tmp_path, PAGE).models
     assert {model.name for model in found} >= {"gpt", "bert", "t5", "elmo", "luong", "translator"}
     assert [need.name for model in found if model.name == "long" for need in model.needs] == ["short"]
