@@ -5,8 +5,8 @@
     scripts/pages.py course [TOPIC...] [--from TOPIC]
     scripts/pages.py gallery [PAGE...]
 
-models trains what the page's chapter "Models behind the topics" lists, in build/course-models/: two at a time, each with
-one thread, so that weights do not depend on the number of cores. A model that is there is skipped, one that was
+models trains what the course's chapter "Models behind the topics" lists, in build/course-models/: two at a time, each
+with one thread, so that weights do not depend on the number of cores. A model that is there is skipped, one that was
 interrupted is resumed, and one whose command changed is trained again, with all that begin with it.
 
 course runs all topics in build/course/, emptied first, which begins with these models. Runs stay there, so that a topic
